@@ -1,0 +1,2 @@
+"""torchcaps."""
+__version__ = "0.1.0"

@@ -1,0 +1,75 @@
+"""The records that cross the borders of torchcaps, and THE axis legend.
+
+Every signature, einsum and shape comment in this package uses these letters:
+
+    b  batch                        i  child (a capsule of the layer below)
+    h w  place in the image         j  parent (a capsule of the layer above)
+    t  routing iteration            d  dimension of a child's pose
+    n  place inside a window        k  dimension of a parent's pose
+
+No tensor has more than five axes: where a computation would need a sixth, space is folded into the batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor
+
+__all__ = ["Batch", "Capsules", "RoutingInfo"]
+
+
+class Capsules(NamedTuple):
+    """A layer of capsules: what each has seen, and how sure it is to have seen it.
+
+    `pose` is [b i d] for a flat layer or [b h w i d] for one with places; `activation` lacks the last axis
+    and lies in [0, 1].
+    """
+
+    pose: Tensor
+    activation: Tensor
+
+    @property
+    def has_places(self) -> bool:
+        """True for [b h w i d], a layer in which each type of capsule stands at every place."""
+        return self.pose.ndim == 5
+
+    def flat(self) -> Capsules:
+        """Forget the places: [b h w i d] -> [b (h w i) d], each capsule a child of its own."""
+        if not self.has_places:
+            return self
+        return Capsules(self.pose.flatten(1, 3), self.activation.flatten(1))
+
+
+@dataclass(frozen=True)
+class RoutingInfo:
+    """What routing did, for whoever wants to look inside; detached, never part of a gradient.
+
+    The first axis is the iteration. A router called with `trace=False` keeps only the last one and leaves
+    `agreement` and `free_energy` out, since they would cost an extra pass over the votes.
+
+    coupling     [t b i j]  share of child i that parent j received in the iteration
+    agreement    [t b j]    how well the votes for j agree with its pose, weighted by the coupling
+                            (dynamic: mean dot product or cosine; em: mean log density)
+    free_energy  [t b]      what the iteration lowered, where the router has such a quantity
+    """
+
+    coupling: Tensor
+    agreement: Tensor | None = None
+    free_energy: Tensor | None = None
+
+    @property
+    def entropy(self) -> Tensor:
+        """[t b i] entropy in nats of each child's choice among parents: 0 = decided, log J = undecided."""
+        c = self.coupling
+        share = c / c.sum(-1, keepdim=True).clamp_min(1e-30)  # [t b i j]
+        return -(share * share.clamp_min(1e-30).log()).sum(-1)
+
+
+class Batch(NamedTuple):
+    """What a data set hands to training: `images` [b c h w] in [0, 1], `labels` [b], `index` [b] in the set."""
+
+    images: Tensor
+    labels: Tensor
+    index: Tensor

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-__all__ = ["Batch", "Capsules", "RoutingInfo"]
+__all__ = ["Batch", "Capsules", "ImageSpec", "RoutingInfo"]
 
 
 class Capsules(NamedTuple):
@@ -73,3 +73,12 @@ class Batch(NamedTuple):
     images: Tensor
     labels: Tensor
     index: Tensor
+
+
+class ImageSpec(NamedTuple):
+    """What a data set asks of a model: the shape of an image and how many classes there are."""
+
+    channels: int
+    height: int
+    width: int
+    classes: int

@@ -1,0 +1,17 @@
+"""Layers: parameters plus one call. Every capsule layer returns `(Capsules, RoutingInfo)`."""
+
+from torchcaps.layers.capsules import ClassCapsules, ConvCapsules, DenseCapsules
+from torchcaps.layers.decoders import ConvDecoder, DenseDecoder, select
+from torchcaps.layers.primary import PrimaryCapsules
+from torchcaps.layers.sparse import SparseMask
+
+__all__ = [
+    "ClassCapsules",
+    "ConvCapsules",
+    "ConvDecoder",
+    "DenseCapsules",
+    "DenseDecoder",
+    "PrimaryCapsules",
+    "SparseMask",
+    "select",
+]

@@ -1,0 +1,130 @@
+"""Capsule layers: they own the transformations W and the router's learned scalars, and call `route` once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torchcaps.config import check
+from torchcaps.errors import ShapeError
+from torchcaps.math.patches import Grid
+from torchcaps.math.pose import MATRIX, add_coordinates
+from torchcaps.routing import EM, Dynamic, route, router_of
+from torchcaps.types import Capsules, RoutingInfo
+
+__all__ = ["ClassCapsules", "ConvCapsules", "DenseCapsules", "positive"]
+
+
+def positive(**counts: int) -> None:
+    """Refuse layers without capsules, channels or dimensions at construction."""
+    for name, count in counts.items():
+        if count < 1:
+            raise ShapeError(f"{name} = {count}; at least 1 is wanted")
+
+
+class _Routed(nn.Module):
+    """What the three layers share: W [i j k d], the settings of a router and its learned scalars [j]."""
+
+    def __init__(self, shape: tuple[int, int, int, int], routing: Any, std: float) -> None:
+        super().__init__()
+        check(routing)
+        self.routing = routing
+        self.W = nn.Parameter(nn.init.trunc_normal_(torch.empty(shape), std=std, a=-2 * std, b=2 * std))
+        learned = router_of(routing).learned
+        self.learned = nn.ParameterDict(
+            {n: nn.Parameter(torch.full(shape[1:2], v)) for n, v in learned.items()}
+        )
+
+    def extra_repr(self) -> str:
+        return f"W={list(self.W.shape)}, {self.routing}"
+
+
+def _weight_shape(children: int, parents: int, d: int, k: int, pose: str) -> tuple[int, int, int, int]:
+    if pose == "matrix":
+        if d != MATRIX**2 or k != MATRIX**2:
+            raise ShapeError(f"matrix poses have {MATRIX**2} numbers; got {d} below and {k} above")
+        return children, parents, MATRIX, MATRIX
+    return children, parents, k, d
+
+
+class DenseCapsules(_Routed):
+    """Every child votes for every parent: children [b i d] or [b h w i d] -> parents [b j k]."""
+
+    def __init__(
+        self, children: int, parents: int, child_dimension: int, parent_dimension: int, *,
+        routing: Any = None, pose: str = "vector", std: float = 0.1,
+    ) -> None:  # fmt: skip
+        positive(
+            children=children,
+            parents=parents,
+            child_dimension=child_dimension,
+            parent_dimension=parent_dimension,
+        )
+        shape = _weight_shape(children, parents, child_dimension, parent_dimension, pose)
+        super().__init__(shape, routing or Dynamic(), std)
+        self.pose = pose
+
+    def forward(self, children: Capsules, *, trace: bool = False) -> tuple[Capsules, RoutingInfo]:
+        return route(children.flat(), self.W, self.routing, pose=self.pose, trace=trace, **self.learned)
+
+
+class ConvCapsules(_Routed):
+    """Parents at every position of a window; children [b h w i d] -> parents [b h w j k].
+
+    W is shared by all positions. A child competes for, and is shared among, all parents whose window holds it, at
+    whatever position they stand.
+    """
+
+    def __init__(
+        self, grid: Grid, child_types: int, parent_types: int, *, kernel: int = 3, stride: int = 1,
+        routing: Any = None, pose: str = "matrix", child_dimension: int = 16, parent_dimension: int = 16,
+        std: float = 0.3,
+    ) -> None:  # fmt: skip
+        positive(child_types=child_types, parent_types=parent_types)
+        window = grid.window(kernel, stride)
+        children = kernel * kernel * child_types
+        shape = _weight_shape(children, parent_types, child_dimension, parent_dimension, pose)
+        super().__init__(shape, routing or EM(), std)
+        self.window, self.grid, self.pose = window, window.out, pose
+
+    def forward(self, children: Capsules, *, trace: bool = False) -> tuple[Capsules, RoutingInfo]:
+        return route(
+            children, self.W, self.routing, pose=self.pose, window=self.window, trace=trace, **self.learned
+        )
+
+
+class ClassCapsules(_Routed):
+    """One parent per class; children [b h w i d] -> parents [b j k].
+
+    W is shared by all places of a child type; coordinate addition tells the votes where they come from: the centre of
+    the child's receptive field, in pixels times `coordinate_scale` (0 = off).
+    """
+
+    def __init__(
+        self, grid: Grid, child_types: int, classes: int, *, routing: Any = None, pose: str = "matrix",
+        child_dimension: int = 16, parent_dimension: int = 16, coordinate_scale: float = 0.01, std: float = 0.01,
+    ) -> None:  # fmt: skip
+        positive(child_types=child_types, classes=classes)
+        shape = _weight_shape(child_types, classes, child_dimension, parent_dimension, pose)
+        super().__init__(shape, routing or EM(), std)
+        self.grid, self.pose = grid, pose
+        centres = grid.centres(coordinate_scale).repeat_interleave(child_types, 0)  # [(h w i) 2]
+        self.offset: Tensor
+        self.register_buffer("offset", add_coordinates(centres, parent_dimension), persistent=False)
+
+    def forward(self, children: Capsules, *, trace: bool = False) -> tuple[Capsules, RoutingInfo]:
+        if tuple(children.pose.shape[1:3]) != (self.grid.height, self.grid.width):
+            wanted = f"[b {self.grid.height} {self.grid.width} i d]"
+            raise ShapeError(f"children's pose has shape {list(children.pose.shape)}; {wanted} is wanted")
+        everywhere = self.W.repeat(self.grid.places, 1, 1, 1)  # [(h w i) j 4 4]
+        return route(
+            children.flat(),
+            everywhere,
+            self.routing,
+            pose=self.pose,
+            offset=self.offset,
+            trace=trace,
+            **self.learned,
+        )

@@ -1,0 +1,59 @@
+"""The first capsules: a convolution whose channels are grouped into poses."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from torch import Tensor, nn
+
+from torchcaps.errors import ShapeError
+from torchcaps.layers.capsules import positive
+from torchcaps.math.patches import Grid
+from torchcaps.math.squash import norm, squash
+from torchcaps.types import Capsules
+
+__all__ = ["PrimaryCapsules", "group_channels"]
+
+
+def group_channels(features: Tensor, types: int) -> Tensor:
+    """[b (i d) h w] -> [b h w i d]: the d numbers of a capsule are d channels at ONE place.
+
+    Channels of one type lie together. A plain reshape of [b c h w] would build capsules from neighbouring pixels of
+    one channel instead, a frequent mistake in ports.
+    """
+    return features.unflatten(1, (types, -1)).permute(0, 3, 4, 1, 2)
+
+
+class PrimaryCapsules(nn.Module):
+    """Features [b c h w] -> Capsules [b h w i d] by one convolution.
+
+    activation="length"    poses are squashed, a capsule's activation is its length (Sabour 2017)
+    activation="logistic"  poses are linear, the activation is a logistic unit of its own (Hinton 2018)
+    """
+
+    def __init__(
+        self, grid: Grid, channels: int, types: int, dimension: int, *, kernel: int = 1, stride: int = 1,
+        activation: Literal["length", "logistic"] = "length",
+    ) -> None:  # fmt: skip
+        super().__init__()
+        positive(channels=channels, types=types, dimension=dimension)
+        self.window = grid.window(kernel, stride)
+        self.grid, self.types, self.dimension, self.activation = self.window.out, types, dimension, activation
+        self.pose = nn.Conv2d(channels, types * dimension, kernel, stride)
+        self.on = nn.Conv2d(channels, types, kernel, stride) if activation == "logistic" else None
+
+    @property
+    def count(self) -> int:
+        return self.grid.places * self.types
+
+    def forward(self, features: Tensor) -> Capsules:
+        below = self.window.grid
+        if features.ndim != 4 or tuple(features.shape[2:]) != (below.height, below.width):
+            raise ShapeError(
+                f"features have shape {list(features.shape)}; [b c {below.height} {below.width}] is wanted"
+            )
+        pose = group_channels(self.pose(features), self.types)  # [b h w i d]
+        if self.on is None:
+            pose = squash(pose)
+            return Capsules(pose, norm(pose))
+        return Capsules(pose, self.on(features).sigmoid().permute(0, 2, 3, 1))

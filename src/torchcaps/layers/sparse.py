@@ -1,0 +1,85 @@
+"""Rank-sparse competition with a lifetime constraint (Rawlinson 2018, eqs. 1-7 and algorithm 1).
+
+    z_j = s_j g_j     r_j = rank of z_j (0 = largest)     m_j = exp(-gamma r_j / (J - 1)), 0 below the cut     v' = v m
+    mu_j <- alpha mu_j + (1 - alpha) phi_j, phi_j = share of the batch in which j came first
+    every `every` batches: g_j + delta where mu_j < low, max(1, g_j - delta) where mu_j > high
+
+(s_j the support that routing gave capsule j; psi in the paper.)
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from torchcaps.errors import RecipeError, ShapeError
+from torchcaps.layers.capsules import positive
+
+__all__ = ["SparseMask", "rank", "rank_mask", "update_boost", "update_frequency"]
+
+
+def rank(support: Tensor) -> Tensor:
+    """[... j] -> 0 for the largest of each row, J - 1 for the smallest; ties go to the lower index."""
+    return support.argsort(-1, descending=True, stable=True).argsort(-1, stable=True)
+
+
+def rank_mask(ranks: Tensor, gamma: float, cut: float = 0.01) -> Tensor:
+    """m = exp(-gamma r / (J - 1)), and 0 where that is below `cut`. A lone capsule is never masked."""
+    relative = ranks / max(ranks.shape[-1] - 1, 1)
+    mask = torch.exp(-gamma * relative)
+    return mask.masked_fill(mask < cut, 0.0)
+
+
+def update_frequency(frequency: Tensor, first: Tensor, alpha: float) -> Tensor:
+    """mu <- alpha mu + (1 - alpha) phi, with phi [j] the share of samples in which each capsule came first."""
+    return alpha * frequency + (1 - alpha) * first
+
+
+def update_boost(boost: Tensor, frequency: Tensor, low: float, high: float, delta: float) -> Tensor:
+    """Algorithm 1: raise the boost of those who win too seldom, lower it to 1 at the least for the others."""
+    raised = torch.where(frequency < low, boost + delta, boost)
+    return torch.where(frequency > high, (raised - delta).clamp_min(1.0), raised)
+
+
+class SparseMask(nn.Module):
+    """support [b j] -> mask [b j]; its lifetime statistics are buffers, so they are part of every checkpoint.
+
+    The band of lifetime frequencies defaults to (.64, 1.6) / J, the paper's [.04, .1] at its J = 16.
+    """
+
+    frequency: Tensor
+    boost: Tensor
+    batches: Tensor
+
+    def __init__(
+        self, capsules: int, *, gamma: float = 12.0, cut: float = 0.01, alpha: float = 0.99, delta: float = 0.1,
+        every: int = 50, band: tuple[float, float] | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        positive(capsules=capsules, every=every)
+        low, high = band or (0.64 / capsules, 1.6 / capsules)
+        if not 0 <= low <= high:
+            raise RecipeError(
+                f"the band of lifetime frequencies is ({low}, {high}); 0 <= low <= high is wanted"
+            )
+        self.gamma, self.cut, self.alpha, self.delta, self.every = gamma, cut, alpha, delta, every
+        self.low, self.high = low, high
+        self.register_buffer("frequency", torch.full((capsules,), 1 / capsules))
+        self.register_buffer("boost", torch.ones(capsules))
+        self.register_buffer("batches", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, support: Tensor) -> tuple[Tensor, Tensor]:
+        """The mask [b j] of each sample, and the ranks [b j] that made it."""
+        if support.ndim != 2 or support.shape[1] != len(self.boost):
+            raise ShapeError(f"support has shape {list(support.shape)}; [b {len(self.boost)}] is wanted")
+        ranks = rank(support.detach() * self.boost)
+        return rank_mask(ranks, self.gamma, self.cut).to(support.dtype), ranks
+
+    @torch.no_grad()
+    def observe(self, ranks: Tensor) -> None:
+        """Account for one training batch of ranks [b j]; call it once a step, on every process with the whole batch."""
+        first = (ranks == 0).to(self.frequency.dtype).mean(0)
+        self.frequency.copy_(update_frequency(self.frequency, first, self.alpha))
+        self.batches.add_(1)
+        if int(self.batches) % self.every == 0:
+            self.boost.copy_(update_boost(self.boost, self.frequency, self.low, self.high, self.delta))

@@ -1,0 +1,140 @@
+"""Where capsules stand and which of them a convolutional parent sees.
+
+A `Grid` is a set of places with the image coordinates of their receptive fields' centres; a `Window` slides over
+one and makes the next. Layers are built from grids, so sizes that cannot fit fail at construction.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from torchcaps.errors import ShapeError
+
+__all__ = ["Grid", "Window"]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """height x width places; the centre of place (row, column) lies at start + step * (row, column) pixels.
+
+    >>> Grid.of_image(28, 28).window(9, 1).out.window(9, 2).out
+    Grid(height=6, width=6, step=2.0, start=8.5)
+    """
+
+    height: int
+    width: int
+    step: float = 1.0
+    start: float = 0.5
+
+    def __post_init__(self) -> None:
+        if self.height < 1 or self.width < 1:
+            raise ShapeError(f"a grid of {self.height}x{self.width} places has none; at least 1x1 is needed")
+
+    @staticmethod
+    def of_image(height: int, width: int) -> Grid:
+        """The pixels themselves; the centre of the first one is at (.5, .5)."""
+        return Grid(height, width)
+
+    @property
+    def places(self) -> int:
+        return self.height * self.width
+
+    def window(self, kernel: int, stride: int) -> Window:
+        """A kernel x kernel window that moves by `stride` over this grid."""
+        return Window(self, kernel, stride)
+
+    def centres(self, scale: float = 1.0) -> Tensor:
+        """[(h w) 2] centre (row, column) of each place's receptive field, in pixels times `scale`."""
+        rows = self.start + self.step * torch.arange(self.height)
+        columns = self.start + self.step * torch.arange(self.width)
+        return torch.cartesian_prod(rows, columns).view(-1, 2) * scale
+
+
+@dataclass(frozen=True)
+class Window:
+    """A square window over a grid: place p of the grid `out` sees the n = kernel^2 places below it.
+
+    Places that the last stride does not reach (an even remainder) belong to no window, as in a convolution
+    without padding.
+    """
+
+    grid: Grid
+    kernel: int
+    stride: int
+
+    def __post_init__(self) -> None:
+        if self.kernel < 1 or self.stride < 1:
+            raise ShapeError(
+                f"a window needs kernel and stride of 1 or more, got {self.kernel} and {self.stride}"
+            )
+        if self.kernel > min(self.grid.height, self.grid.width):
+            raise ShapeError(
+                f"a {self.kernel}x{self.kernel} window does not fit {self.grid.height}x{self.grid.width} places; "
+                f"{self.kernel}x{self.kernel} is the smallest that fits: use larger images or a smaller kernel"
+            )
+
+    @property
+    def out(self) -> Grid:
+        """The grid of window positions, each at the centre of what it sees."""
+        below, reach = self.grid, self.kernel
+        return Grid(
+            (below.height - reach) // self.stride + 1,
+            (below.width - reach) // self.stride + 1,
+            below.step * self.stride,
+            below.start + below.step * (reach - 1) / 2,
+        )
+
+    def gather(self, x: Tensor) -> Tensor:
+        """[b h w i d] -> [b p (n i) d]: for each window position, every capsule it sees."""
+        b, _, _, i, d = x.shape
+        seen = _seen_places(self).to(x.device)  # [p n]
+        patches = x.reshape(b, self.grid.places, i * d)[:, seen.flatten()]  # [b (p n) (i d)]
+        return patches.view(b, len(seen), seen.shape[1] * i, d)
+
+    def log_share(self, logits: Tensor, types: int, *, across_parents: bool = True) -> Tensor:
+        """Log-softmax of [(b p) (n i) j] over everything that competes for a child.
+
+        A child is seen by several window positions; its shares over all of them, and over all parent types j if
+        `across_parents`, sum to 1. `types` is i, the number of children at one place.
+        """
+        n = self.kernel * self.kernel
+        p, j = self.out.places, logits.shape[-1]
+        slots = logits.reshape(-1, p * n, types, j)  # [b (p n) i j]
+        total = self._log_total(slots, across_parents)  # [b (h w) i 1|j]
+        seen = _seen_places(self).to(logits.device).flatten()
+        return (slots - total[:, seen]).view_as(logits)
+
+    def _log_total(self, slots: Tensor, across_parents: bool) -> Tensor:
+        """Logsumexp [b (h w) i 1|j] of slots [b (p n) i j] over the slots in which each place is seen."""
+        seers, absent = (
+            t.to(slots.device) for t in _seers(self)
+        )  # [(h w) m], m = most windows over one place
+        low = torch.finfo(slots.dtype).min / 4
+        each = slots[:, seers].masked_fill(absent[None, :, :, None, None], low)  # [b (h w) m i j]
+        over = (2, 4) if across_parents else (2,)
+        return each.logsumexp(over, keepdim=True).squeeze(2)
+
+
+@lru_cache(maxsize=64)
+def _seen_places(window: Window) -> Tensor:
+    """[p n] index into the flat grid of each place that each window position sees, in row order."""
+    places = torch.arange(window.grid.places).view(window.grid.height, window.grid.width)
+    patches = places.unfold(0, window.kernel, window.stride).unfold(1, window.kernel, window.stride)
+    return patches.reshape(window.out.places, window.kernel**2)
+
+
+@lru_cache(maxsize=64)
+def _seers(window: Window) -> tuple[Tensor, Tensor]:
+    """[(h w) m] the slots (p n) that show each place, padded with slot 0, and a mask that is true on the padding."""
+    seen = _seen_places(window).flatten()
+    slots: list[list[int]] = [[] for _ in range(window.grid.places)]
+    for slot, place in enumerate(seen.tolist()):
+        slots[place].append(slot)
+    most = max(len(s) for s in slots)
+    index = torch.tensor([s + [0] * (most - len(s)) for s in slots])
+    count = torch.tensor([len(s) for s in slots])
+    return index, torch.arange(most) >= count[:, None]

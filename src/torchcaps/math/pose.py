@@ -1,0 +1,45 @@
+"""How a child's pose becomes a vote: a matrix W_ij times a vector (Sabour) or a product of 4x4 poses (Hinton)."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+__all__ = ["MATRIX", "add_coordinates", "as_matrix", "matrix_votes", "vector_votes"]
+
+MATRIX = 4
+"""Side of a pose matrix; a matrix pose travels as its MATRIX * MATRIX elements in row order."""
+
+
+def vector_votes(pose: Tensor, weights: Tensor) -> Tensor:
+    """V_ij = W_ij x_i: poses [b i d], weights [i j k d] -> votes [b i j k]."""
+    return torch.einsum("ijkd,bid->bijk", weights, pose)
+
+
+def matrix_votes(pose: Tensor, weights: Tensor) -> Tensor:
+    """V_ij = M_i W_ij: poses [b i 16] read as 4x4, weights [i j 4 4] -> votes [b i j 16]."""
+    b, i, _ = pose.shape
+    _, j, rows, columns = weights.shape
+    side_by_side = weights.transpose(1, 2).reshape(i, rows, j * columns)  # [i 4 (j 4)]
+    votes = as_matrix(pose).transpose(0, 1).reshape(i, b * rows, rows) @ side_by_side  # [i (b 4) (j 4)]
+    return votes.view(i, b, rows, j, columns).permute(1, 0, 3, 2, 4).reshape(b, i, j, rows * columns)
+
+
+def as_matrix(pose: Tensor) -> Tensor:
+    """[... 16] -> [... 4 4]."""
+    side = math.isqrt(pose.shape[-1])
+    return pose.unflatten(-1, (side, side))
+
+
+def add_coordinates(centres: Tensor, dimension: int) -> Tensor:
+    """Coordinate addition: centres [i 2] (row, column) -> what to add to each vote [i k].
+
+    The row and the column go to the first two elements of the right-hand column of the pose matrix (section 4
+    of Hinton 2018): elements 3 and 7 of 16. A pose that is not a 4x4 matrix gets them in its first two elements.
+    """
+    offset = centres.new_zeros(centres.shape[0], dimension)  # [i k]
+    row, column = (MATRIX - 1, 2 * MATRIX - 1) if dimension == MATRIX * MATRIX else (0, 1)
+    offset[:, row], offset[:, column] = centres[:, 0], centres[:, 1]
+    return offset

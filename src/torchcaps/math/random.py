@@ -1,0 +1,109 @@
+"""Randomness without state: every number is a pure function of (seed, counters, position).
+
+A generator that is carried along makes each sample depend on all those drawn before it. Here counters, such
+as the epoch and the index of an image, are hashed instead, so that any worker may compute any sample in any
+order and a resumed run sees what it would have seen. The hash chains SplitMix64 (Steele, Lea, Flood 2014):
+
+    h_0 = mix(seed + γ)        h_n = mix(h_{n-1} + (c_n + 1) γ)        (all modulo 2^64)
+
+so each counter c_n picks an output of the SplitMix64 stream that starts at the hash of all before it.
+`uniform`, `normal`, `permutation` and `seed_of` hash their own name first, so they never share numbers.
+
+Only torch int64 arithmetic is used; it wraps around, and int64 is read as a word of 64 bits.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from torchcaps.errors import DataError
+
+__all__ = ["hash_counters", "normal", "permutation", "seed_of", "uniform"]
+
+
+def _word(value: int) -> int:
+    """The int64 that is equal to `value` modulo 2^64."""
+    return (value + 2**63) % 2**64 - 2**63
+
+
+_GAMMA = _word(0x9E3779B97F4A7C15)  # γ: 2^64 over the golden ratio, made odd
+_MIX_1 = _word(0xBF58476D1CE4E5B9)
+_MIX_2 = _word(0x94D049BB133111EB)
+
+
+def hash_counters(seed: int, *counters: int | Tensor) -> Tensor:
+    """int64 hash of the seed and the counters in their order; tensors broadcast, and so does the result.
+
+    All 64 bits are usable: a flip of any bit of the seed or of a counter flips each with probability 1/2.
+    Integers outside of int64 count modulo 2^64.
+    """
+    h = _mix(torch.tensor(_word(seed)) + _GAMMA)
+    for counter in counters:
+        h = _mix(h + (_counter(counter) + 1) * _GAMMA)
+    return h
+
+
+def uniform(
+    seed: int, *counters: int | Tensor, count: int, dtype: torch.dtype = torch.float32
+) -> Tensor:  # [... count]
+    """Numbers m / 2^p in [0, 1), m uniform in 0 ... 2^p - 1, p the precision of `dtype`: 1 is never met."""
+    p = 1 - int(math.log2(torch.finfo(dtype).eps))
+    h = _positions("uniform", seed, counters, count)  # [... count]
+    return _shift_right(h, 64 - p).to(dtype) * 2.0**-p
+
+
+def normal(
+    seed: int, *counters: int | Tensor, count: int, dtype: torch.dtype = torch.float32
+) -> Tensor:  # [... count]
+    """Standard normal numbers Φ⁻¹(u), u = (m + 1/2) / 2^52 in float64: finite, none beyond 8.3 in size."""
+    h = _positions("normal", seed, counters, count)  # [... count]
+    u = (_shift_right(h, 12).double() + 0.5) * 2.0**-52
+    z: Tensor = torch.special.ndtri(u)
+    return z.to(dtype)
+
+
+def permutation(seed: int, epoch: int, n: int) -> Tensor:  # [n]
+    """The order of n samples in an epoch: the indices sorted by their hash, equal hashes by index."""
+    if n < 0:
+        raise DataError(f"permutation of n={n} samples: n must be 0 or more; pass the size of the data set")
+    return _positions("permutation", seed, (epoch,), n).argsort(stable=True)
+
+
+def seed_of(seed: int, *counters: int) -> int:
+    """A seed in 0 ... 2^63 - 1 for `torch.Generator.manual_seed` and others that want one number."""
+    return int(_shift_right(hash_counters(seed, _tag("seed_of"), *counters), 1))
+
+
+def _positions(name: str, seed: int, counters: tuple[int | Tensor, ...], count: int) -> Tensor:  # [... count]
+    """Hashes of (seed, name, counters, position), the position running over a new last axis."""
+    h = hash_counters(seed, _tag(name), *counters)[..., None]  # [... 1]
+    return _mix(h + (torch.arange(count, device=h.device) + 1) * _GAMMA)  # [... count]
+
+
+def _tag(name: str) -> int:
+    """The letters of a name as a number, to be hashed as a counter."""
+    return int.from_bytes(name.encode(), "big")
+
+
+def _counter(counter: int | Tensor) -> Tensor:
+    """A counter as int64; one with a fraction is refused, since cutting it off would repeat numbers."""
+    if not isinstance(counter, Tensor):
+        return torch.tensor(_word(counter))
+    if counter.is_floating_point() or counter.is_complex():
+        raise DataError(f"counter of dtype {counter.dtype}: whole numbers are wanted; pass an int64 tensor")
+    return counter.long()
+
+
+def _mix(x: Tensor) -> Tensor:
+    """SplitMix64's output function, a bijection of the 64-bit words."""
+    x = (x ^ _shift_right(x, 30)) * _MIX_1
+    x = (x ^ _shift_right(x, 27)) * _MIX_2
+    return x ^ _shift_right(x, 31)
+
+
+def _shift_right(x: Tensor, bits: int) -> Tensor:
+    """Logical shift x >>> bits: the arithmetic one copies the sign into the upper bits, which are masked."""
+    return torch.bitwise_and(x >> bits, 2 ** (64 - bits) - 1)

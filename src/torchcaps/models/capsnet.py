@@ -1,0 +1,92 @@
+"""CapsNet: dynamic routing between capsules (Sabour 2017).
+
+image -> convolution, ReLU -> primary capsules (a convolution whose channels are poses, squashed) -> class capsules by
+routing -> margin loss on their lengths, and a decoder that must redraw the image from the right capsule alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from torch import Tensor, nn
+from torch.nn.functional import relu
+
+from torchcaps.config import Count, NonNegativeFloat
+from torchcaps.layers import DenseCapsules, DenseDecoder, PrimaryCapsules, select
+from torchcaps.losses import margin_loss, reconstruction_loss
+from torchcaps.math.patches import Grid
+from torchcaps.models.base import Model, check_images
+from torchcaps.routing import Dynamic
+from torchcaps.types import Batch, Capsules, ImageSpec, RoutingInfo
+
+__all__ = ["CapsNet", "CapsNetConfig", "CapsNetOutput"]
+
+
+@dataclass(frozen=True)
+class CapsNetConfig:
+    """Sizes and losses; the defaults are the 8.2 M parameters of Sabour 2017 on 28x28 images."""
+
+    channels: Count = 256
+    kernel: Count = 9
+    types: Count = 32
+    type_dimension: Count = 8
+    primary_kernel: Count = 9
+    primary_stride: Count = 2
+    dimension: Count = 16
+    routing: Dynamic = field(default_factory=Dynamic)
+    reconstruction: NonNegativeFloat = 0.0005
+    decoder: tuple[Count, ...] = (512, 1024)
+
+    def build(self, spec: ImageSpec) -> CapsNet:
+        return CapsNet(self, spec)
+
+
+class CapsNetOutput(NamedTuple):
+    """Class capsules [b j k], what routed into them [b h w i d], and how."""
+
+    classes: Capsules
+    primary: Capsules
+    info: RoutingInfo
+
+
+class CapsNet(Model):
+    """Images [b c h w] -> class capsules whose length says whether the class is there and whose pose says how."""
+
+    def __init__(self, config: CapsNetConfig, spec: ImageSpec) -> None:
+        super().__init__()
+        self.config, self.spec = config, spec
+        trunk = Grid.of_image(spec.height, spec.width).window(config.kernel, 1)
+        self.conv = nn.Conv2d(spec.channels, config.channels, config.kernel)
+        self.primary = PrimaryCapsules(
+            trunk.out, config.channels, config.types, config.type_dimension,
+            kernel=config.primary_kernel, stride=config.primary_stride,
+        )  # fmt: skip
+        self.classes = DenseCapsules(
+            self.primary.count, spec.classes, config.type_dimension, config.dimension, routing=config.routing
+        )
+        self.decoder = DenseDecoder(spec.classes, config.dimension, spec[:3], config.decoder)
+
+    def forward(self, images: Tensor, *, trace: bool = False) -> CapsNetOutput:
+        check_images(images, self.spec)
+        primary = self.primary(relu(self.conv(images)))
+        classes, info = self.classes(primary, trace=trace)
+        return CapsNetOutput(classes, primary, info)
+
+    def scores(self, images: Tensor) -> Tensor:
+        out: CapsNetOutput = self(images)
+        return out.classes.activation
+
+    def reconstruct(self, classes: Capsules, chosen: Tensor | None = None) -> Tensor:
+        """Images [b c h w] drawn from one capsule each: the chosen class [b], or the longest capsule."""
+        which = classes.activation.argmax(-1) if chosen is None else chosen
+        images: Tensor = self.decoder(select(classes.pose, which))
+        return images
+
+    def objective(self, batch: Batch, step: int) -> dict[str, Tensor]:
+        out: CapsNetOutput = self(batch.images)
+        margin = margin_loss(out.classes.activation, batch.labels)
+        redrawn = reconstruction_loss(self.reconstruct(out.classes, batch.labels), batch.images)
+        right = (out.classes.activation.argmax(-1) == batch.labels).to(margin.dtype).mean()
+        loss = margin + self.config.reconstruction * redrawn
+        return {"loss": loss, "margin": margin, "reconstruction": redrawn, "accuracy": right}

@@ -1,0 +1,125 @@
+"""Routing: children cast votes, routing finds agreement, parents switch on.
+
+`route` is the one front door and the only place where input is checked; `ROUTERS` is the table of methods. To add a
+router, write one file with `init`, `step`, `route` and a settings dataclass, and one line here
+(docs/develop/new_router.md).
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from torchcaps.config import check
+from torchcaps.errors import RecipeError, ShapeError, nearest
+from torchcaps.math.patches import Window
+from torchcaps.math.pose import matrix_votes, vector_votes
+from torchcaps.routing import dynamic, em
+from torchcaps.routing.base import Compete, Router, compete_at_one_place
+from torchcaps.routing.checks import check_shapes
+from torchcaps.routing.dynamic import Dynamic
+from torchcaps.routing.em import EM
+from torchcaps.types import Capsules, RoutingInfo
+
+__all__ = ["EM", "ROUTERS", "Compete", "Dynamic", "Router", "route", "router_of", "settings_of"]
+
+ROUTERS: dict[str, Router] = {
+    "dynamic": dynamic.ROUTER,
+    "em": em.ROUTER,
+}
+
+
+def route(
+    children: Capsules,
+    weights: Tensor,
+    method: Any = "dynamic",
+    *,
+    pose: str = "vector",
+    window: Window | None = None,
+    offset: Tensor | None = None,
+    trace: bool = False,
+    **more: Any,
+) -> tuple[Capsules, RoutingInfo]:
+    """Children and transformations in, parents and a record of the routing out.
+
+    children  pose [b i d] and activation [b i]; with a window [b h w i d] and [b h w i]
+    weights   [i j k d] for votes W_ij x_i, or [i j 4 4] with pose="matrix" for votes M_i W_ij; with a window the
+              children of one window position, (n i), take the place of i
+    method    a name in ROUTERS, its settings as further keywords: route(x, W, "em", iterations=2); or a settings
+              object: route(x, W, EM(iterations=2))
+    offset    [i k], added to the votes (coordinate addition)
+    trace     keep every iteration in the record, with agreement and free energy
+    more      settings by name, and the router's learned scalars [j] (em: beta_a, beta_u)
+    """
+    router, settings, learned = _resolve(method, more, weights)
+    check_shapes(children, weights, pose, window, offset)
+    flat, compete = _unfold(children, window)
+    votes = (matrix_votes if pose == "matrix" else vector_votes)(flat.pose, weights)  # [b i j k]
+    if offset is not None:
+        votes = votes + offset.unsqueeze(1)
+    parents, info = router.route(votes, flat.activation, settings, compete, trace, **learned)
+    return (parents, info) if window is None else _fold(parents, info, window)
+
+
+def router_of(settings: Any) -> Router:
+    """The router whose settings these are."""
+    for router in ROUTERS.values():
+        if router.settings is type(settings):
+            return router
+    known = ", ".join(f"{name} ({router.settings.__name__})" for name, router in ROUTERS.items())
+    raise RecipeError(f"{type(settings).__name__} names no router; known: {known}")
+
+
+def settings_of(method: str, **options: Any) -> Any:
+    """The settings object of a method by name: settings_of("em", iterations=2) == EM(iterations=2)."""
+    if method not in ROUTERS:
+        raise RecipeError(f"unknown router '{method}'{nearest(method, ROUTERS)}")
+    known = {f.name for f in fields(ROUTERS[method].settings)}
+    for name in options:
+        if name not in known:
+            raise RecipeError(f"router '{method}' has no setting '{name}'{nearest(name, known)}")
+    return ROUTERS[method].settings(**options)
+
+
+def _resolve(method: Any, more: dict[str, Any], weights: Tensor) -> tuple[Router, Any, dict[str, Tensor]]:
+    """Split keywords into the router's learned scalars (initial values where not given) and its settings."""
+    router = ROUTERS.get(method) if isinstance(method, str) else router_of(method)
+    names = router.learned if router else {}
+    options = {name: value for name, value in more.items() if name not in names}
+    settings = settings_of(method, **options) if isinstance(method, str) else method
+    if not isinstance(method, str) and options:
+        raise RecipeError(
+            f"route got both {type(method).__name__}(...) and '{next(iter(options))}'; put it inside"
+        )
+    check(settings)
+    learned = {}
+    for name, initial in names.items():
+        value = more.get(name, weights.new_full((weights.shape[1],) if weights.ndim == 4 else (1,), initial))
+        if weights.ndim == 4 and value.shape != weights.shape[1:2]:
+            raise ShapeError(
+                f"{name} has shape {list(value.shape)}; one per parent [{weights.shape[1]}] is wanted"
+            )
+        learned[name] = value
+    return router_of(settings), settings, learned
+
+
+def _unfold(children: Capsules, window: Window | None) -> tuple[Capsules, Compete]:
+    """Fold window positions into the batch: [b h w i d] -> [(b p) (n i) d], and who competes there."""
+    if window is None:
+        return children, compete_at_one_place
+    pose = window.gather(children.pose).flatten(0, 1)
+    activation = window.gather(children.activation.unsqueeze(-1)).flatten(0, 1).squeeze(-1)
+    return Capsules(pose, activation), partial(window.log_share, types=children.pose.shape[3])
+
+
+def _fold(parents: Capsules, info: RoutingInfo, window: Window) -> tuple[Capsules, RoutingInfo]:
+    """[(b p) j k] -> [b h w j k]; the record's coupling stays [t (b p) (n i) j], its free energy is summed over p."""
+    places = (-1, window.out.height, window.out.width)
+    folded = Capsules(parents.pose.unflatten(0, places), parents.activation.unflatten(0, places))
+    free = info.free_energy
+    if free is not None:
+        free = free.unflatten(1, (-1, window.out.places)).sum(-1)
+    return folded, RoutingInfo(info.coupling, info.agreement, free)

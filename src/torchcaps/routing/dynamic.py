@@ -1,0 +1,100 @@
+"""Dynamic routing between capsules (Sabour 2017, procedure 1) and its cosine form (Hauser 2019, section 2.2).
+
+    c_ij = softmax(b_ij)      s_j = sum_i c_ij V_ij      v_j = squash(s_j)      b_ij <- b_ij + V_ij . v_j
+
+The softmax runs over the parents j of each child ("each child can only make so many predictions") or, as Hauser
+2019 prints it, over the children i of each parent.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchcaps.config import Count
+from torchcaps.math.squash import cosine, norm, squash
+from torchcaps.routing.base import Compete, Router, stack_info
+from torchcaps.types import Capsules, RoutingInfo
+
+__all__ = ["ROUTER", "Dynamic", "State", "init", "route", "step"]
+
+
+@dataclass(frozen=True)
+class Dynamic:
+    """Settings of dynamic routing; the defaults are Sabour 2017.
+
+    iterations  how often the coupling is used; 1 = uniform coupling
+    agreement   V . v ("dot") or the cosine of their angle ("cosine")
+    over        which side's coupling sums to 1: over "parents" for each child, over "children" for each parent
+    logits      agreements are "accumulated" over iterations or each iteration's are "replaced"
+    gradient    through "all" iterations or only the "last" one, the coupling then counting as a constant
+    """
+
+    iterations: Count = 3
+    agreement: Literal["dot", "cosine"] = "dot"
+    over: Literal["parents", "children"] = "parents"
+    logits: Literal["accumulated", "replaced"] = "accumulated"
+    gradient: Literal["all", "last"] = "all"
+
+
+class State(NamedTuple):
+    """What one iteration hands to the next: b [b i j], c [b i j], s [b j k]."""
+
+    logits: Tensor
+    coupling: Tensor
+    total: Tensor
+
+
+def init(votes: Tensor, settings: Dynamic, compete: Compete) -> State:
+    """The first iteration: b = 0, so the coupling is uniform."""
+    return _gather(torch.zeros_like(votes[..., 0]), votes, settings, compete)
+
+
+def step(state: State, votes: Tensor, settings: Dynamic, compete: Compete) -> State:
+    """One more iteration: raise b where vote and parent agree, then couple and sum anew."""
+    agreed = agreement(votes, state.total, settings)
+    logits = agreed if settings.logits == "replaced" else state.logits + agreed
+    return _gather(logits, votes, settings, compete)
+
+
+def route(
+    votes: Tensor, activation: Tensor, settings: Dynamic, compete: Compete, trace: bool
+) -> tuple[Capsules, RoutingInfo]:
+    """Votes [b i j k] -> parents (v_j, |v_j|). A child's activation is the length of its pose, which its votes carry."""
+    seen = votes.detach() if settings.gradient == "last" else votes
+    states = [init(seen, settings, compete)]
+    for _ in range(settings.iterations - 1):
+        states = [*(states if trace else []), step(states[-1], seen, settings, compete)]
+    total = states[-1].total
+    if settings.gradient == "last":
+        total = torch.einsum("bij,bijk->bjk", states[-1].coupling, votes)
+    parent = squash(total)  # [b j k]
+    return Capsules(parent, norm(parent)), stack_info([_look(s, seen, settings, trace) for s in states])
+
+
+def agreement(votes: Tensor, total: Tensor, settings: Dynamic) -> Tensor:
+    """[b i j] how well each vote [b i j k] agrees with the parent made of the total [b j k]."""
+    if settings.agreement == "cosine":
+        return cosine(votes, total.unsqueeze(1))
+    return torch.einsum("bijk,bjk->bij", votes, squash(total))
+
+
+def _gather(logits: Tensor, votes: Tensor, settings: Dynamic, compete: Compete) -> State:
+    coupling = logits.softmax(1) if settings.over == "children" else compete(logits).exp()  # [b i j]
+    return State(logits, coupling, torch.einsum("bij,bijk->bjk", coupling, votes))
+
+
+def _look(state: State, votes: Tensor, settings: Dynamic, trace: bool) -> RoutingInfo:
+    """One iteration's record; the mean agreement, weighted by the coupling, costs a pass and comes with `trace`."""
+    if not trace:
+        return RoutingInfo(state.coupling)
+    with torch.no_grad():
+        agreed = agreement(votes, state.total, settings)
+        mean = (state.coupling * agreed).sum(1) / state.coupling.sum(1).clamp_min(1e-30)  # [b j]
+    return RoutingInfo(state.coupling, mean)
+
+
+ROUTER = Router(Dynamic, route)

@@ -33,9 +33,7 @@ class _Routed(nn.Module):
         self.routing = routing
         self.W = nn.Parameter(nn.init.trunc_normal_(torch.empty(shape), std=std, a=-2 * std, b=2 * std))
         learned = router_of(routing).learned
-        self.learned = nn.ParameterDict(
-            {n: nn.Parameter(torch.full(shape[1:2], v)) for n, v in learned.items()}
-        )
+        self.learned = nn.ParameterDict({n: nn.Parameter(torch.full(shape[1:2], v)) for n, v in learned.items()})
 
     def extra_repr(self) -> str:
         return f"W={list(self.W.shape)}, {self.routing}"
@@ -90,9 +88,7 @@ class ConvCapsules(_Routed):
         self.window, self.grid, self.pose = window, window.out, pose
 
     def forward(self, children: Capsules, *, trace: bool = False) -> tuple[Capsules, RoutingInfo]:
-        return route(
-            children, self.W, self.routing, pose=self.pose, window=self.window, trace=trace, **self.learned
-        )
+        return route(children, self.W, self.routing, pose=self.pose, window=self.window, trace=trace, **self.learned)
 
 
 class ClassCapsules(_Routed):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -34,7 +35,7 @@ class DenseDecoder(nn.Module):
         positive(capsules=capsules, dimension=dimension, channels=image[0], height=image[1], width=image[2])
         self.capsules, self.dimension, self.image = capsules, dimension, image
         sizes = [capsules * dimension, *hidden]
-        steps = [m for a, b in zip(sizes, sizes[1:], strict=False) for m in (nn.Linear(a, b), nn.ReLU())]
+        steps = [m for a, b in pairwise(sizes) for m in (nn.Linear(a, b), nn.ReLU())]
         self.net = nn.Sequential(*steps, nn.Linear(sizes[-1], image[0] * image[1] * image[2]), nn.Sigmoid())
 
     def forward(self, pose: Tensor) -> Tensor:

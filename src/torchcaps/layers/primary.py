@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+import torch
 from torch import Tensor, nn
 
 from torchcaps.errors import ShapeError
@@ -21,7 +22,7 @@ def group_channels(features: Tensor, types: int) -> Tensor:
     Channels of one type lie together. A plain reshape of [b c h w] would build capsules from neighbouring pixels of
     one channel instead, a frequent mistake in ports.
     """
-    return features.unflatten(1, (types, -1)).permute(0, 3, 4, 1, 2)
+    return torch.unflatten(features, 1, (types, -1)).permute(0, 3, 4, 1, 2)
 
 
 class PrimaryCapsules(nn.Module):

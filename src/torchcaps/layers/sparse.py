@@ -20,7 +20,7 @@ __all__ = ["SparseMask", "rank", "rank_mask", "update_boost", "update_frequency"
 
 def rank(support: Tensor) -> Tensor:
     """[... j] -> 0 for the largest of each row, J - 1 for the smallest; ties go to the lower index."""
-    return support.argsort(-1, descending=True, stable=True).argsort(-1, stable=True)
+    return support.argsort(dim=-1, descending=True, stable=True).argsort(dim=-1, stable=True)
 
 
 def rank_mask(ranks: Tensor, gamma: float, cut: float = 0.01) -> Tensor:
@@ -59,9 +59,7 @@ class SparseMask(nn.Module):
         positive(capsules=capsules, every=every)
         low, high = band or (0.64 / capsules, 1.6 / capsules)
         if not 0 <= low <= high:
-            raise RecipeError(
-                f"the band of lifetime frequencies is ({low}, {high}); 0 <= low <= high is wanted"
-            )
+            raise RecipeError(f"the band of lifetime frequencies is ({low}, {high}); 0 <= low <= high is wanted")
         self.gamma, self.cut, self.alpha, self.delta, self.every = gamma, cut, alpha, delta, every
         self.low, self.high = low, high
         self.register_buffer("frequency", torch.full((capsules,), 1 / capsules))

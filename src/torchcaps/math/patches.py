@@ -68,9 +68,7 @@ class Window:
 
     def __post_init__(self) -> None:
         if self.kernel < 1 or self.stride < 1:
-            raise ShapeError(
-                f"a window needs kernel and stride of 1 or more, got {self.kernel} and {self.stride}"
-            )
+            raise ShapeError(f"a window needs kernel and stride of 1 or more, got {self.kernel} and {self.stride}")
         if self.kernel > min(self.grid.height, self.grid.width):
             raise ShapeError(
                 f"a {self.kernel}x{self.kernel} window does not fit {self.grid.height}x{self.grid.width} places; "
@@ -110,9 +108,7 @@ class Window:
 
     def _log_total(self, slots: Tensor, across_parents: bool) -> Tensor:
         """Logsumexp [b (h w) i 1|j] of slots [b (p n) i j] over the slots in which each place is seen."""
-        seers, absent = (
-            t.to(slots.device) for t in _seers(self)
-        )  # [(h w) m], m = most windows over one place
+        seers, absent = (t.to(slots.device) for t in _seers(self))  # [(h w) m], m = most windows over one place
         low = torch.finfo(slots.dtype).min / 4
         each = slots[:, seers].masked_fill(absent[None, :, :, None, None], low)  # [b (h w) m i j]
         over = (2, 4) if across_parents else (2,)

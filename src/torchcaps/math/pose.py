@@ -30,7 +30,7 @@ def matrix_votes(pose: Tensor, weights: Tensor) -> Tensor:
 def as_matrix(pose: Tensor) -> Tensor:
     """[... 16] -> [... 4 4]."""
     side = math.isqrt(pose.shape[-1])
-    return pose.unflatten(-1, (side, side))
+    return pose.view(*pose.shape[:-1], side, side)
 
 
 def add_coordinates(centres: Tensor, dimension: int) -> Tensor:

@@ -45,8 +45,6 @@ def check_images(images: Tensor, spec: ImageSpec) -> None:
     if images.shape[0] == 0:
         raise ShapeError(f"an empty batch: images have shape {list(images.shape)}; at least one is wanted")
     if not images.dtype.is_floating_point:
-        raise ShapeError(
-            f"images are {images.dtype}; floating numbers in [0, 1] are wanted (divide bytes by 255)"
-        )
+        raise ShapeError(f"images are {images.dtype}; floating numbers in [0, 1] are wanted (divide bytes by 255)")
     if not torch.compiler.is_compiling() and not bool(torch.isfinite(images).all()):
         raise DataError("images hold NaN or infinite values; finite numbers in [0, 1] are wanted")

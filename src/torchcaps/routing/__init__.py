@@ -11,6 +11,7 @@ from dataclasses import fields
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from torchcaps.config import check
@@ -91,17 +92,13 @@ def _resolve(method: Any, more: dict[str, Any], weights: Tensor) -> tuple[Router
     options = {name: value for name, value in more.items() if name not in names}
     settings = settings_of(method, **options) if isinstance(method, str) else method
     if not isinstance(method, str) and options:
-        raise RecipeError(
-            f"route got both {type(method).__name__}(...) and '{next(iter(options))}'; put it inside"
-        )
+        raise RecipeError(f"route got both {type(method).__name__}(...) and '{next(iter(options))}'; put it inside")
     check(settings)
     learned = {}
     for name, initial in names.items():
         value = more.get(name, weights.new_full((weights.shape[1],) if weights.ndim == 4 else (1,), initial))
         if weights.ndim == 4 and value.shape != weights.shape[1:2]:
-            raise ShapeError(
-                f"{name} has shape {list(value.shape)}; one per parent [{weights.shape[1]}] is wanted"
-            )
+            raise ShapeError(f"{name} has shape {list(value.shape)}; one per parent [{weights.shape[1]}] is wanted")
         learned[name] = value
     return router_of(settings), settings, learned
 
@@ -118,8 +115,8 @@ def _unfold(children: Capsules, window: Window | None) -> tuple[Capsules, Compet
 def _fold(parents: Capsules, info: RoutingInfo, window: Window) -> tuple[Capsules, RoutingInfo]:
     """[(b p) j k] -> [b h w j k]; the record's coupling stays [t (b p) (n i) j], its free energy is summed over p."""
     places = (-1, window.out.height, window.out.width)
-    folded = Capsules(parents.pose.unflatten(0, places), parents.activation.unflatten(0, places))
+    folded = Capsules(torch.unflatten(parents.pose, 0, places), torch.unflatten(parents.activation, 0, places))
     free = info.free_energy
     if free is not None:
-        free = free.unflatten(1, (-1, window.out.places)).sum(-1)
+        free = torch.unflatten(free, 1, (-1, window.out.places)).sum(-1)
     return folded, RoutingInfo(info.coupling, info.agreement, free)

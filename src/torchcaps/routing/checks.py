@@ -11,9 +11,7 @@ from torchcaps.types import Capsules
 __all__ = ["check_shapes"]
 
 
-def check_shapes(
-    children: Capsules, weights: Tensor, pose: str, window: Window | None, offset: Tensor | None
-) -> None:
+def check_shapes(children: Capsules, weights: Tensor, pose: str, window: Window | None, offset: Tensor | None) -> None:
     """Raise for children, weights and offset that do not fit each other; the arguments are those of `route`."""
     if pose not in ("vector", "matrix"):
         raise RecipeError(f"pose '{pose}' is neither 'vector' nor 'matrix'")
@@ -30,9 +28,7 @@ def _check_children(children: Capsules, window: Window | None) -> None:
         wanted = "[b h w i d]" if window else "[b i d]"
         raise ShapeError(f"children's pose has shape {list(x.shape)}; {wanted} is wanted")
     if a.shape != x.shape[:-1]:
-        raise ShapeError(
-            f"activation has shape {list(a.shape)}; pose {list(x.shape)} wants {list(x.shape[:-1])}"
-        )
+        raise ShapeError(f"activation has shape {list(a.shape)}; pose {list(x.shape)} wants {list(x.shape[:-1])}")
     if x.numel() == 0:
         raise ShapeError(f"empty batch or no capsules: the children's pose has shape {list(x.shape)}")
     if window and tuple(x.shape[1:3]) != (window.grid.height, window.grid.width):
@@ -44,16 +40,10 @@ def _check_weights(children: Capsules, weights: Tensor, pose: str, window: Windo
     x = children.pose
     i, d = x.shape[-2] * (window.kernel**2 if window else 1), x.shape[-1]
     if not x.dtype.is_floating_point or x.dtype != weights.dtype:
-        raise ShapeError(
-            f"pose is {x.dtype}, weights are {weights.dtype}; one floating type is wanted for both"
-        )
+        raise ShapeError(f"pose is {x.dtype}, weights are {weights.dtype}; one floating type is wanted for both")
     if weights.ndim != 4 or weights.shape[0] != i or weights.numel() == 0:
         raise ShapeError(f"weights have shape {list(weights.shape)}; {i} children want [{i}, j, k, d]")
     if pose == "vector" and weights.shape[3] != d:
-        raise ShapeError(
-            f"weights {list(weights.shape)} take poses of {weights.shape[3]} numbers; these have {d}"
-        )
+        raise ShapeError(f"weights {list(weights.shape)} take poses of {weights.shape[3]} numbers; these have {d}")
     if pose == "matrix" and (d != 16 or tuple(weights.shape[2:]) != (4, 4)):
-        raise ShapeError(
-            f"matrix poses have 16 numbers, weights [i, j, 4, 4]; got {d} and {list(weights.shape)}"
-        )
+        raise ShapeError(f"matrix poses have 16 numbers, weights [i, j, 4, 4]; got {d} and {list(weights.shape)}")

@@ -63,7 +63,7 @@ def step(state: State, votes: Tensor, settings: Dynamic, compete: Compete) -> St
 def route(
     votes: Tensor, activation: Tensor, settings: Dynamic, compete: Compete, trace: bool
 ) -> tuple[Capsules, RoutingInfo]:
-    """Votes [b i j k] -> parents (v_j, |v_j|). A child's activation is the length of its pose, which its votes carry."""
+    """Votes [b i j k] -> parents (v_j, |v_j|). A child's activation is its length, which its votes carry."""
     seen = votes.detach() if settings.gradient == "last" else votes
     states = [init(seen, settings, compete)]
     for _ in range(settings.iterations - 1):

@@ -1,8 +1,9 @@
 """EM routing (Hinton 2018, procedure 1): parents are Gaussians over votes, each with a switch.
 
-The procedure's letters: R_ij assignment, a_i activation of child i, mu_j and sigma_j the Gaussian of parent j, a_j its
-activation, beta_u the cost of describing a vote without it, beta_a of switching it on, lambda an inverse temperature
-that rises over the iterations. Everything is kept as a logarithm; the only exponentials are softmax weights and masses.
+The procedure's letters: R_ij assignment, a_i activation of child i, mu_j and sigma_j the Gaussian of parent j, a_j
+its activation, beta_u the cost of describing a vote without it, beta_a of switching it on, lambda an inverse
+temperature that rises over the iterations. Everything is kept as a logarithm; the only exponentials are softmax
+weights and masses.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from torchcaps.types import Capsules, RoutingInfo
 __all__ = [
     "EM",
     "ROUTER",
+    "Problem",
     "State",
     "e_step",
     "energy",
@@ -40,9 +42,9 @@ class EM:
     """Settings of EM routing.
 
     final_inverse_temperature, decay   lambda_t = final (1 - decay^(t+1)) for iteration t = 0, 1 ...
-    min_variance   added to every variance; the paper has none, and one vote alone would be a point of infinite density
+    min_variance   added to every variance; the paper has none, and a lone vote would have infinite density
     damping        mu <- (1 - damping) mean + damping * previous mu (the authors' code: .1, with mu = 0 at first)
-    assignment     R_ij proportional to a_j N_ij ("paper") or to what minimises the free energy ("descent"): see `e_step`
+    assignment     R_ij proportional to a_j N_ij ("paper") or to what minimises the free energy ("descent")
     competition    a child is shared among parent types and positions ("all", the paper) or, type by type, among
                    "positions" only (the default of the authors' code)
     """
@@ -54,6 +56,21 @@ class EM:
     damping: Share = 0.0
     assignment: Literal["paper", "descent"] = "paper"
     competition: Literal["all", "positions"] = "all"
+
+
+class Problem(NamedTuple):
+    """What routing is given and never changes: votes [b i j k], activation a_i [b i], beta_a and beta_u [j]."""
+
+    votes: Tensor
+    activation: Tensor
+    beta_a: Tensor
+    beta_u: Tensor
+    settings: EM
+    compete: Compete
+
+    def share(self, logits: Tensor) -> Tensor:
+        """log R_ij [b i j]: log-softmax over the parents that compete for child i."""
+        return self.compete(logits, across_parents=self.settings.competition == "all")
 
 
 class State(NamedTuple):
@@ -73,113 +90,91 @@ def inverse_temperature(settings: EM, t: int) -> float:
     return settings.final_inverse_temperature * (1 - settings.decay ** (t + 1))
 
 
-def init(
-    votes: Tensor, activation: Tensor, settings: EM, compete: Compete, beta_a: Tensor, beta_u: Tensor
-) -> State:
+def init(problem: Problem) -> State:
     """The first iteration: every parent that can have a child gets an equal share of it."""
-    equal = torch.zeros_like(votes[..., 0])  # [b i j]
-    log_share = compete(equal, across_parents=settings.competition == "all")
-    mean = torch.zeros_like(votes[:, 0])  # [b j k], mu_0 of the damping
-    return m_step(
-        log_share, mean, votes, activation, settings, inverse_temperature(settings, 0), beta_a, beta_u
-    )
+    equal = torch.zeros_like(problem.votes[..., 0])  # [b i j]
+    origin = torch.zeros_like(problem.votes[:, 0])  # [b j k], mu_0 of the damping
+    return m_step(problem, problem.share(equal), origin, inverse_temperature(problem.settings, 0))
 
 
-def step(
-    state: State, votes: Tensor, activation: Tensor, settings: EM, compete: Compete, t: int,
-    beta_a: Tensor, beta_u: Tensor,
-) -> State:  # fmt: skip
+def step(problem: Problem, state: State, t: int) -> State:
     """Iteration t: reassign the children, refit the parents."""
-    log_share = e_step(state, votes, settings, compete, beta_u)
-    lam = inverse_temperature(settings, t)
-    return m_step(log_share, state.mean, votes, activation, settings, lam, beta_a, beta_u)
+    return m_step(problem, e_step(problem, state), state.mean, inverse_temperature(problem.settings, t))
 
 
-def m_step(
-    log_share: Tensor, previous: Tensor, votes: Tensor, activation: Tensor, settings: EM, lam: float,
-    beta_a: Tensor, beta_u: Tensor,
-) -> State:  # fmt: skip
+def m_step(problem: Problem, log_share: Tensor, previous: Tensor, lam: float) -> State:
     """M-STEP: mu and sigma of the votes weighted by R_ij a_i, then the switch
 
     a_j = logistic(lambda (beta_a - sum_h (beta_u + log sigma_h) sum_i R_ij a_i)).
     """
-    log_weight = log_share + log_floor(activation).unsqueeze(-1)  # [b i j], line 2
+    log_weight = log_share + log_floor(problem.activation).unsqueeze(-1)  # [b i j], line 2
     share = log_weight.softmax(1)
-    mean = weighted_mean(votes, share)  # line 3
-    mean = mean + settings.damping * (previous - mean)
-    variance = weighted_variance(votes, share, mean) + settings.min_variance  # line 4
+    mean = weighted_mean(problem.votes, share)  # line 3
+    mean = mean + problem.settings.damping * (previous - mean)
+    variance = weighted_variance(problem.votes, share, mean) + problem.settings.min_variance  # line 4
     mass = log_weight.exp().sum(1)  # [b j]
-    cost = (beta_u.unsqueeze(-1) + 0.5 * variance.log()).sum(-1) * mass  # line 5, summed over h
-    return State(log_share, mean, variance, lam * (beta_a - cost))  # line 6, before the logistic
+    cost = (problem.beta_u.unsqueeze(-1) + 0.5 * variance.log()).sum(-1) * mass  # line 5, summed over h
+    return State(log_share, mean, variance, lam * (problem.beta_a - cost))  # line 6, before the logistic
 
 
-def e_step(state: State, votes: Tensor, settings: EM, compete: Compete, beta_u: Tensor) -> Tensor:
+def e_step(problem: Problem, state: State) -> Tensor:
     """E-STEP: log R_ij [b i j], with R_ij proportional to a_j N(V_ij; mu_j, sigma_j^2).
 
     The paper says that all its steps lower one free energy. This one does not: `free_energy` is least, over R, at
-    R_ij proportional to exp(-a_j energy_ij), which is what `assignment="descent"` computes. With it no step can raise
-    the free energy; with the paper's, a few in a hundred do.
+    R_ij proportional to exp(-a_j energy_ij), which is what `assignment="descent"` computes. With it no step can
+    raise the free energy; with the paper's, some do.
     """
-    if settings.assignment == "descent":
-        logits = -state.logit.sigmoid().unsqueeze(1) * energy(state, votes, settings, beta_u)
-    else:
-        log_p = diagonal_log_density(votes, state.mean, state.variance)  # line 2
-        logits = logsigmoid(state.logit).unsqueeze(1) + log_p
-    return compete(logits, across_parents=settings.competition == "all")  # line 3
+    if problem.settings.assignment == "descent":
+        return problem.share(-state.logit.sigmoid().unsqueeze(1) * energy(problem, state))
+    log_p = diagonal_log_density(problem.votes, state.mean, state.variance)  # line 2
+    return problem.share(logsigmoid(state.logit).unsqueeze(1) + log_p)  # line 3
 
 
-def energy(state: State, votes: Tensor, settings: EM, beta_u: Tensor) -> Tensor:
-    """[b i j] cost of describing vote V_ij by parent j: sum_h [(V - mu)^2 + m] / (2 sigma^2) + log sigma + beta_u - 1/2.
+def energy(problem: Problem, state: State) -> Tensor:
+    """[b i j] cost of describing vote V_ij by parent j:
+
+        sum_h ((V - mu)^2 + m) / (2 sigma^2) + log sigma + beta_u - 1/2
 
     With m = min_variance its weighted sum over i is the M-step's cost exactly, since sigma^2 = mean square + m.
     """
-    log_p = diagonal_log_density(votes, state.mean, state.variance)
-    floor = 0.5 * settings.min_variance * state.variance.reciprocal().sum(-1)  # [b j]
-    each = beta_u - 0.5 * (1 + LOG_2PI)  # [j], what separates the cost from a log density, per dimension h
-    return (floor + votes.shape[-1] * each).unsqueeze(1) - log_p
+    log_p = diagonal_log_density(problem.votes, state.mean, state.variance)
+    floor = 0.5 * problem.settings.min_variance * state.variance.reciprocal().sum(-1)  # [b j]
+    each = problem.beta_u - 0.5 * (1 + LOG_2PI)  # [j], what separates the cost from a log density, per dimension h
+    return (floor + problem.votes.shape[-1] * each).unsqueeze(1) - log_p
 
 
-def free_energy(
-    state: State, votes: Tensor, activation: Tensor, settings: EM, lam: float, beta_a: Tensor, beta_u: Tensor
-) -> Tensor:
+def free_energy(problem: Problem, state: State, lam: float) -> Tensor:
     """Eq. (4) [b], with the two factors its text asks for and its print lacks: the cost of parent j counts a_j times
     (appendix A.3), and the entropy of the switches is at the temperature 1 / lambda at which they are set:
 
-    sum_j a_j (cost_j - beta_a) - H(a_j) / lambda  +  sum_ij a_i R_ij log R_ij.
+        sum_j a_j (cost_j - beta_a) - H(a_j) / lambda  +  sum_ij a_i R_ij log R_ij
     """
-    log_weight = state.log_share + log_floor(activation).unsqueeze(-1)
-    weight, on = log_weight.exp(), state.logit.sigmoid()
-    cost = (weight * energy(state, votes, settings, beta_u)).sum(1)  # [b j]
+    weight = (state.log_share + log_floor(problem.activation).unsqueeze(-1)).exp()  # [b i j]
+    on = state.logit.sigmoid()  # [b j]
+    cost = (weight * energy(problem, state)).sum(1)
     switch = on * logsigmoid(state.logit) + (1 - on) * logsigmoid(-state.logit)  # -H(a_j)
     choice = (weight * state.log_share).sum((1, 2))
-    return (on * (cost - beta_a) + switch / lam).sum(-1) + choice
+    return (on * (cost - problem.beta_a) + switch / lam).sum(-1) + choice
 
 
 def route(
-    votes: Tensor, activation: Tensor, settings: EM, compete: Compete, trace: bool,
-    beta_a: Tensor, beta_u: Tensor,
-) -> tuple[Capsules, RoutingInfo]:  # fmt: skip
+    votes: Tensor, activation: Tensor, settings: EM, compete: Compete, trace: bool, beta_a: Tensor, beta_u: Tensor
+) -> tuple[Capsules, RoutingInfo]:
     """Votes [b i j k], activation [b i], beta_a and beta_u [j] -> parents (mu_j, a_j)."""
-    states = [init(votes, activation, settings, compete, beta_a, beta_u)]
+    problem = Problem(votes, activation, beta_a, beta_u, settings, compete)
+    states = [init(problem)]
     for t in range(1, settings.iterations):
-        state = step(states[-1], votes, activation, settings, compete, t, beta_a, beta_u)
-        states = [*(states if trace else []), state]
-    parents = Capsules(states[-1].mean, states[-1].logit.sigmoid())
-    if not trace:
-        return parents, stack_info([RoutingInfo(states[-1].log_share.exp())])
-    looks = [_look(s, votes, activation, settings, t, beta_a, beta_u) for t, s in enumerate(states)]
-    return parents, stack_info(looks)
+        states = [*(states if trace else []), step(problem, states[-1], t)]
+    infos = [_look(problem, s, t) if trace else RoutingInfo(s.log_share.exp()) for t, s in enumerate(states)]
+    return Capsules(states[-1].mean, states[-1].logit.sigmoid()), stack_info(infos)
 
 
 @torch.no_grad()
-def _look(
-    state: State, votes: Tensor, activation: Tensor, settings: EM, t: int, beta_a: Tensor, beta_u: Tensor
-) -> RoutingInfo:
+def _look(problem: Problem, state: State, t: int) -> RoutingInfo:
     """One iteration's record: assignment, mean log density of the votes a parent holds, free energy."""
-    share = (state.log_share + log_floor(activation).unsqueeze(-1)).softmax(1)
-    agreement = (share * diagonal_log_density(votes, state.mean, state.variance)).sum(1)  # [b j]
-    lam = inverse_temperature(settings, t)
-    free = free_energy(state, votes, activation, settings, lam, beta_a, beta_u)
+    share = (state.log_share + log_floor(problem.activation).unsqueeze(-1)).softmax(1)  # [b i j]
+    agreement = (share * diagonal_log_density(problem.votes, state.mean, state.variance)).sum(1)  # [b j]
+    free = free_energy(problem, state, inverse_temperature(problem.settings, t))
     return RoutingInfo(state.log_share.exp(), agreement, free)
 
 

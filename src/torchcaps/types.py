@@ -68,11 +68,11 @@ class RoutingInfo:
 
 
 class Batch(NamedTuple):
-    """What a data set hands to training: `images` [b c h w] in [0, 1], `labels` [b], `index` [b] in the set."""
+    """What a data set hands to training: `images` [b c h w] in [0, 1], `labels` [b], `indices` [b] in the set."""
 
     images: Tensor
     labels: Tensor
-    index: Tensor
+    indices: Tensor
 
 
 class ImageSpec(NamedTuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -33,8 +33,6 @@ class ModelConfig(Protocol):
     """A frozen dataclass of a network's sizes and losses, which builds it for images of a given shape."""
 
     def build(self, spec: ImageSpec) -> Model: ...
-
-    __dataclass_fields__: Any
 
 
 def check_images(images: Tensor, spec: ImageSpec) -> None:

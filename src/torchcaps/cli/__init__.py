@@ -1,0 +1,43 @@
+"""The command line. One file a command; a command is a frozen dataclass whose fields are its flags."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+__all__ = ["main"]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command. Exit codes: 0 done, 1 interrupted or failed, 2 bad input (one line says what)."""
+    args = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in args
+    args = [a for a in args if a != "--debug"]
+    try:
+        from torchcaps.cli.parse import parse
+
+        return parse(args).run()
+    except BrokenPipeError:
+        return 1
+    except KeyboardInterrupt:
+        print("torchcaps: interrupted", file=sys.stderr)
+        return 1
+    except Exception as error:
+        if debug:
+            raise
+        return _explain(error)
+
+
+def _explain(error: Exception) -> int:
+    """One line on standard error, and the exit code."""
+    from torchcaps.errors import TorchcapsError
+
+    text = " ".join(str(error).split())
+    if isinstance(error, TorchcapsError):
+        print(f"torchcaps: {text}", file=sys.stderr)
+        return 2
+    if isinstance(error, OSError):
+        print(f"torchcaps: {error.strerror or text}: {error.filename or ''}", file=sys.stderr)
+        return 2
+    print(f"torchcaps: unexpected {type(error).__name__}: {text} (--debug shows where)", file=sys.stderr)
+    return 1

@@ -1,0 +1,44 @@
+"""torchcaps evaluate"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import tyro
+
+__all__ = ["Evaluate"]
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """Measure runs of one recipe (one a seed) beside controls, and store the result.
+
+    Example: torchcaps evaluate runs/capsnet-glyphs-0 --control runs/cnn-glyphs-0 --results results
+    """
+
+    runs: tyro.conf.Positional[tuple[Path, ...]]
+    """Folders of runs of the same recipe."""
+    control: tuple[Path, ...] = ()
+    """Folders of runs of other recipes, to compare with."""
+    results: Path | None = None
+    """Folder to write RECIPE.json into."""
+    json: bool = False
+    """Print the result as JSON."""
+
+    def run(self) -> int:
+        import json
+
+        from torchcaps.errors import RecipeError
+        from torchcaps.evaluate import evaluate_runs, write_result
+        from torchcaps.evaluate.report import rows_of, text_table
+
+        if not self.runs:
+            raise RecipeError("no run to evaluate; name the folder of one, as in: torchcaps evaluate runs/demo")
+        result = evaluate_runs(self.runs, self.control)
+        if self.results:
+            path = write_result(self.results, result)
+        print(json.dumps(asdict(result), indent=2) if self.json else text_table(rows_of(result)))
+        if self.results and not self.json:
+            print(f"\nwritten to {path}")
+        return 0

@@ -1,0 +1,31 @@
+"""Commands that are named in the design and not built yet: they say so."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torchcaps.errors import RecipeError
+
+__all__ = ["Bench", "Explore", "Generate"]
+
+
+@dataclass(frozen=True)
+class _Later:
+    def run(self) -> int:
+        name = type(self).__name__.lower()
+        raise RecipeError(f"'torchcaps {name}' is not in this release; CHANGELOG.md says what is, and what comes next")
+
+
+@dataclass(frozen=True)
+class Generate(_Later):
+    """Draw images from a trained generative model (comes with the products of expert capsules)."""
+
+
+@dataclass(frozen=True)
+class Explore(_Later):
+    """Look into a run in the browser (comes with the explorer)."""
+
+
+@dataclass(frozen=True)
+class Bench(_Later):
+    """Measure speed and memory as ratios (comes with the fast kernels)."""

@@ -1,0 +1,72 @@
+"""One HTML file that says what was trained, how it did beside its controls, and what the capsules do."""
+
+from __future__ import annotations
+
+import base64
+import html
+from collections.abc import Sequence
+from statistics import mean, stdev
+
+from torchcaps.evaluate.results import Result
+
+__all__ = ["html_report", "rows_of", "text_table"]
+
+_STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 46rem; margin: 2rem auto; padding: 0 1rem; color: #222; }
+table { border-collapse: collapse; } th, td { padding: .2rem .8rem; text-align: right; border-bottom: 1px solid #ddd; }
+th:first-child, td:first-child { text-align: left; } img { max-width: 100%; } figcaption { color: #555; }
+@media (prefers-color-scheme: dark) { body { background: #181818; color: #ddd; } figcaption { color: #aaa; }
+th, td { border-color: #444; } }
+"""
+
+
+def rows_of(result: Result, percent: Sequence[str] = ("test_error",)) -> list[list[str]]:
+    """Header, the result, its controls: mean and deviation over seeds; metrics named in `percent` as such."""
+    names = list(result.metrics)
+    rows = [["", *(f"{n.replace('_', ' ')}{' (%)' if n in percent else ''}" for n in names)]]
+    for label, metrics in [(result.recipe, result.metrics), *result.controls.items()]:
+        rows.append([label, *(_cell(metrics.get(n, []), 100 if n in percent else 1) for n in names)])
+    return rows
+
+
+def text_table(rows: Sequence[Sequence[str]]) -> str:
+    """Aligned columns for a terminal."""
+    widths = [max(len(row[n]) for row in rows) for n in range(len(rows[0]))]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(w) if n == 0 else cell.rjust(w) for n, (cell, w) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    )
+
+
+def html_report(
+    title: str, paragraphs: Sequence[str], rows: Sequence[Sequence[str]], figures: Sequence[tuple[str, bytes]]
+) -> str:
+    """A self-contained page: text, table, pictures (caption, PNG) inside it; it loads nothing from anywhere."""
+    head, *body = rows
+    table = _row("th", head) + "".join(_row("td", row) for row in body)
+    text = "".join(f"<p>{html.escape(p)}</p>" for p in paragraphs)
+    pictures = "".join(
+        f'<figure><img alt="{html.escape(caption)}" src="data:image/png;base64,{base64.b64encode(png).decode()}">'
+        f"<figcaption>{html.escape(caption)}</figcaption></figure>"
+        for caption, png in figures
+    )
+    return (
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+        f"<title>{html.escape(title)}</title><style>{_STYLE}</style><h1>{html.escape(title)}</h1>"
+        f"{text}<table>{table}</table>{pictures}</html>\n"
+    )
+
+
+def _row(tag: str, cells: Sequence[str]) -> str:
+    return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells) + "</tr>"
+
+
+def _cell(values: Sequence[float], factor: float) -> str:
+    if not values:
+        return "-"
+    scaled = [factor * v for v in values]
+    digits = 2 if factor == 100 else 4
+    text = f"{mean(scaled):.{digits}f}"
+    return f"{text} ± {stdev(scaled):.{digits}f}" if len(scaled) > 1 else text

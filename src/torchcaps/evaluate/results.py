@@ -1,0 +1,78 @@
+"""Results have one form: `results/<recipe>.json`, written by a command, read by `experiments/table.py`.
+
+recipe    name of the recipe                     controls  row name -> metric -> list
+config    the recipe as plain data               paper     metric -> the paper's number, where it has one
+seeds     one a run                              budget    steps, seconds and threads of the runs
+metrics   metric -> list over the seeds          versions  of torchcaps, torch and Python
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from torchcaps import __version__
+from torchcaps.errors import DataError
+from torchcaps.train.files import write_atomically
+
+__all__ = ["Metrics", "Result", "gather", "read_result", "versions", "write_result"]
+
+Metrics = dict[str, list[float]]
+
+
+@dataclass(frozen=True)
+class Result:
+    """One row of a results table and the rows of its controls."""
+
+    recipe: str
+    config: dict[str, Any]
+    seeds: list[int]
+    metrics: Metrics
+    controls: dict[str, Metrics]
+    paper: dict[str, float]
+    budget: dict[str, float]
+    versions: dict[str, str]
+
+    def __post_init__(self) -> None:
+        for name, values in self.metrics.items():
+            if len(values) != len(self.seeds):
+                raise DataError(
+                    f"results of '{self.recipe}': {name} has {len(values)} values for {len(self.seeds)} seeds"
+                )
+
+
+def gather(rows: Iterable[Mapping[str, float]]) -> Metrics:
+    """Metrics of several seeds, each a row name -> value, as lists over the seeds."""
+    rows = list(rows)
+    return {name: [float(row[name]) for row in rows] for name in (rows[0] if rows else {})}
+
+
+def versions() -> dict[str, str]:
+    return {"torchcaps": __version__, "torch": torch.__version__, "python": platform.python_version()}
+
+
+def write_result(folder: Path, result: Result) -> Path:
+    """Write `<recipe>.json` whole or not at all; returns its path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{result.recipe}.json"
+    write_atomically(path, [(json.dumps(asdict(result), indent=2) + "\n").encode()])
+    return path
+
+
+def read_result(path: Path) -> Result:
+    """Read and check a results file."""
+    names = {f.name for f in fields(Result)}
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"cannot read results '{path}': {error}") from None
+    if not isinstance(data, dict) or data.keys() != names:
+        got = sorted(data) if isinstance(data, dict) else type(data).__name__
+        raise DataError(f"'{path}' is no results file: it holds {got}, wanted {sorted(names)}")
+    return Result(**data)

@@ -1,0 +1,211 @@
+"""What training lowers: pure functions from class activations, or from a reconstruction, to one scalar.
+
+    margin_loss           Sabour et al. 2017, eq. (4)
+    spread_loss           Hinton et al. 2018, eq. (3), with `spread_margin` as its schedule
+    cross_entropy_loss    the control of Hinton et al. 2018, table 1
+    reconstruction_loss   the decoder's part: squared error or binary cross-entropy
+
+Every loss is a sum over classes or pixels and a mean over the batch. float16 and bfloat16 are read as
+float32, as torch's autocast does for its own losses. Value and gradient are finite wherever an activation is
+exactly 0 or 1. Shapes are always checked; so are values, except inside `torch.compile`, where none is known.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from torchcaps.errors import DataError, RecipeError, ShapeError, nearest
+
+__all__ = [
+    "LOSSES",
+    "cross_entropy_loss",
+    "margin_loss",
+    "reconstruction_loss",
+    "spread_loss",
+    "spread_margin",
+]
+
+_RULES = ("linear", "sigmoid")
+
+
+def margin_loss(
+    activation: Tensor,
+    labels: Tensor,
+    *,
+    present: float = 0.9,
+    absent: float = 0.1,
+    absent_weight: float = 0.5,
+) -> Tensor:
+    """L = sum_j T_j max(0, m+ - |v_j|)² + λ (1 - T_j) max(0, |v_j| - m-)², eq. (4) of Sabour et al. 2017.
+
+    `activation` [b j] holds the lengths |v_j|. `labels` is [b] with class numbers, or [b j] with T itself
+    where an image may show several classes. `present` is m+, `absent` is m-, `absent_weight` is λ.
+    """
+    v = _activation(activation)
+    T = _targets(v, labels)  # [b j]
+    on = (present - v).clamp_min(0).square()
+    off = (v - absent).clamp_min(0).square()
+    return (T * on + absent_weight * (1 - T) * off).sum(1).mean()
+
+
+def spread_loss(activation: Tensor, labels: Tensor, margin: float) -> Tensor:
+    """L = sum_{i != t} max(0, m - (a_t - a_i))², eq. (3) of Hinton et al. 2018, where t is the true class.
+
+    `activation` is [b j], `labels` [b]; the margin m grows during training, see `spread_margin`.
+    """
+    a = _activation(activation)
+    t = _class_numbers(a, labels)[:, None]  # [b 1]
+    a_t = a.gather(1, t)  # [b 1]
+    L = (margin - (a_t - a)).clamp_min(0).square()  # [b j]
+    return L.scatter(1, t, 0.0).sum(1).mean()
+
+
+def spread_margin(
+    step: int, *, start: float = 0.2, end: float | None = None, ramp: int = 50_000, rule: str = "linear"
+) -> float:
+    """The margin m of `spread_loss` at a training step: m = start + (end - start) u(step / ramp).
+
+    rule="linear"   u(s) = min(1, s), end .9: the paper's text, which leaves the length of the ramp open
+    rule="sigmoid"  u(s) = sigmoid(min(10, s - 4)), end .99: the rule of the authors' released code,
+                    .2 + .79 sigmoid(min(10, step / 50,000 - 4))
+
+    `end=None` means the rule's own end.
+    """
+    if rule not in _RULES:
+        raise RecipeError(f"unknown margin rule '{rule}'{nearest(rule, _RULES)}")
+    if step < 0 or ramp < 1:
+        raise RecipeError(f"step {step} and ramp {ramp} give no margin: step counts from 0, ramp from 1")
+    if rule == "linear":
+        u, own_end = min(1.0, step / ramp), 0.9
+    else:
+        u, own_end = 1 / (1 + math.exp(-min(10.0, step / ramp - 4))), 0.99
+    return (1 - u) * start + u * (own_end if end is None else end)
+
+
+def cross_entropy_loss(activation: Tensor, labels: Tensor, *, from_probabilities: bool = False) -> Tensor:
+    """L = -log p_t with p = softmax(a), the activations [b j] read as logits; `labels` is [b].
+
+    Activations in [0, 1] cannot make that softmax sharp, and so L never falls below log(1 + (J - 1) / e).
+    With `from_probabilities` they are shares instead: p_j = (a_j + ε) / sum_k (a_k + ε), see `_epsilon`.
+    All zeros then cost log J, one zero at t about -log ε, and a negative activation counts as 0.
+    """
+    a = _activation(activation)
+    t = _class_numbers(a, labels)
+    if not from_probabilities:
+        return F.cross_entropy(a, t)
+    share = a.clamp_min(0) + _epsilon(activation.dtype)
+    return F.nll_loss(share.log() - share.sum(1, keepdim=True).log(), t)
+
+
+def reconstruction_loss(reconstruction: Tensor, images: Tensor, kind: str = "squared") -> Tensor:
+    """The sum over pixels, and the mean over the batch, of what each pixel of x̂ costs; both are [b c h w].
+
+    kind="squared"  (x̂ - x)²
+    kind="bce"      -x log p - (1 - x) log(1 - p), where p = ε + (1 - 2ε) x̂ keeps away from 0
+                    and 1, see `_epsilon`; both tensors must lie in [0, 1]
+    """
+    if kind not in _PIXEL_LOSSES:
+        raise RecipeError(f"unknown reconstruction loss '{kind}'{nearest(kind, _PIXEL_LOSSES)}")
+    if reconstruction.shape != images.shape or images.ndim != 4 or not images.numel():
+        raise ShapeError(
+            f"reconstruction {list(reconstruction.shape)} and images {list(images.shape)} do not pair up:"
+            " both must be the same [b c h w], with no empty axis"
+        )
+    if not (reconstruction.is_floating_point() and images.is_floating_point()):
+        raise ShapeError(
+            f"reconstruction is {reconstruction.dtype} and images are {images.dtype}, wanted floating point:"
+            " scale the pixels to [0, 1]"
+        )
+    return _PIXEL_LOSSES[kind](reconstruction, images).flatten(1).sum(1).mean()
+
+
+LOSSES: dict[str, Callable[..., Tensor]] = {
+    "margin": margin_loss,
+    "spread": spread_loss,
+    "cross-entropy": cross_entropy_loss,
+}
+"""The classification losses by name: all take (activation [b j], labels [b]), "spread" also its margin."""
+
+
+def _squared(reconstruction: Tensor, images: Tensor) -> Tensor:
+    return (_at_least_float32(reconstruction) - images).square()
+
+
+def _bce(reconstruction: Tensor, images: Tensor) -> Tensor:
+    for name, x in (("reconstruction", reconstruction), ("images", images)):
+        if _any((x < 0) | (x > 1)):
+            low, high = x.aminmax()
+            raise DataError(f"{name} in [{low:.3g}, {high:.3g}], but 'bce' wants [0, 1]: rescale or use 'squared'")
+    eps = _epsilon(reconstruction.dtype)
+    p = eps + (1 - 2 * eps) * _at_least_float32(reconstruction)
+    return -images * p.log() - (1 - images) * (-p).log1p()
+
+
+_PIXEL_LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"squared": _squared, "bce": _bce}
+
+
+def _at_least_float32(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def _epsilon(dtype: torch.dtype) -> float:
+    """The ε that keeps a logarithm finite: the machine epsilon; 3e-5 for float16, whose range must hold 1 / ε."""
+    machine = torch.finfo(torch.promote_types(dtype, torch.float32)).eps
+    return max(machine, 2 / torch.finfo(dtype).max)
+
+
+def _any(wrong: Tensor) -> bool:
+    """Whether a value is wrong; never so inside `torch.compile`, where asking would break the graph."""
+    return not torch.compiler.is_compiling() and bool(wrong.any())
+
+
+def _activation(activation: Tensor) -> Tensor:
+    """The activations [b j], checked, at least in float32."""
+    if activation.ndim != 2 or 0 in activation.shape or not activation.is_floating_point():
+        raise ShapeError(
+            f"activation is {activation.dtype} {list(activation.shape)}, wanted floating point [b j]"
+            " with no empty axis: pass the activation of the class capsules, not their pose"
+        )
+    return _at_least_float32(activation)
+
+
+def _class_numbers(activation: Tensor, labels: Tensor) -> Tensor:
+    """The labels [b], checked against activation [b j], as int64."""
+    b, j = activation.shape
+    if labels.shape != (b,) or labels.is_floating_point() or labels.dtype == torch.bool:
+        raise ShapeError(
+            f"labels are {labels.dtype} {list(labels.shape)}, wanted integers [{b}]"
+            f" for activation [{b}, {j}]: pass one class number for each image"
+        )
+    t = labels.long()
+    if _any((t < 0) | (t >= j)):
+        raise ShapeError(
+            f"labels run from {int(t.min())} to {int(t.max())}, but the activation has {j} classes:"
+            f" number the labels 0 to {j - 1} or give the model more classes"
+        )
+    return t
+
+
+def _targets(activation: Tensor, labels: Tensor) -> Tensor:
+    """T [b j]: 1 where class j is in the image, from class numbers [b] or from T itself."""
+    j = activation.shape[1]
+    if labels.ndim == 1:
+        t = _class_numbers(activation, labels)
+        return (t[:, None] == torch.arange(j, device=t.device)).to(activation.dtype)  # [b j]
+    if labels.shape != activation.shape:
+        raise ShapeError(
+            f"labels are {list(labels.shape)} for activation {list(activation.shape)}:"
+            " pass class numbers [b], or zeros and ones [b j]"
+        )
+    T = labels.to(activation.dtype)
+    if _any((T < 0) | (T > 1)):
+        raise ShapeError(
+            f"labels [b j] run from {float(T.min()):g} to {float(T.max()):g}, wanted 0 to 1:"
+            " write 1 for each class that the image shows"
+        )
+    return T

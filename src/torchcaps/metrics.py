@@ -1,0 +1,207 @@
+"""Numbers that say what a model has learnt: pure functions from tensors to one Python float, torch only.
+
+Here n counts samples, and p, q or d the features of one sample. All work in float64 and outside of gradients.
+Each docstring says what comes out of a degenerate input; never NaN. Wrong shapes or types, and n = 0, raise
+`ShapeError`; values for which the number would mean nothing (NaN, a confidence above 1) raise `DataError`.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from torchcaps.errors import DataError, RecipeError, ShapeError
+
+__all__ = [
+    "accuracy",
+    "expected_calibration_error",
+    "linear_cka",
+    "nmi",
+    "participation_ratio",
+    "purity",
+    "resultant_length",
+    "spearman",
+]
+
+
+def linear_cka(x: Tensor, y: Tensor) -> float:
+    """|YᵀX|² / (|XᵀX| |YᵀY|) of centred X [n p] and Y [n q], Frobenius norms (Kornblith et al. 2019).
+
+    1 = the same up to rotation and scale, 0 = nothing linear in common. Constant features give 0.
+    """
+    if x.shape[:1] != y.shape[:1]:
+        raise ShapeError(f"x is {list(x.shape)}, y is {list(y.shape)}: row n of both must be the same sample")
+    X, Y = _centred("x", x), _centred("y", y)
+    if len(X) < max(X.shape[1], Y.shape[1]):  # few samples: the same three norms from the small Gram matrices
+        K, L = X @ X.T, Y @ Y.T  # [n n]
+        common = (K * L).sum()
+    else:
+        K, L = X.T @ X, Y.T @ Y  # [p p], [q q]
+        common = (Y.T @ X).square().sum()
+    return _ratio(common, K.norm() * L.norm())
+
+
+def participation_ratio(x: Tensor) -> float:
+    """(sum λ)² / sum λ² over the eigenvalues λ of the covariance of x [n d]: how many dimensions it fills.
+
+    From 1 (a line) to d (a ball); 0 if the samples are all the same. Since sum λ = tr C and sum λ² = |C|², no
+    eigenvalue is computed, and the Gram matrix may stand in for C.
+    """
+    X = _centred("x", x)
+    n, d = X.shape
+    C = X.T @ X if d <= n else X @ X.T
+    return _ratio(C.trace().square(), C.square().sum(), top=float(d))
+
+
+def resultant_length(x: Tensor) -> float:
+    """|mean of x / |x|| over the rows of x [n d]: 1 = all in one direction, 0 = spread evenly.
+
+    Rows of zeros have no direction and are left out; if there are no others, the result is 0.
+    """
+    X = _features("x", x)
+    X = X[X.abs().amax(1) > 0]
+    if not len(X):
+        return 0.0
+    X = X / X.abs().amax(1, keepdim=True)  # so that no square overflows or vanishes
+    return min(1.0, float((X / X.norm(dim=1, keepdim=True)).mean(0).norm()))
+
+
+def nmi(a: Tensor, b: Tensor) -> float:
+    """I(a; b) / ((H(a) + H(b)) / 2) of two labellings [n]; scikit-learn's `normalized_mutual_info_score`.
+
+    1 = the same up to the names, 0 = independent. One cluster against several gives 0, against one gives 1.
+    """
+    _check_labellings(a, b)
+    H_a, H_b, H_ab = _entropy(a), _entropy(b), _entropy(_pair(a, b))
+    if H_a + H_b == 0:
+        return 1.0
+    return min(1.0, max(0.0, 2 * (H_a + H_b - H_ab) / (H_a + H_b)))
+
+
+def purity(clusters: Tensor, classes: Tensor) -> float:
+    """The share of samples that belong to the commonest class of their cluster; both are [n].
+
+    1 = every cluster holds one class (also if each sample is its own cluster); never below 1 / classes.
+    """
+    _check_labellings(clusters, classes)
+    cluster, sizes = _distinct(clusters)
+    cell, counts = _distinct(_pair(clusters, classes))
+    commonest = torch.zeros_like(sizes).scatter_reduce(0, cluster, counts[cell], "amax")  # [clusters]
+    return int(commonest.sum()) / len(clusters)
+
+
+def accuracy(scores: Tensor, labels: Tensor) -> float:
+    """The share of samples whose highest score [n j] is that of their label [n].
+
+    Of equal scores the first counts; a sample with a NaN among its scores counts as wrong.
+    """
+    if scores.ndim != 2 or 0 in scores.shape:
+        raise ShapeError(f"scores are {list(scores.shape)}, wanted [n j], one for each class, no empty axis")
+    n, j = scores.shape
+    if labels.shape != (n,) or not _discrete(labels):
+        raise ShapeError(f"labels are {labels.dtype} {list(labels.shape)}, wanted integers [{n}], one a row")
+    t = labels.long()
+    if bool(((t < 0) | (t >= j)).any()):
+        raise ShapeError(f"labels run from {int(t.min())} to {int(t.max())}, but there are {j} scores a row")
+    right = (scores.argmax(1) == t) & ~scores.isnan().any(1)
+    return int(right.sum()) / n
+
+
+def spearman(x: Tensor, y: Tensor) -> float:
+    """Spearman's ρ of x and y [n]: the correlation of their ranks, where ties share their mean rank.
+
+    Equals `scipy.stats.spearmanr`; 0 if either is constant. Infinities have a rank, NaN has none.
+    """
+    _check_vectors(x, y, "x", "y")
+    r, s = _ranks("x", x), _ranks("y", y)
+    scale = (r.square().sum() * s.square().sum()).sqrt()
+    return min(1.0, max(-1.0, float((r * s).sum() / scale))) if scale > 0 else 0.0
+
+
+def expected_calibration_error(confidence: Tensor, correct: Tensor, bins: int = 15) -> float:
+    """sum_B |B| / n · |accuracy(B) - confidence(B)| over the bins B = (lo, hi] of [0, 1] (Guo et al. 2017).
+
+    `confidence` is [n] in [0, 1]; `correct` is [n], true or 1 where the prediction was right. The bins are of
+    equal width; a confidence of 0 falls into the first; empty ones count nothing.
+    """
+    _check_vectors(confidence, correct, "confidence", "correct")
+    if bins < 1:
+        raise RecipeError(f"bins is {bins}, wanted at least 1")
+    p, hit = confidence.detach().double(), correct.detach().double()
+    if not bool(((p >= 0) & (p <= 1)).all()):
+        raise DataError("confidence holds values outside [0, 1] or NaN: pass probabilities, not logits")
+    if not bool(((hit == 0) | (hit == 1)).all()):
+        raise DataError("correct holds values other than 0 and 1: pass `prediction == label`")
+    edges = torch.arange(1, bins, dtype=p.dtype, device=p.device) / bins
+    gaps = torch.bincount(torch.bucketize(p, edges), weights=hit - p, minlength=bins)  # [bins]
+    return float(gaps.abs().sum()) / len(p)
+
+
+def _features(name: str, x: Tensor) -> Tensor:
+    """x [n d] checked, in float64, outside of any graph."""
+    if x.ndim != 2 or 0 in x.shape or x.is_complex():
+        raise ShapeError(f"{name} is {x.dtype} {list(x.shape)}, wanted real [n d], no empty axis: flatten it")
+    x = x.detach().double()
+    if not bool(x.isfinite().all()):
+        raise DataError(f"{name} holds NaN or infinity: look for what diverged before measuring it")
+    return x
+
+
+def _centred(name: str, x: Tensor) -> Tensor:
+    """x [n d] less its mean, scaled to at most 1; constant columns are exactly 0, whatever the rounding."""
+    X = _features(name, x)
+    X = X / X.abs().max().clamp_min(torch.finfo(X.dtype).tiny)
+    X = X - X[0]
+    X = X - X.mean(0)
+    return X / X.abs().max().clamp_min(torch.finfo(X.dtype).tiny)
+
+
+def _ratio(part: Tensor, whole: Tensor, top: float = 1.0) -> float:
+    """part / whole within [0, top], and 0 / 0 = 0."""
+    return min(top, max(0.0, float(part / whole))) if whole > 0 else 0.0
+
+
+def _distinct(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Which of the m distinct values, in rising order, each x [n] is, and how often each occurs [m]."""
+    _, place, counts = torch.unique(x, return_inverse=True, return_counts=True)
+    return place, counts
+
+
+def _pair(a: Tensor, b: Tensor) -> Tensor:
+    """One number [n] for each pair (a, b): equal where both are."""
+    (i, _), (j, counts) = _distinct(a), _distinct(b)
+    return i * len(counts) + j
+
+
+def _entropy(x: Tensor) -> float:
+    """H = -sum p log p in nats over the distinct values of x [n]; exactly 0 if there is one."""
+    p = _distinct(x)[1].double() / len(x)
+    return -float((p * p.log()).sum())
+
+
+def _ranks(name: str, x: Tensor) -> Tensor:
+    """The centred ranks of x [n], equal values sharing the mean of theirs."""
+    values = x.detach().double() if x.is_floating_point() else x
+    if bool(values.isnan().any()):
+        raise DataError(f"{name} holds NaN, which has no rank: drop those samples first")
+    place, counts = _distinct(values)
+    last = counts.cumsum(0).double()  # rank of the last among equals
+    return (last - (counts.double() - 1) / 2)[place] - (len(x) + 1) / 2
+
+
+def _discrete(x: Tensor) -> bool:
+    return not (x.is_floating_point() or x.is_complex())
+
+
+def _check_vectors(a: Tensor, b: Tensor, a_name: str, b_name: str) -> None:
+    if a.ndim != 1 or a.shape != b.shape or not len(a) or a.is_complex() or b.is_complex():
+        raise ShapeError(
+            f"{a_name} is {a.dtype} {list(a.shape)} and {b_name} is {b.dtype} {list(b.shape)},"
+            " wanted two real vectors [n] of the same samples, n at least 1"
+        )
+
+
+def _check_labellings(a: Tensor, b: Tensor) -> None:
+    _check_vectors(a, b, "the first labelling", "the second labelling")
+    if not (_discrete(a) and _discrete(b)):
+        raise ShapeError(f"labellings are {a.dtype} and {b.dtype}, wanted integers: pass cluster numbers")

@@ -1,0 +1,18 @@
+"""Training: recipes, the loop, checkpoints, runs."""
+
+from torchcaps.train.loop import Outcome, total_steps, train
+from torchcaps.train.recipe import Recipe, load_recipe, recipe_names
+from torchcaps.train.run import Loaded, Run, create, load_run
+
+__all__ = [
+    "Loaded",
+    "Outcome",
+    "Recipe",
+    "Run",
+    "create",
+    "load_recipe",
+    "load_run",
+    "recipe_names",
+    "total_steps",
+    "train",
+]

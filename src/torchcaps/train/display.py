@@ -1,0 +1,51 @@
+"""What a person sees while training: a bar with loss, images a second and time left; plain lines into a file."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+__all__ = ["Display"]
+
+_LINE_SECONDS = 10.0
+"""Where there is no terminal, a line at most this often."""
+
+
+class Display:
+    """Counts steps on standard error. Silent if `quiet`."""
+
+    def __init__(self, name: str, total: int, done: int, batch: int, *, quiet: bool = False) -> None:
+        self._console = Console(stderr=True, quiet=quiet)
+        self._name, self._total, self._done, self._batch = name, total, done, batch
+        self._bar = Progress(
+            TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(),
+            TextColumn("loss {task.fields[loss]:.4f}"), TextColumn("{task.fields[speed]:.0f} images/s"),
+            TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(),
+            console=self._console, disable=quiet or not self._console.is_terminal,
+        )  # fmt: skip
+        self._task = self._bar.add_task(name, total=total, completed=done, loss=float("nan"), speed=0.0)
+        self._lines = not quiet and not self._console.is_terminal
+
+    def __enter__(self) -> Display:
+        self._start = self._last_line = time.monotonic()
+        self._bar.start()
+        return self
+
+    def update(self, step: int, loss: float) -> None:
+        now = time.monotonic()
+        speed = (step - self._done) * self._batch / max(now - self._start, 1e-9)
+        self._bar.update(self._task, completed=step, loss=loss, speed=speed)
+        if self._lines and (now - self._last_line > _LINE_SECONDS or step == self._total):
+            self._last_line = now
+            left = (self._total - step) * self._batch / max(speed, 1e-9)
+            line = f"{self._name}: step {step}/{self._total}, loss {loss:.4f}, {speed:.0f} images/s, {left:.0f} s left"
+            print(line, file=sys.stderr, flush=True)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()

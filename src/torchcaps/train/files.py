@@ -1,0 +1,77 @@
+"""Files that are whole or not there: written beside, synced, renamed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+
+from torchcaps.errors import TrainingError
+
+__all__ = ["write_atomically"]
+
+
+def write_atomically(path: Path, chunks: Iterable[bytes]) -> None:
+    """Write a file; at any moment, kill -9 included, `path` is the whole old file or the whole new one.
+
+    Whatever the disk refuses becomes a TrainingError and leaves nothing behind.
+    """
+    temporary = path.parent / f".torchcaps-{_owner()}.tmp"
+    try:
+        _sweep(path.parent)
+        _write(temporary, chunks)
+        temporary.replace(path)
+    except (OSError, ValueError) as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or error
+        raise TrainingError(
+            f"cannot write {str(path)!r}: {reason}; an earlier file there is untouched: "
+            "free space, or give the path of a file in a folder that can be written"
+        ) from error
+    finally:
+        with contextlib.suppress(OSError, ValueError):
+            temporary.unlink()  # after success it has become `path` and is no longer there
+    _sync_folder(path.parent)
+
+
+def _write(path: Path, chunks: Iterable[bytes]) -> None:
+    with path.open("xb") as file:
+        file.writelines(chunks)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    """Let the new name outlast a power cut where the file system can; else old or new is there, and whole."""
+    with contextlib.suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def _owner() -> str:
+    return f"{os.getpid()}-{threading.get_native_id()}"
+
+
+def _sweep(folder: Path) -> None:
+    """Remove the temporary files that killed processes left behind; those of living ones stay."""
+    with contextlib.suppress(OSError):
+        for path in folder.iterdir():
+            match = re.fullmatch(r"\.torchcaps-((\d{1,9})-\d{1,9})\.tmp", path.name, re.ASCII)
+            if match and (match[1] == _owner() or not _is_alive(int(match[2]))):
+                path.unlink()
+
+
+def _is_alive(pid: int) -> bool:
+    if os.name == "nt":
+        return True  # there, os.kill would end the process it asks about
+    with contextlib.suppress(PermissionError):
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return False
+    return True

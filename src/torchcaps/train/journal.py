@@ -1,0 +1,69 @@
+"""What a run wrote down about itself: one JSON object a line, and TensorBoard events for who wants them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from torchcaps.errors import RecipeError, TrainingError
+from torchcaps.train.files import write_atomically
+
+__all__ = ["Journal", "read_journal"]
+
+
+def read_journal(path: Path) -> list[dict[str, Any]]:
+    """The lines of a journal; a last line cut short by a crash is left out."""
+    if not path.exists():
+        return []
+    lines = []
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            entry = json.loads(line)
+        except json.JSONDecodeError:
+            break
+        if isinstance(entry, dict) and isinstance(entry.get("step"), int):
+            lines.append(entry)
+    return lines
+
+
+class Journal:
+    """Appends to `journal.jsonl` in a run's folder; opened at `step`, it first forgets whatever came after it."""
+
+    def __init__(self, folder: Path, step: int, *, tensorboard: bool = False) -> None:
+        self.path = folder / "journal.jsonl"
+        kept = [entry for entry in read_journal(self.path) if entry["step"] <= step]
+        write_atomically(self.path, [(json.dumps(entry) + "\n").encode() for entry in kept])
+        self._file = self.path.open("a", encoding="utf-8")
+        self._board = _summary_writer(folder, step) if tensorboard else None
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        """One line, at once on its way to the disk."""
+        try:
+            self._file.write(json.dumps({"step": step, **values}) + "\n")
+            self._file.flush()
+        except OSError as error:
+            raise TrainingError(f"cannot write {self.path}: {error.strerror}; the last checkpoint is safe") from None
+        if self._board:
+            for name, value in values.items():
+                self._board.add_scalar(name, value, step)
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+        if self._board:
+            self._board.close()
+
+
+def _summary_writer(folder: Path, step: int) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise RecipeError("TensorBoard is not installed: pip install 'torchcaps[track]'") from None
+    return SummaryWriter(str(folder), purge_step=step)

@@ -1,0 +1,139 @@
+"""A recipe is all that a run depends on: data, model, optimiser, schedule, loop and seed, as frozen dataclasses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import torch
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from torchcaps.config import (
+    Choice,
+    Count,
+    NonNegativeInt,
+    Options,
+    PositiveFloat,
+    Range,
+    from_dict,
+    merge,
+    read_toml,
+)
+from torchcaps.data import DATASETS, DataConfig, GlyphsConfig
+from torchcaps.errors import RecipeError, nearest
+from torchcaps.models import MODELS, CapsNetConfig, ModelConfig
+
+__all__ = ["Loop", "OptimiserConfig", "Recipe", "ScheduleConfig", "find_recipe", "load_recipe", "recipe_names"]
+
+OPTIMISERS: dict[str, type[Optimizer]] = {
+    n: c
+    for n, c in vars(torch.optim).items()
+    if isinstance(c, type) and issubclass(c, Optimizer) and c is not Optimizer
+}
+SCHEDULES: dict[str, type[LRScheduler]] = {
+    n: c
+    for n, c in vars(torch.optim.lr_scheduler).items()
+    if isinstance(c, type) and issubclass(c, LRScheduler) and not n.startswith("_") and n != "LRScheduler"
+}
+
+
+@dataclass(frozen=True)
+class OptimiserConfig:
+    """Any optimiser of torch.optim by its name there; `options` are its further arguments."""
+
+    name: str = "Adam"
+    lr: PositiveFloat = 1e-3
+    options: Options = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.name not in OPTIMISERS:
+            raise RecipeError(f"unknown optimiser '{self.name}'{nearest(self.name, OPTIMISERS)}")
+        self.build([torch.nn.Parameter(torch.zeros(1))])
+
+    def build(self, parameters: Any) -> Optimizer:
+        make: Any = OPTIMISERS[self.name]
+        try:
+            optimiser: Optimizer = make(parameters, lr=self.lr, **self.options)
+        except (TypeError, ValueError) as error:
+            raise RecipeError(f"optimiser {self.name} refuses {self.options}: {error}") from None
+        return optimiser
+
+
+@dataclass(frozen=True)
+class ScheduleConfig:
+    """Any schedule of torch.optim.lr_scheduler by its name there, moved on after every step; "constant" is none."""
+
+    name: str = "constant"
+    options: Options = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.name != "constant" and self.name not in SCHEDULES:
+            raise RecipeError(f"unknown schedule '{self.name}'{nearest(self.name, ['constant', *SCHEDULES])}")
+        self.build(torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0, momentum=0.5))
+
+    def build(self, optimiser: Optimizer) -> LRScheduler | None:
+        if self.name == "constant":
+            return None
+        make: Any = SCHEDULES[self.name]
+        try:
+            schedule: LRScheduler = make(optimiser, **self.options)
+        except (TypeError, ValueError) as error:
+            raise RecipeError(f"schedule {self.name} refuses {self.options}: {error}") from None
+        return schedule
+
+
+@dataclass(frozen=True)
+class Loop:
+    """How long and how: `save_every` and `log_every` count steps; `clip` bounds the norm of the gradient."""
+
+    epochs: PositiveFloat = 5.0
+    batch: Count = 128
+    max_shift: NonNegativeInt = 0
+    clip: PositiveFloat | None = None
+    precision: Literal["float32", "bfloat16"] = "float32"
+    channels_last: bool = True
+    save_every: Count = 200
+    log_every: Count = 10
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One row of a results table, before it is run."""
+
+    name: str = "unnamed"
+    about: str = ""
+    seed: Annotated[int, Range(0)] = 0
+    data: Annotated[DataConfig, Choice(DATASETS)] = field(default_factory=GlyphsConfig)
+    model: Annotated[ModelConfig, Choice(MODELS)] = field(default_factory=CapsNetConfig)
+    optimiser: OptimiserConfig = field(default_factory=OptimiserConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    train: Loop = field(default_factory=Loop)
+
+
+def _shelf() -> Path:
+    """The folder of recipes that comes with the package."""
+    return Path(str(resources.files("torchcaps"))) / "recipes"
+
+
+def recipe_names() -> list[str]:
+    return sorted(path.stem for path in _shelf().glob("*.toml"))
+
+
+def find_recipe(name: str) -> Path:
+    """A path to a .toml file, or the name of a recipe that comes with the package."""
+    if name.endswith(".toml"):
+        return Path(name)
+    if name not in recipe_names():
+        raise RecipeError(f"unknown recipe '{name}'{nearest(name, recipe_names())} (a file must end in .toml)")
+    return _shelf() / f"{name}.toml"
+
+
+def load_recipe(name: str, overrides: Mapping[str, Any] | None = None) -> Recipe:
+    """Read, override and check: whatever is wrong is said in one line."""
+    path = find_recipe(name)
+    data = merge({"name": path.stem, **read_toml(path)}, overrides or {})
+    return from_dict(Recipe, data, where=path.name)

@@ -1,0 +1,130 @@
+"""A run is a folder: `recipe.json` (what was asked), `journal.jsonl` (how it went), `checkpoint.safetensors`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torchcaps.config import flatten, from_dict, to_dict
+from torchcaps.errors import CheckpointError, TrainingError
+from torchcaps.models import Model
+from torchcaps.train.checkpoint import Checkpoint, load, save
+from torchcaps.train.files import write_atomically
+from torchcaps.train.journal import Journal
+from torchcaps.train.recipe import Recipe, load_recipe
+from torchcaps.train.training import set_up
+from torchcaps.types import ImageSpec
+
+__all__ = ["Loaded", "Run", "create", "load_run", "open_run"]
+
+FREE = {"about", "train.epochs", "train.save_every", "train.log_every"}
+"""Settings that may change between the start of a run and its resumption: they do not change what a step does."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A folder and the recipe in it, as plain data."""
+
+    folder: Path
+    recipe: dict[str, Any]
+
+    @property
+    def has_checkpoint(self) -> bool:
+        return _checkpoint_path(self.folder).exists()
+
+    def checkpoint(self) -> Checkpoint:
+        return load(_checkpoint_path(self.folder))
+
+    def save(self, checkpoint: Checkpoint) -> None:
+        save(_checkpoint_path(self.folder), checkpoint)
+
+    def journal(self, step: int, tensorboard: bool, *, write: bool) -> AbstractContextManager[Journal | None]:
+        return Journal(self.folder, step, tensorboard=tensorboard) if write else nullcontext()
+
+
+def open_run(folder: Path, recipe: Recipe, *, resume: bool) -> Run:
+    """The run in a new folder, or with `resume` the one that is there, if it is of the same recipe."""
+    wanted, path = to_dict(recipe), folder / "recipe.json"
+    if folder.exists() and not folder.is_dir():
+        raise TrainingError(f"'{folder}' is a file; a folder for the run is wanted: choose another --out")
+    if path.exists():
+        if not resume and _has_content(folder):
+            raise TrainingError(
+                f"'{folder}' already holds a run; add --resume to go on with it, or choose another --out"
+            )
+        _check_same(_read_recipe(path), wanted, folder)
+    elif folder.exists() and any(folder.iterdir()):
+        raise TrainingError(f"'{folder}' is not empty and holds no run of torchcaps; choose another --out")
+    _make(folder)
+    write_atomically(path, [(json.dumps(wanted, indent=2) + "\n").encode()])
+    return Run(folder, wanted)
+
+
+class Loaded(NamedTuple):
+    """A trained model with the recipe it came from and how far it got."""
+
+    model: Model
+    recipe: Recipe
+    step: int
+    seconds: float
+
+
+def create(recipe: Recipe | str, spec: ImageSpec | None = None) -> Model:
+    """A fresh model by a recipe or its name, for the images of the recipe's data unless `spec` says otherwise."""
+    if isinstance(recipe, str):
+        recipe = load_recipe(recipe)
+    return set_up(recipe, spec or recipe.data.load().train.spec).model
+
+
+def load_run(folder: Path | str) -> Loaded:
+    """The model of a run's folder, ready to use; everything is checked, nothing is executed."""
+    folder = Path(folder)
+    if folder.is_dir() and not _checkpoint_path(folder).exists():
+        raise CheckpointError(f"'{folder}' holds no checkpoint; train into it first, or name the folder of a run")
+    checkpoint = load(_checkpoint_path(folder))
+    try:
+        recipe = from_dict(Recipe, checkpoint.meta["recipe"], where=str(folder))
+        spec = ImageSpec(*checkpoint.meta["spec"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"'{folder}' is not the run of a recipe known here: {error}") from None
+    training = set_up(recipe, spec)
+    training.restore(checkpoint)
+    return Loaded(training.model.eval(), recipe, training.step, training.seconds)
+
+
+def _checkpoint_path(folder: Path) -> Path:
+    return folder / "checkpoint.safetensors"
+
+
+def _has_content(folder: Path) -> bool:
+    """More than the recipe: a start that failed before its first step may be tried again."""
+    return _checkpoint_path(folder).exists() or (folder / "journal.jsonl").exists()
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise TrainingError(f"cannot make the folder '{folder}': {error.strerror}; choose another --out") from None
+
+
+def _read_recipe(path: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        return to_dict(from_dict(Recipe, data, where=str(path)))
+    except (OSError, ValueError) as error:
+        raise TrainingError(f"cannot read '{path}': {error}") from None
+
+
+def _check_same(old: Mapping[str, Any], new: Mapping[str, Any], folder: Path) -> None:
+    before, after = flatten(old), flatten(new)
+    for key in sorted(before.keys() | after.keys()):
+        if before.get(key) != after.get(key) and key not in FREE:
+            raise TrainingError(
+                f"'{folder}' was started with {key} = {before.get(key)!r}, now it is {after.get(key)!r}; "
+                "take the old value to resume, or choose another --out"
+            )

@@ -1,0 +1,53 @@
+"""Two processes under torchrun do what one does with the same batch."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from tiny import tiny_toml
+from torchcaps.errors import TrainingError
+from torchcaps.train import load_run
+from torchcaps.train.distributed import Team
+
+STEPS = ["--train.epochs", "2", "--quiet"]  # 20 steps
+
+
+def launch(*words: str) -> None:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, *words], env=environment, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.mark.parametrize(("optimiser", "rate"), [("SGD", "0.1"), ("Adam", "0.001")])
+def test_two_processes_equal_one(tmp_path, optimiser, rate):
+    recipe = str(tiny_toml(tmp_path))
+    train = ["-m", "torchcaps", "train", recipe, *STEPS, "--optimiser.name", optimiser, "--optimiser.lr", rate]
+    launch(*train, "--out", str(tmp_path / "one"))
+    launch(
+        "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *train, "--out", str(tmp_path / "two")
+    )
+    one, two = load_run(tmp_path / "one"), load_run(tmp_path / "two")
+    assert one.step == two.step == 20
+    largest = max(
+        float((a - b).abs().max())
+        for a, b in zip(one.model.state_dict().values(), two.model.state_dict().values(), strict=True)
+    )
+    assert largest <= 1e-6
+    assert (tmp_path / "two" / "journal.jsonl").read_text().count("\n") == 10
+
+
+def test_a_team_of_one_changes_nothing():
+    team, module = Team(), torch.nn.Linear(2, 2)
+    assert team.leads and team.wrap(module) is module
+    assert team.mean(torch.tensor([1.0, 2.0])).tolist() == [1.0, 2.0]
+    assert team.any(True) and not team.any(False)
+
+
+def test_a_batch_that_cannot_be_shared_is_refused():
+    with pytest.raises(TrainingError, match="multiple"):
+        Team(size=3).check_batch(8)

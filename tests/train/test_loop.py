@@ -1,0 +1,211 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+
+import pytest
+import torch
+
+from tiny import tiny
+from torchcaps.errors import DataError, RecipeError, ShapeError, TrainingError
+from torchcaps.models.capsnet import CapsNet
+from torchcaps.train import load_run, total_steps, train
+from torchcaps.train.journal import read_journal
+from torchcaps.train.training import set_up
+
+
+def weights(folder) -> dict[str, torch.Tensor]:
+    return dict(load_run(folder).model.state_dict())
+
+
+def same(a, b) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+
+
+def test_training_lowers_the_loss_and_leaves_a_whole_run(tmp_path):
+    outcome = train(tiny(train={"epochs": 12.0}), tmp_path / "run", quiet=True)
+    assert outcome.finished and outcome.step == 120
+    entries = read_journal(tmp_path / "run" / "journal.jsonl")
+    assert [e["step"] for e in entries] == list(range(2, 121, 2))
+    assert entries[-1]["loss"] < 0.8 * entries[0]["loss"]
+    assert {"loss", "margin", "reconstruction", "accuracy", "lr", "epoch", "seconds"} <= entries[0].keys()
+    assert sorted(p.name for p in (tmp_path / "run").iterdir()) == [
+        "checkpoint.safetensors", "journal.jsonl", "recipe.json",
+    ]  # fmt: skip
+    loaded = load_run(tmp_path / "run")
+    assert same(dict(loaded.model.state_dict()), dict(outcome.model.state_dict()))
+    assert loaded.step == 120 and not loaded.model.training
+
+
+def test_two_runs_of_one_recipe_are_the_same_and_another_seed_is_not(tmp_path):
+    for name, recipe in {"a": tiny(), "b": tiny(), "c": tiny(seed=4)}.items():
+        train(recipe, tmp_path / name, quiet=True)
+    assert same(weights(tmp_path / "a"), weights(tmp_path / "b"))
+    assert not same(weights(tmp_path / "a"), weights(tmp_path / "c"))
+
+
+@pytest.mark.parametrize("optimiser", ["Adam", "SGD", "RMSprop"])
+@pytest.mark.parametrize("model", ["capsnet", "cnn"])
+def test_stopping_and_resuming_changes_no_bit(tmp_path, optimiser, model):
+    over = {"optimiser": {"name": optimiser, "lr": 0.01}}
+    if optimiser == "SGD":
+        over["optimiser"]["options"] = {"momentum": 0.9, "weight_decay": 1e-4}
+    if model == "cnn":  # has dropout, whose noise must resume too
+        over["model"] = {"name": "cnn", "widths": [4], "hidden": 8}
+    train(tiny(**over, train={"epochs": 2.0}), tmp_path / "whole", quiet=True)
+    for epochs in (0.3, 1.1, 1.2, 2.0):  # more epochs is a free change: the run goes on
+        train(tiny(**over, train={"epochs": epochs}), tmp_path / "parts", resume=True, quiet=True)
+    assert same(weights(tmp_path / "whole"), weights(tmp_path / "parts"))
+    steps = [[e["step"] for e in read_journal(tmp_path / n / "journal.jsonl")] for n in ("whole", "parts")]
+    assert set(steps[0]) <= set(steps[1]) and steps[1] == sorted(set(steps[1]))
+
+
+def test_resuming_forgets_journal_lines_after_the_checkpoint(tmp_path):
+    train(tiny(train={"epochs": 1.0}), tmp_path, quiet=True)
+    journal = tmp_path / "journal.jsonl"
+    journal.write_text(journal.read_text() + json.dumps({"step": 11, "loss": 1.0}) + '\n{"step": 12, "lo')
+    train(tiny(train={"epochs": 2.0}), tmp_path, resume=True, quiet=True)
+    steps = [e["step"] for e in read_journal(journal)]
+    assert steps == sorted(set(steps)) and 11 not in steps and steps[-1] == 20
+
+
+def test_a_finished_run_resumes_to_itself(tmp_path):
+    train(tiny(), tmp_path, quiet=True)
+    before = (tmp_path / "checkpoint.safetensors").read_bytes()
+    outcome = train(tiny(), tmp_path, resume=True, quiet=True)
+    assert outcome.finished and (tmp_path / "checkpoint.safetensors").read_bytes() == before
+
+
+def test_ctrl_c_saves_and_goes_on_as_if_nothing_had_been(tmp_path, monkeypatch):
+    slow = CapsNet.objective
+    monkeypatch.setattr(CapsNet, "objective", lambda *a: (time.sleep(0.02), slow(*a))[1])
+    recipe = tiny(train={"epochs": 5.0, "save_every": 1000})
+    threading.Timer(0.4, os.kill, (os.getpid(), signal.SIGINT)).start()
+    outcome = train(recipe, tmp_path / "cut", quiet=True)
+    assert not outcome.finished and 0 < outcome.step < 50
+    assert load_run(tmp_path / "cut").step == outcome.step
+    train(recipe, tmp_path / "cut", resume=True, quiet=True)
+    train(recipe, tmp_path / "whole", quiet=True)
+    assert same(weights(tmp_path / "whole"), weights(tmp_path / "cut"))
+
+
+def test_a_run_is_never_overwritten(tmp_path):
+    train(tiny(), tmp_path / "run", quiet=True)
+    before = (tmp_path / "run" / "checkpoint.safetensors").read_bytes()
+    with pytest.raises(TrainingError, match="--resume"):
+        train(tiny(), tmp_path / "run", quiet=True)
+    with pytest.raises(TrainingError, match=r"optimiser.lr = 0.01, now it is 0.5"):
+        train(tiny(optimiser={"lr": 0.5}), tmp_path / "run", resume=True, quiet=True)
+    assert (tmp_path / "run" / "checkpoint.safetensors").read_bytes() == before
+
+
+def test_foreign_folders_and_files_are_refused(tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("precious")
+    for resume in (False, True):
+        with pytest.raises(TrainingError, match="holds no run"):
+            train(tiny(), tmp_path / "mine", resume=resume, quiet=True)
+    with pytest.raises(TrainingError, match="is a file"):
+        train(tiny(), tmp_path / "mine" / "thesis.txt", quiet=True)
+    assert [p.name for p in (tmp_path / "mine").iterdir()] == ["thesis.txt"]
+
+
+def test_a_damaged_checkpoint_is_refused_and_kept(tmp_path):
+    train(tiny(), tmp_path, quiet=True)
+    path = tmp_path / "checkpoint.safetensors"
+    path.write_bytes(path.read_bytes()[:-10])
+    with pytest.raises(ValueError, match="checkpoint"):
+        train(tiny(train={"epochs": 3.0}), tmp_path, resume=True, quiet=True)
+    assert path.exists()
+
+
+def test_a_loss_that_is_not_finite_ends_training_before_it_is_saved(tmp_path, monkeypatch):
+    recipe = tiny(train={"epochs": 1.0, "save_every": 2, "log_every": 1})
+    real = CapsNet.objective
+
+    def broken(self, batch, step):
+        terms = real(self, batch, step)
+        return {**terms, "loss": terms["loss"] * float("nan")} if step >= 5 else terms
+
+    monkeypatch.setattr(CapsNet, "objective", broken)
+    with pytest.raises(TrainingError, match="loss is nan at step 6"):
+        train(recipe, tmp_path, quiet=True)
+    assert load_run(tmp_path).step == 4
+    assert all(torch.isfinite(v).all() for v in weights(tmp_path).values())
+
+
+def test_a_full_disk_ends_training_with_one_line_and_keeps_the_old_checkpoint(tmp_path, monkeypatch):
+    train(tiny(train={"epochs": 1.0}), tmp_path, quiet=True)
+    before = (tmp_path / "checkpoint.safetensors").read_bytes()
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(TrainingError, match="No space left") as caught:
+        train(tiny(train={"epochs": 2.0}), tmp_path, resume=True, quiet=True)
+    assert "\n" not in str(caught.value)
+    assert (tmp_path / "checkpoint.safetensors").read_bytes() == before
+    assert not [p for p in tmp_path.iterdir() if p.name.endswith(".tmp")]
+
+
+def test_bad_sizes_are_refused_before_anything_is_written(tmp_path):
+    with pytest.raises(DataError, match="make it smaller"):
+        train(tiny(train={"batch": 81}), tmp_path / "a", quiet=True)
+    with pytest.raises(ShapeError, match="window"):
+        train(tiny(model={"kernel": 17}), tmp_path / "b", quiet=True)
+    for name in "ab":
+        assert not (tmp_path / name / "checkpoint.safetensors").exists()
+
+
+def test_bfloat16_trains(tmp_path):
+    outcome = train(tiny(train={"precision": "bfloat16", "epochs": 1.0}), tmp_path, quiet=True)
+    assert outcome.finished
+    assert all(p.dtype == torch.float32 and torch.isfinite(p).all() for p in outcome.model.parameters())
+
+
+def test_channels_last_is_for_convolutions_only():
+    model = set_up(tiny(), tiny().data.load().train.spec).model
+    assert model.conv.weight.is_contiguous(memory_format=torch.channels_last)
+    assert model.classes.W.is_contiguous()
+
+
+def test_the_number_of_steps_follows_the_epochs():
+    assert total_steps(tiny(train={"epochs": 0.5}), 80) == 5
+    assert total_steps(tiny(train={"epochs": 0.0001}), 80) == 1
+
+
+def test_tensorboard_events_are_written(tmp_path):
+    pytest.importorskip("tensorboard", reason="the track extra is not installed")
+    train(tiny(train={"epochs": 1.0}), tmp_path, quiet=True, tensorboard=True)
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(tmp_path))
+    events.Reload()
+    assert [e.step for e in events.Scalars("loss")] == [2, 4, 6, 8, 10]
+
+
+@pytest.mark.parametrize(
+    ("over", "text"),
+    [
+        ({"optimiser": {"name": "Adm"}}, "did you mean 'Adam'"),
+        ({"optimiser": {"options": {"momentm": 0.9}}}, "refuses"),
+        ({"optimiser": {"lr": 0.0}}, "lr"),
+        ({"schedule": {"name": "CosineAnealingLR"}}, "did you mean 'CosineAnnealingLR'"),
+        ({"schedule": {"name": "StepLR", "options": {}}}, "refuses"),
+        ({"train": {"batch": 0}}, "batch"),
+        ({"train": {"bach": 1}}, "did you mean 'batch'"),
+        ({"model": {"routing": {"iterations": 0}}}, "iterations"),
+        ({"model": {"name": "capsnt"}}, "did you mean 'capsnet'"),
+        ({"data": {"name": "glyph"}}, "did you mean 'glyphs'"),
+        ({"data": {"size": 4}}, "size"),
+        ({"seed": -1}, "seed"),
+    ],
+)
+def test_recipes_with_a_slip_are_refused_in_one_line(over, text):
+    with pytest.raises(RecipeError, match=text) as caught:
+        tiny(**over)
+    assert "\n" not in str(caught.value)

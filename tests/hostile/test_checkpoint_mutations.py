@@ -18,7 +18,8 @@ import pytest
 import torch
 
 from torchcaps.errors import CheckpointError
-from torchcaps.train.checkpoint import Checkpoint, load, loads, pack_state, save
+from torchcaps.train.checkpoint import Checkpoint, load, loads, save
+from torchcaps.train.state import pack_state
 
 DIGEST = slice(8 + len('{"__metadata__":{"sha256":"'), 8 + len('{"__metadata__":{"sha256":"') + 64)
 Mutation = Callable[[random.Random, bytes], bytes]
@@ -208,9 +209,7 @@ def rename(rng: random.Random, data: bytes) -> bytes:
     """Another name for one key of the header, which may also swallow a second one."""
     header = header_of(data)
     old = rng.choice(list(header))
-    new = rng.choice(
-        ["", "x", "weight", "bias", old + "~", old.upper(), "__metadata__", "\ud800", "torchcaps"]
-    )
+    new = rng.choice(["", "x", "weight", "bias", old + "~", old.upper(), "__metadata__", "\ud800", "torchcaps"])
     return with_header(data, compact({new if key == old else key: item for key, item in header.items()}))
 
 
@@ -248,9 +247,7 @@ def edit_metadata(rng: random.Random, data: bytes) -> bytes:
     texts = [compact(document)] * 8 + ["", "[]", "[" * 5000, "1" * 5000]
     header["__metadata__"]["torchcaps"] = rng.choice(texts)
     if rng.random() < 0.2:
-        header["__metadata__"]["sha256"] = rng.choice(
-            ["", "0" * 64, header["__metadata__"]["sha256"].upper()]
-        )
+        header["__metadata__"]["sha256"] = rng.choice(["", "0" * 64, header["__metadata__"]["sha256"].upper()])
     return with_header(data, compact(header))
 
 

@@ -31,7 +31,8 @@ from torch.optim import SGD, Adam, Optimizer, RMSprop, lr_scheduler
 
 from torchcaps.errors import CheckpointError, TrainingError
 from torchcaps.train import checkpoint as module
-from torchcaps.train.checkpoint import Checkpoint, load, loads, pack_state, save, unpack_state
+from torchcaps.train.checkpoint import Checkpoint, load, loads, save
+from torchcaps.train.state import pack_state, unpack_state
 
 
 def raw(tensor: Tensor) -> bytes:
@@ -427,7 +428,7 @@ def test_paths_that_cannot_be_written(tmp_path: Path) -> None:
     for path in ("folder", "absent/b", "a/b", "x" * 300, "nul\0", "."):
         with pytest.raises(TrainingError) as error:
             save(tmp_path / path, small())
-        one_line(error, "cannot save checkpoint", "a folder that can be written")
+        one_line(error, "cannot write", "a folder that can be written")
     assert sorted(tmp_path.rglob("*")) == before
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from torchcaps.errors import CheckpointError
 
-__all__ = ["pack_state", "unpack_state"]
+__all__ = ["is_plain", "pack_state", "unpack_state"]
 
 MAPPINGS: dict[str, type[dict[Any, Any]]] = {"$dict": dict, "$ordered": OrderedDict, "$counter": Counter}
 MAPPING_TAGS = {cls: tag for tag, cls in MAPPINGS.items()}
@@ -36,7 +36,7 @@ def pack_state(state: Any, prefix: str) -> tuple[dict[str, Tensor], Any]:
 
 
 def _pack(state: Any, where: str, tensors: dict[str, Tensor]) -> Any:
-    if _is_plain(state):
+    if is_plain(state):
         return state
     if isinstance(state, Tensor):
         return {"$tensor": _keep(state, where, tensors)}
@@ -82,7 +82,7 @@ def unpack_state(skeleton: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 
 def _unpack(node: Any, tensors: Mapping[str, Tensor]) -> Any:
-    if _is_plain(node):
+    if is_plain(node):
         return node
     if type(node) is list:
         return [_unpack(item, tensors) for item in node]
@@ -119,5 +119,6 @@ def _malformed(node: object) -> CheckpointError:
     return CheckpointError(f"skeleton of a state has {came[:80]} where a value or one tag was wanted; use pack_state's")
 
 
-def _is_plain(value: object) -> bool:
+def is_plain(value: object) -> bool:
+    """A value that JSON keeps as it is."""
     return value is None or type(value) in (bool, int, float, str)

@@ -10,11 +10,11 @@ from typing import Protocol
 import tyro
 
 from torchcaps import __version__
+from torchcaps.cli.catalogue import List
 from torchcaps.cli.data import Data
 from torchcaps.cli.demo import Demo
 from torchcaps.cli.evaluate import Evaluate
 from torchcaps.cli.later import Bench, Explore, Generate
-from torchcaps.cli.list import List
 from torchcaps.cli.train import Train
 from torchcaps.errors import RecipeError, nearest
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.config import check
-from torchcaps.errors import ShapeError
+from torchcaps.errors import RecipeError, ShapeError, nearest
 from torchcaps.math.patches import Grid
 from torchcaps.math.pose import MATRIX, add_coordinates
 from torchcaps.routing import EM, Dynamic, route, router_of
@@ -29,17 +29,26 @@ class _Routed(nn.Module):
 
     def __init__(self, shape: tuple[int, int, int, int], routing: Any, std: float) -> None:
         super().__init__()
+        learned = router_of(routing).learned
         check(routing)
         self.routing = routing
         self.W = nn.Parameter(nn.init.trunc_normal_(torch.empty(shape), std=std, a=-2 * std, b=2 * std))
-        learned = router_of(routing).learned
         self.learned = nn.ParameterDict({n: nn.Parameter(torch.full(shape[1:2], v)) for n, v in learned.items()})
 
     def extra_repr(self) -> str:
         return f"W={list(self.W.shape)}, {self.routing}"
 
+    def _route(self, children: Capsules, weights: Tensor, **how: Any) -> tuple[Capsules, RoutingInfo]:
+        """Route in the precision of W, whatever mixed precision the layers around use: agreement needs the digits."""
+        exact = Capsules(children.pose.to(weights.dtype), children.activation.to(weights.dtype))
+        with torch.autocast(weights.device.type, enabled=False):
+            return route(exact, weights, self.routing, **how, **self.learned)
+
 
 def _weight_shape(children: int, parents: int, d: int, k: int, pose: str) -> tuple[int, int, int, int]:
+    positive(child_dimension=d, parent_dimension=k)
+    if pose not in ("vector", "matrix"):
+        raise RecipeError(f"unknown pose '{pose}'{nearest(pose, ('vector', 'matrix'))}")
     if pose == "matrix":
         if d != MATRIX**2 or k != MATRIX**2:
             raise ShapeError(f"matrix poses have {MATRIX**2} numbers; got {d} below and {k} above")
@@ -54,18 +63,13 @@ class DenseCapsules(_Routed):
         self, children: int, parents: int, child_dimension: int, parent_dimension: int, *,
         routing: Any = None, pose: str = "vector", std: float = 0.1,
     ) -> None:  # fmt: skip
-        positive(
-            children=children,
-            parents=parents,
-            child_dimension=child_dimension,
-            parent_dimension=parent_dimension,
-        )
+        positive(children=children, parents=parents)
         shape = _weight_shape(children, parents, child_dimension, parent_dimension, pose)
         super().__init__(shape, routing or Dynamic(), std)
         self.pose = pose
 
     def forward(self, children: Capsules, *, trace: bool = False) -> tuple[Capsules, RoutingInfo]:
-        return route(children.flat(), self.W, self.routing, pose=self.pose, trace=trace, **self.learned)
+        return self._route(children.flat(), self.W, pose=self.pose, trace=trace)
 
 
 class ConvCapsules(_Routed):
@@ -88,7 +92,7 @@ class ConvCapsules(_Routed):
         self.window, self.grid, self.pose = window, window.out, pose
 
     def forward(self, children: Capsules, *, trace: bool = False) -> tuple[Capsules, RoutingInfo]:
-        return route(children, self.W, self.routing, pose=self.pose, window=self.window, trace=trace, **self.learned)
+        return self._route(children, self.W, pose=self.pose, window=self.window, trace=trace)
 
 
 class ClassCapsules(_Routed):
@@ -115,12 +119,4 @@ class ClassCapsules(_Routed):
             wanted = f"[b {self.grid.height} {self.grid.width} i d]"
             raise ShapeError(f"children's pose has shape {list(children.pose.shape)}; {wanted} is wanted")
         everywhere = self.W.repeat(self.grid.places, 1, 1, 1)  # [(h w i) j 4 4]
-        return route(
-            children.flat(),
-            everywhere,
-            self.routing,
-            pose=self.pose,
-            offset=self.offset,
-            trace=trace,
-            **self.learned,
-        )
+        return self._route(children.flat(), everywhere, pose=self.pose, offset=self.offset, trace=trace)

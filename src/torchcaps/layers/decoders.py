@@ -16,8 +16,18 @@ __all__ = ["ConvDecoder", "DenseDecoder", "select"]
 
 def select(pose: Tensor, chosen: Tensor) -> Tensor:
     """Keep one capsule per sample and zero the others: pose [b j k], chosen [b] -> [b j k]."""
-    mask = torch.nn.functional.one_hot(chosen, pose.shape[1]).to(pose.dtype)  # [b j]
+    _check_chosen(chosen, pose.shape[0], pose.shape[1])
+    mask = torch.nn.functional.one_hot(chosen.long(), pose.shape[1]).to(pose.dtype)  # [b j]
     return pose * mask.unsqueeze(-1)
+
+
+def _check_chosen(chosen: Tensor, b: int, j: int) -> None:
+    if chosen.shape != (b,) or chosen.is_floating_point() or chosen.dtype == torch.bool:
+        raise ShapeError(
+            f"chosen is {chosen.dtype} {list(chosen.shape)}; one integer for each of {b} samples is wanted"
+        )
+    if not torch.compiler.is_compiling() and bool(((chosen < 0) | (chosen >= j)).any()):
+        raise ShapeError(f"chosen runs from {int(chosen.min())} to {int(chosen.max())}; 0 to {j - 1} is wanted")
 
 
 def _check_pose(pose: Tensor, capsules: int, dimension: int) -> None:
@@ -33,6 +43,7 @@ class DenseDecoder(nn.Module):
     ) -> None:
         super().__init__()
         positive(capsules=capsules, dimension=dimension, channels=image[0], height=image[1], width=image[2])
+        positive(hidden=min(hidden, default=1))
         self.capsules, self.dimension, self.image = capsules, dimension, image
         sizes = [capsules * dimension, *hidden]
         steps = [m for a, b in pairwise(sizes) for m in (nn.Linear(a, b), nn.ReLU())]
@@ -56,7 +67,7 @@ class ConvDecoder(nn.Module):
     ) -> None:
         super().__init__()
         positive(capsules=capsules, dimension=dimension, channels=image[0], height=image[1], width=image[2])
-        positive(stages=len(widths))
+        positive(stages=len(widths), width=min(widths, default=1))
         self.capsules, self.dimension, self.image = capsules, dimension, image
         factor = 2 ** len(widths)
         self.start = (widths[0], -(-image[1] // factor), -(-image[2] // factor))

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from torchcaps.errors import ShapeError
+from torchcaps.errors import RecipeError, ShapeError, nearest
 from torchcaps.layers.capsules import positive
 from torchcaps.math.patches import Grid
 from torchcaps.math.squash import norm, squash
@@ -38,6 +38,8 @@ class PrimaryCapsules(nn.Module):
     ) -> None:  # fmt: skip
         super().__init__()
         positive(channels=channels, types=types, dimension=dimension)
+        if activation not in ("length", "logistic"):
+            raise RecipeError(f"unknown activation '{activation}'{nearest(activation, ('length', 'logistic'))}")
         self.window = grid.window(kernel, stride)
         self.grid, self.types, self.dimension, self.activation = self.window.out, types, dimension, activation
         self.pose = nn.Conv2d(channels, types * dimension, kernel, stride)
@@ -48,11 +50,10 @@ class PrimaryCapsules(nn.Module):
         return self.grid.places * self.types
 
     def forward(self, features: Tensor) -> Capsules:
-        below = self.window.grid
-        if features.ndim != 4 or tuple(features.shape[2:]) != (below.height, below.width):
-            raise ShapeError(
-                f"features have shape {list(features.shape)}; [b c {below.height} {below.width}] is wanted"
-            )
+        wanted = self.pose.in_channels, self.window.grid.height, self.window.grid.width
+        if features.ndim != 4 or tuple(features.shape[1:]) != wanted:
+            c, h, w = wanted
+            raise ShapeError(f"features have shape {list(features.shape)}; [b {c} {h} {w}] is wanted")
         pose = group_channels(self.pose(features), self.types)  # [b h w i d]
         if self.on is None:
             pose = squash(pose)

@@ -70,9 +70,10 @@ class Window:
         if self.kernel < 1 or self.stride < 1:
             raise ShapeError(f"a window needs kernel and stride of 1 or more, got {self.kernel} and {self.stride}")
         if self.kernel > min(self.grid.height, self.grid.width):
+            pixels = int(2 * self.grid.start + self.grid.step * (self.kernel - 1))  # what the first window sees
             raise ShapeError(
                 f"a {self.kernel}x{self.kernel} window does not fit {self.grid.height}x{self.grid.width} places; "
-                f"{self.kernel}x{self.kernel} is the smallest that fits: use larger images or a smaller kernel"
+                f"images of at least {pixels}x{pixels} pixels or a smaller kernel are wanted"
             )
 
     @property
@@ -102,17 +103,19 @@ class Window:
         n = self.kernel * self.kernel
         p, j = self.out.places, logits.shape[-1]
         slots = logits.reshape(-1, p * n, types, j)  # [b (p n) i j]
-        total = self._log_total(slots, across_parents)  # [b (h w) i 1|j]
+        top, total = self._log_total(slots, across_parents)  # [b (h w) i 1|j]
         seen = _seen_places(self).to(logits.device).flatten()
-        return (slots - total[:, seen]).view_as(logits)
+        return (slots - top[:, seen] - total[:, seen]).view_as(logits)
 
-    def _log_total(self, slots: Tensor, across_parents: bool) -> Tensor:
-        """Logsumexp [b (h w) i 1|j] of slots [b (p n) i j] over the slots in which each place is seen."""
+    def _log_total(self, slots: Tensor, across_parents: bool) -> tuple[Tensor, Tensor]:
+        """Logsumexp [b (h w) i 1|j] of slots [b (p n) i j] over the slots in which each place is seen, in two parts:
+        the largest logit, and the logsumexp above it. Their sum would lose the second to rounding."""
         seers, absent = (t.to(slots.device) for t in _seers(self))  # [(h w) m], m = most windows over one place
         low = torch.finfo(slots.dtype).min / 4
         each = slots[:, seers].masked_fill(absent[None, :, :, None, None], low)  # [b (h w) m i j]
         over = (2, 4) if across_parents else (2,)
-        return each.logsumexp(over, keepdim=True).squeeze(2)
+        top = each.detach().amax(over, keepdim=True)
+        return top.squeeze(2), (each - top).logsumexp(over, keepdim=True).squeeze(2)
 
 
 @lru_cache(maxsize=64)

@@ -7,6 +7,8 @@ import math
 import torch
 from torch import Tensor
 
+from torchcaps.errors import ShapeError
+
 __all__ = ["MATRIX", "add_coordinates", "as_matrix", "matrix_votes", "vector_votes"]
 
 MATRIX = 4
@@ -39,6 +41,8 @@ def add_coordinates(centres: Tensor, dimension: int) -> Tensor:
     The row and the column go to the first two elements of the right-hand column of the pose matrix (section 4
     of Hinton 2018): elements 3 and 7 of 16. A pose that is not a 4x4 matrix gets them in its first two elements.
     """
+    if dimension < 2:
+        raise ShapeError(f"a pose of {dimension} number cannot hold a row and a column; at least 2 are wanted")
     offset = centres.new_zeros(centres.shape[0], dimension)  # [i k]
     row, column = (MATRIX - 1, 2 * MATRIX - 1) if dimension == MATRIX * MATRIX else (0, 1)
     offset[:, row], offset[:, column] = centres[:, 0], centres[:, 1]

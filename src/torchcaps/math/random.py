@@ -55,9 +55,7 @@ def uniform(
     return _shift_right(h, 64 - p).to(dtype) * 2.0**-p
 
 
-def normal(
-    seed: int, *counters: int | Tensor, count: int, dtype: torch.dtype = torch.float32
-) -> Tensor:  # [... count]
+def normal(seed: int, *counters: int | Tensor, count: int, dtype: torch.dtype = torch.float32) -> Tensor:  # [... count]
     """Standard normal numbers Φ⁻¹(u), u = (m + 1/2) / 2^52 in float64: finite, none beyond 8.3 in size."""
     h = _positions("normal", seed, counters, count)  # [... count]
     u = (_shift_right(h, 12).double() + 0.5) * 2.0**-52

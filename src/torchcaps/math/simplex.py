@@ -12,7 +12,7 @@ def log_floor(p: Tensor) -> Tensor:
     """log p for p in [0, 1], with p = 0 read as the square root of the smallest normal number.
 
     The floor (about 1e-19 in float32) is below any share that can matter, and its inverse, the slope of the
-    logarithm there, can still be multiplied without overflow. At and below the floor the gradient is 0.
+    logarithm there, can still be multiplied without overflow. Below the floor the gradient is 0.
     """
     return p.clamp_min(torch.finfo(p.dtype).tiny ** 0.5).log()
 

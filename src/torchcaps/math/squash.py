@@ -46,7 +46,7 @@ def unsquash(x: Tensor) -> Tensor:
     length = norm(x, keepdim=True)
     last = torch.finfo(x.dtype).eps / 2
     room = (1 - length).clamp_min(last)
-    return x / torch.sqrt(length.clamp_max(1 - last) * room)
+    return x / (length.clamp_min(1) * torch.sqrt(length.clamp_max(1 - last) * room))
 
 
 def cosine(x: Tensor, y: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from torchcaps.train.loop import Outcome, total_steps, train
 from torchcaps.train.recipe import Recipe, load_recipe, recipe_names
-from torchcaps.train.run import Loaded, Run, create, load_run
+from torchcaps.train.run import Loaded, Run, create, load, load_run
 
 __all__ = [
     "Loaded",
@@ -10,6 +10,7 @@ __all__ = [
     "Recipe",
     "Run",
     "create",
+    "load",
     "load_recipe",
     "load_run",
     "recipe_names",

@@ -12,14 +12,16 @@ from typing import Any, NamedTuple
 from torchcaps.config import flatten, from_dict, to_dict
 from torchcaps.errors import CheckpointError, TrainingError
 from torchcaps.models import Model
-from torchcaps.train.checkpoint import Checkpoint, load, save
+from torchcaps.train.checkpoint import Checkpoint
+from torchcaps.train.checkpoint import load as read_checkpoint
+from torchcaps.train.checkpoint import save as write_checkpoint
 from torchcaps.train.files import write_atomically
 from torchcaps.train.journal import Journal
 from torchcaps.train.recipe import Recipe, load_recipe
 from torchcaps.train.training import set_up
 from torchcaps.types import ImageSpec
 
-__all__ = ["Loaded", "Run", "create", "load_run", "open_run"]
+__all__ = ["Loaded", "Run", "create", "load", "load_run", "open_run"]
 
 FREE = {"about", "train.epochs", "train.save_every", "train.log_every"}
 """Settings that may change between the start of a run and its resumption: they do not change what a step does."""
@@ -37,10 +39,10 @@ class Run:
         return _checkpoint_path(self.folder).exists()
 
     def checkpoint(self) -> Checkpoint:
-        return load(_checkpoint_path(self.folder))
+        return read_checkpoint(_checkpoint_path(self.folder))
 
     def save(self, checkpoint: Checkpoint) -> None:
-        save(_checkpoint_path(self.folder), checkpoint)
+        write_checkpoint(_checkpoint_path(self.folder), checkpoint)
 
     def journal(self, step: int, tensorboard: bool, *, write: bool) -> AbstractContextManager[Journal | None]:
         return Journal(self.folder, step, tensorboard=tensorboard) if write else nullcontext()
@@ -80,12 +82,17 @@ def create(recipe: Recipe | str, spec: ImageSpec | None = None) -> Model:
     return set_up(recipe, spec or recipe.data.load().train.spec).model
 
 
+def load(folder: Path | str) -> Model:
+    """The trained model of a run's folder, in evaluation mode."""
+    return load_run(folder).model
+
+
 def load_run(folder: Path | str) -> Loaded:
-    """The model of a run's folder, ready to use; everything is checked, nothing is executed."""
+    """As `load`, with the recipe and how far the run got; everything is checked, nothing is executed."""
     folder = Path(folder)
     if folder.is_dir() and not _checkpoint_path(folder).exists():
         raise CheckpointError(f"'{folder}' holds no checkpoint; train into it first, or name the folder of a run")
-    checkpoint = load(_checkpoint_path(folder))
+    checkpoint = read_checkpoint(_checkpoint_path(folder))
     try:
         recipe = from_dict(Recipe, checkpoint.meta["recipe"], where=str(folder))
         spec = ImageSpec(*checkpoint.meta["spec"])

@@ -1,0 +1,273 @@
+"""The library's own instruments: what every router must keep, checked on yours as on ours.
+
+    from torchcaps.testing import assert_router, variants
+
+    assert_router("em")                                        # a name in ROUTERS, its default settings
+    assert_router(Router(Mine, route), Mine(iterations=2))     # your own record, registered or not
+    for settings in variants(Mine):                            # every combination of its Literal settings
+        assert_router(Router(Mine, route), settings)
+
+Each instrument returns nothing or raises an AssertionError that names the law that was broken.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import partial
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import torch
+from torch import Tensor
+
+from torchcaps.math.patches import Grid, Window
+from torchcaps.math.pose import vector_votes
+from torchcaps.routing import ROUTERS, Compete, Router, route, router_of, settings_of
+from torchcaps.routing.base import compete_at_one_place
+from torchcaps.types import Capsules, RoutingInfo
+
+__all__ = ["Over", "assert_finite", "assert_router", "variants"]
+
+Over = Literal["parents", "children", "positions"]
+
+
+# --- Finite ---------------------------------------------------------------------------------------------------
+
+
+def assert_finite(tree: Any, name: str = "value") -> None:
+    """No NaN and no infinity in any number of a tensor, record, mapping or sequence, however nested."""
+    for path, leaf in _leaves(tree, name):
+        if isinstance(leaf, Tensor):
+            bad = ~torch.isfinite(leaf)
+            if bad.any():
+                first = bad.nonzero()[0].tolist()
+                raise AssertionError(f"{path}: {int(bad.sum())} of {bad.numel()} not finite, first at {first}")
+        elif not math.isfinite(leaf):
+            raise AssertionError(f"{path}: {leaf} is not finite")
+
+
+def _leaves(tree: Any, path: str) -> Iterator[tuple[str, Tensor | float]]:
+    """Every tensor and number below `tree`, with the path that leads to it; text and None hold none."""
+    if isinstance(tree, Tensor | float | int):
+        yield path, tree
+    elif is_dataclass(tree) and not isinstance(tree, type):
+        for field in fields(tree):
+            yield from _leaves(getattr(tree, field.name), f"{path}.{field.name}")
+    elif isinstance(tree, tuple) and hasattr(tree, "_asdict"):
+        for key, value in tree._asdict().items():
+            yield from _leaves(value, f"{path}.{key}")
+    elif isinstance(tree, Mapping):
+        for key, value in tree.items():
+            yield from _leaves(value, f"{path}[{key!r}]")
+    elif isinstance(tree, Sequence) and not isinstance(tree, str | bytes):
+        for index, value in enumerate(tree):
+            yield from _leaves(value, f"{path}[{index}]")
+
+
+# --- Routers --------------------------------------------------------------------------------------------------
+
+
+def variants(settings: type[Any]) -> list[Any]:
+    """One settings object per combination of the Literal fields; the other fields keep their defaults."""
+    hints = get_type_hints(settings)
+    choices = {f.name: get_args(hints[f.name]) for f in fields(settings) if get_origin(hints[f.name]) is Literal}
+    return [settings(**dict(zip(choices, picked, strict=True))) for picked in itertools.product(*choices.values())]
+
+
+def assert_router(
+    router: Router | str,
+    settings: Any = None,
+    *,
+    dtype: torch.dtype = torch.float64,
+    over: Over = "parents",
+    differentiable: bool = True,
+    seed: int = 0,
+) -> None:
+    """Hold a router to the contract of docs/develop/new_router.md, on small random votes.
+
+    over             what the coupling sums to 1 over: a child's "parents" (at all places), a parent's "children", or,
+                     type by type, the "positions" of a window, so that at one place every share is 1
+    differentiable   the gradient is that of the values (checked to second order in float64); False for a router that
+                     treats a part of its computation as constant on purpose
+    """
+    record = router_of(settings_of(router)) if isinstance(router, str) else router
+    settings = record.settings() if settings is None else settings
+    trial = _trial(record, settings, dtype, seed, (3, 5, 3, 4))
+    for law in (_is_pure, _has_shapes, _traces, _order_of_children, _order_of_parents, _one_of_a_batch):
+        law(trial)
+    _shares(trial, over)
+    _shares_in_windows(record, settings, dtype, seed, over)
+    if record in ROUTERS.values():
+        _front_door(_trial(record, settings, dtype, seed, (2, 4, 3, 5)))
+    if differentiable and dtype == torch.float64:
+        _gradient(_trial(record, settings, dtype, seed, (1, 3, 2, 2)))
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """One call of a router: its input and who competes."""
+
+    router: Router
+    settings: Any
+    votes: Tensor
+    activation: Tensor
+    learned: dict[str, Any]
+    compete: Compete = compete_at_one_place
+
+    def run(self, trace: bool = False) -> tuple[Capsules, RoutingInfo]:
+        more = self.learned
+        return self.router.route(self.votes, self.activation, self.settings, self.compete, trace, **more)
+
+    def with_gradient(self) -> _Trial:
+        copies = {name: value.clone().requires_grad_() for name, value in self.learned.items()}
+        votes, activation = (x.clone().requires_grad_() for x in (self.votes, self.activation))
+        return replace(self, votes=votes, activation=activation, learned=copies)
+
+    def hold(self, ok: bool | Tensor, law: str) -> None:
+        if not ok:
+            raise AssertionError(f"{self.settings}: {law}")
+
+    def close(self, came: Any, wanted: Any, law: str) -> None:
+        """Equal up to rounding, or an error that states the law that was broken."""
+        near = torch.finfo(self.votes.dtype).eps ** 0.5
+        try:
+            torch.testing.assert_close(came, wanted, rtol=near, atol=near)
+        except AssertionError as error:
+            raise AssertionError(f"{self.settings}: {law}: {error}") from None
+
+
+def _trial(router: Router, settings: Any, dtype: torch.dtype, seed: int, sizes: tuple[int, ...]) -> _Trial:
+    """Votes from N(0, 1), activations from (0, 1), learned scalars near their initial values; sizes b, i, j, k."""
+    make = torch.Generator().manual_seed(seed)
+    votes = torch.randn(sizes, generator=make).to(dtype)
+    activation = torch.rand(sizes[:2], generator=make).to(dtype)
+    scalars = torch.rand(len(router.learned), sizes[2], generator=make).to(dtype)
+    learned = {name: value + scalars[n] for n, (name, value) in enumerate(router.learned.items())}
+    return _Trial(router, settings, votes, activation, learned)
+
+
+def _is_pure(trial: _Trial) -> None:
+    """The same input gives the same output, bit by bit, and is left as it was; the record has no gradient."""
+    inputs = [trial.votes, trial.activation, *trial.learned.values()]
+    before = [x.clone() for x in inputs]
+    first, _ = trial.run()
+    trial.hold(all(map(torch.equal, inputs, before)), "the input was changed in place")
+    second, info = trial.with_gradient().run(trace=True)
+    trial.hold(all(map(torch.equal, first, second)), "two runs on the same input differ")
+    for path, leaf in _leaves(info, "info"):
+        trial.hold(not (isinstance(leaf, Tensor) and leaf.requires_grad), f"{path} is not detached")
+
+
+def _has_shapes(trial: _Trial) -> None:
+    """Parents [b j k] and [b j] in [0, 1], coupling [1 b i j] not negative; finite, of the votes' type."""
+    parents, info = trial.run()
+    b, i, j, k = trial.votes.shape
+    _has_shape(trial, "parents.pose", parents.pose, (b, j, k))
+    _has_shape(trial, "parents.activation", parents.activation, (b, j))
+    _has_shape(trial, "info.coupling", info.coupling, (1, b, i, j))
+    a = parents.activation
+    trial.hold((a.min() >= 0) & (a.max() <= 1), f"parents.activation runs from {a.min()} to {a.max()}")
+    trial.hold(info.coupling.min() >= 0, "a coupling is negative")
+
+
+def _has_shape(trial: _Trial, name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
+    came, dtype = list(tensor.shape), trial.votes.dtype
+    trial.hold(came == list(shape), f"{name} has shape {came}; {list(shape)} is wanted")
+    trial.hold(tensor.dtype == dtype, f"{name} is {tensor.dtype} for votes of {dtype}")
+    assert_finite(tensor, f"{trial.settings}: {name}")
+
+
+def _traces(trial: _Trial) -> None:
+    """trace=True adds the earlier iterations to the record and changes nothing else."""
+    (plain, last), (traced, info) = trial.run(), trial.run(trace=True)
+    trial.hold(all(map(torch.equal, plain, traced)), "trace=True changes the parents")
+    trial.hold(torch.equal(last.coupling, info.coupling[-1:]), "trace=True changes the last coupling")
+    t = getattr(trial.settings, "iterations", 1)
+    b, i, j, _ = trial.votes.shape
+    _has_shape(trial, "info.coupling of trace=True", info.coupling, (t, b, i, j))
+    if info.agreement is not None:
+        _has_shape(trial, "info.agreement", info.agreement, (t, b, j))
+    if info.free_energy is not None:
+        _has_shape(trial, "info.free_energy", info.free_energy, (t, b))
+
+
+def _order_of_children(trial: _Trial) -> None:
+    """Reversed children have the same parents."""
+    (parents, info), votes, a = trial.run(), trial.votes.flip(1), trial.activation.flip(1)
+    moved, its = replace(trial, votes=votes, activation=a).run()
+    trial.close(moved, parents, "the order of the children changes the parents")
+    trial.close(its.coupling, info.coupling.flip(2), "the coupling does not follow the children")
+
+
+def _order_of_parents(trial: _Trial) -> None:
+    """Parents that change places, with their votes and learned scalars, only change places."""
+    parents, info = trial.run()
+    learned = {name: value.roll(1) for name, value in trial.learned.items()}
+    moved, its = replace(trial, votes=trial.votes.roll(1, 2), learned=learned).run()
+    wanted = Capsules(*(x.roll(1, 1) for x in parents))
+    trial.close(moved, wanted, "parents in another order are other parents")
+    trial.close(its.coupling, info.coupling.roll(1, 3), "the coupling does not follow the parents")
+
+
+def _one_of_a_batch(trial: _Trial) -> None:
+    """An image routed alone has the parents that it has in a batch."""
+    parents, info = trial.run()
+    for n in range(len(trial.votes)):
+        one = slice(n, n + 1)
+        alone, its = replace(trial, votes=trial.votes[one], activation=trial.activation[one]).run()
+        trial.close(alone, Capsules(*(x[one] for x in parents)), "an image depends on its batch")
+        trial.close(its.coupling, info.coupling[:, one], "a coupling depends on its batch")
+
+
+def _shares(trial: _Trial, over: Over) -> None:
+    c = trial.run(trace=True)[1].coupling  # [t b i j]
+    total = {"parents": c.sum(-1), "children": c.sum(-2), "positions": c}[over]
+    trial.close(total, torch.ones_like(total), f"the coupling does not sum to 1 over {over}")
+
+
+def _shares_in_windows(router: Router, settings: Any, dtype: torch.dtype, seed: int, over: Over) -> None:
+    """The same with a 2x2 window on 3x3 places, where the child in the middle is seen from four positions."""
+    window, types, b = Grid(3, 3).window(2, 1), 2, 2
+    p, n = window.out.places, window.kernel**2
+    trial = _trial(router, settings, dtype, seed, (b * p, n * types, 3, 4))
+    parents, info = replace(trial, compete=partial(window.log_share, types=types)).run(trace=True)
+    assert_finite((parents, info), f"{settings}: with a window")
+    c = info.coupling  # [t (b p) (n i) j]
+    slots = c.reshape(-1, p * n, types, c.shape[-1])  # [(t b) (p n) i j]
+    held = slots.new_zeros(len(slots), window.grid.places, *slots.shape[2:])
+    held = held.index_add(1, _places(window), slots)  # [(t b) (h w) i j]
+    total = {"parents": held.sum(-1), "children": c.sum(2), "positions": held}[over]
+    trial.close(total, torch.ones_like(total), f"with a window the coupling does not sum to 1 over {over}")
+
+
+def _places(window: Window) -> Tensor:
+    """[(p n)] which place of the grid each slot of the window shows."""
+    numbers = torch.arange(window.grid.places).view(1, window.grid.height, window.grid.width, 1, 1)
+    return window.gather(numbers).flatten()
+
+
+def _front_door(trial: _Trial) -> None:
+    """`route` on poses and weights is the router on the votes that they cast."""
+    pose = trial.votes[:, :, 0]  # [b i d], any numbers will do
+    weights = torch.stack([trial.votes[0].roll(n, 0) for n in range(pose.shape[-1])], -1)  # [i j k d]
+    came, _ = route(Capsules(pose, trial.activation), weights, trial.settings, **trial.learned)
+    wanted, _ = replace(trial, votes=vector_votes(pose, weights)).run()
+    trial.close(came, wanted, "the front door gives other parents than the router")
+
+
+def _gradient(trial: _Trial) -> None:
+    """First and second derivatives with respect to votes, activation and learned scalars, against differences."""
+    trial = trial.with_gradient()
+
+    def parents(votes: Tensor, activation: Tensor, *learned: Tensor) -> tuple[Tensor, ...]:
+        changed = dict(zip(trial.learned, learned, strict=True))
+        return tuple(replace(trial, votes=votes, activation=activation, learned=changed).run()[0])
+
+    inputs = (trial.votes, trial.activation, *trial.learned.values())
+    try:
+        torch.autograd.gradcheck(parents, inputs)
+        torch.autograd.gradgradcheck(parents, inputs)
+    except RuntimeError as error:
+        raise AssertionError(f"{trial.settings}: the gradient is not that of the values: {error}") from error

@@ -1,0 +1,204 @@
+"""The command line as a person meets it: exit codes, one-line errors, help with an example."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from tiny import tiny_toml
+
+from torchcaps.cli import main
+from torchcaps.cli.parse import COMMANDS
+from torchcaps.train import load_run
+
+
+def run(capsys, *words: str) -> tuple[int, str, str]:
+    try:
+        code = main(list(words))
+    except SystemExit as stop:
+        code = stop.code if isinstance(stop.code, int) else 1
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def refused(capsys, *words: str) -> str:
+    """The one line that a wrong input gets."""
+    code, out, err = run(capsys, *words)
+    assert code == 2, (code, out, err)
+    assert err.startswith("torchcaps: ") and err.count("\n") == 1, err
+    assert "Traceback" not in err
+    return err
+
+
+def test_no_command_and_help_list_the_commands(capsys):
+    for words in ([], ["--help"]):
+        code, out, _ = run(capsys, *words)
+        assert code == 0
+        assert all(name in out for name in COMMANDS)
+
+
+def test_version(capsys):
+    import torchcaps
+
+    assert run(capsys, "--version")[:2] == (0, f"torchcaps {torchcaps.__version__}\n")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help(capsys, name):
+    code, out, _ = run(capsys, name, "--help")
+    assert code == 0 and f"torchcaps {name}" in out
+
+
+@pytest.mark.parametrize("name", ["demo", "train", "evaluate", "data", "list"])
+def test_help_of_what_works_has_an_example(capsys, name):
+    assert f"Example: torchcaps {name}" in run(capsys, name, "--help")[1]
+
+
+@pytest.mark.parametrize("name", ["generate", "explore", "bench"])
+def test_what_is_not_built_yet_says_so(capsys, name):
+    assert "not in this release" in refused(capsys, name)
+
+
+def test_unknown_words_get_the_nearest(capsys):
+    assert "did you mean 'train'" in refused(capsys, "trian")
+    assert "did you mean 'capsnet-glyphs'" in refused(capsys, "train", "capsnet-glyph")
+    assert "did you mean '--json'" in refused(capsys, "list", "--jsn")
+    assert "did you mean 'glyphs'" in refused(capsys, "data", "check", "glyps")
+
+
+def test_list_shows_everything_and_a_recipe_s_keys(capsys):
+    code, out, _ = run(capsys, "list")
+    assert code == 0
+    for word in ("capsnet-glyphs", "cnn-glyphs", "dynamic", "em", "glyphs", "capsnet"):
+        assert word in out
+    everything = json.loads(run(capsys, "list", "--json")[1])
+    assert set(everything) == {"recipes", "models", "data", "routers"}
+    assert "--model.routing.iterations" in run(capsys, "list", "capsnet-glyphs")[1]
+
+
+def test_data_list_fetch_check(capsys):
+    assert "built in" in run(capsys, "data", "list")[1]
+    assert "nothing to fetch" in run(capsys, "data", "fetch", "glyphs")[1]
+    assert "no test image in training" in run(capsys, "data", "check", "glyphs")[1]
+    assert "torchcaps data fetch NAME" in refused(capsys, "data", "fetch")
+
+
+def test_train_evaluate_and_resume_a_file_of_one_s_own(capsys, tmp_path):
+    recipe, out = str(tiny_toml(tmp_path)), str(tmp_path / "run")
+    code, text, _ = run(capsys, "train", recipe, "--out", out, "--quiet", "--train.epochs", "1", "--seed=5")
+    assert code == 0 and "10 steps" in text
+    loaded = load_run(out)
+    assert (loaded.recipe.seed, loaded.recipe.train.epochs, loaded.recipe.name) == (5, 1.0, "tiny")
+    assert "--resume" in refused(capsys, "train", recipe, "--out", out, "--quiet", "--seed", "5")
+    code, text, _ = run(capsys, "train", recipe, "--out", out, "--quiet", "--seed", "5", "--resume")
+    assert code == 0 and "20 steps" in text
+    code, text, _ = run(capsys, "evaluate", out, "--results", str(tmp_path / "results"))
+    assert code == 0 and "untrained" in text and "nearest mean" in text
+    stored = json.loads((tmp_path / "results" / "tiny.json").read_text())
+    assert stored["seeds"] == [5] and len(stored["metrics"]["test_error"]) == 1
+    assert json.loads(run(capsys, "evaluate", out, "--json")[1])["metrics"] == stored["metrics"]
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--train.bach", "3"], "did you mean 'batch'"),
+        (["--train.batch", "many"], "train.batch"),
+        (["--train.batch", "0"], "at least 1"),
+        (["--train.batch"], "--train.batch"),
+        (["--model.routing.agreement", "dott"], "dot"),
+        (["--reusme"], "reusme"),
+        (["--model.kernel", "99"], "window"),
+        (["--optimiser.name", "Addam"], "Adam"),
+    ],
+)
+def test_wrong_settings_are_refused_and_write_nothing(capsys, tmp_path, words, text):
+    out = tmp_path / "run"
+    assert text in refused(capsys, "train", str(tiny_toml(tmp_path)), "--quiet", "--out", str(out), *words)
+    assert not (out / "checkpoint.safetensors").exists()
+
+
+def test_wrong_recipe_files_are_refused_by_name(capsys, tmp_path):
+    assert "missing.toml" in refused(capsys, "train", str(tmp_path / "missing.toml"))
+    bad = tmp_path / "bad.toml"
+    bad.write_text("seed = = 3\n")
+    assert "bad.toml" in refused(capsys, "train", str(bad))
+    bad.write_bytes(b"\xff\xfe\x00")
+    assert "bad.toml" in refused(capsys, "train", str(bad))
+    assert "sed" in refused(capsys, "train", str(tiny_toml(tmp_path, "sed = 4")))
+
+
+def test_what_is_not_a_run_is_refused_by_name(capsys, tmp_path):
+    assert "nowhere" in refused(capsys, "evaluate", str(tmp_path / "nowhere"))
+    (tmp_path / "empty").mkdir()
+    assert "empty" in refused(capsys, "evaluate", str(tmp_path / "empty"))
+    (tmp_path / "empty" / "checkpoint.safetensors").write_bytes(b"not at all")
+    assert "checkpoint.safetensors" in refused(capsys, "evaluate", str(tmp_path / "empty"))
+    assert "name the folder" in refused(capsys, "evaluate")
+
+
+def test_an_unwritable_folder_is_refused(capsys, tmp_path):
+    (tmp_path / "file").write_text("x")
+    assert "file" in refused(
+        capsys, "train", str(tiny_toml(tmp_path)), "--quiet", "--out", str(tmp_path / "file" / "run")
+    )
+
+
+def test_unexpected_errors_are_one_line_unless_debug(capsys, monkeypatch):
+    def explode(self):
+        raise ZeroDivisionError("by design")
+
+    monkeypatch.setattr(COMMANDS["list"], "run", explode)
+    code, _, err = run(capsys, "list")
+    assert code == 1 and "ZeroDivisionError" in err and err.count("\n") == 1
+    with pytest.raises(ZeroDivisionError):
+        main(["list", "--debug"])
+
+
+def test_ctrl_c_says_how_to_go_on_and_that_command_finishes(tmp_path):
+    out, recipe = tmp_path / "run", str(tiny_toml(tmp_path))
+    words = [sys.executable, "-m", "torchcaps", "train", recipe, "--out", str(out), "--train.epochs", "400"]
+    process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    deadline = time.monotonic() + 60
+    while not (out / "checkpoint.safetensors").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    line = err.strip().splitlines()[-1]
+    assert "go on with: torchcaps train" in line
+    advice = line.split("torchcaps ", 1)[1].split()
+    step = load_run(out).step
+    assert 0 < step < 4000
+    advice[advice.index("400")] = str((step + 20) / 10)
+    assert main([*advice, "--quiet"]) == 0
+    assert load_run(out).step == step + 20
+
+
+def test_demo_trains_evaluates_and_reports(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr("torchcaps.train.recipe._shelf", lambda: _small_shelf(tmp_path))
+    code, out, _ = run(capsys, "demo", "--out", str(tmp_path / "demo"), "--quiet")
+    assert code == 0
+    for row in ("capsnet-glyphs", "cnn-glyphs", "untrained", "nearest mean"):
+        assert row in out
+    page = (tmp_path / "demo" / "report.html").read_text()
+    assert page.count("data:image/png;base64,") == 4
+    assert "http" not in page
+    again = run(capsys, "demo", "--out", str(tmp_path / "demo"), "--quiet")
+    assert again[0] == 0 and again[1].splitlines()[:5] == out.splitlines()[:5]
+
+
+def _small_shelf(folder):
+    text = tiny_toml(folder).read_text()
+    for name, model in {"capsnet-glyphs": None, "cnn-glyphs": 'name = "cnn"\nwidths = [4]\nhidden = 8\n'}.items():
+        head, rest = text.split("[model]\n")
+        body, tail = rest.split("[optimiser]")
+        path = folder / "shelf" / f"{name}.toml"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"{head}[model]\n{model or body}[optimiser]{tail}")
+    return folder / "shelf"

@@ -1,0 +1,96 @@
+"""The code base keeps its own rules: types, lint, direction of imports, light import, nothing executed."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SOURCES = sorted((ROOT / "src").rglob("*.py"))
+SCRIPTS = Path(sys.executable).parent
+
+
+def tool(*words: str) -> None:
+    done = subprocess.run([str(SCRIPTS / words[0]), *words[1:]], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
+
+
+def test_mypy_strict():
+    tool("mypy", "--strict", "src")
+
+
+def test_ruff():
+    tool("ruff", "check", ".")
+    tool("ruff", "format", "--check", ".")
+
+
+def test_imports_only_go_down():
+    tool("lint-imports")
+
+
+def loaded_by(statement: str) -> dict[str, float]:
+    """Modules and seconds of an import in a fresh interpreter, beyond torch."""
+    code = (
+        "import sys, time, json, torch; before = set(sys.modules); t = time.perf_counter(); "
+        f"{statement}; t = time.perf_counter() - t; "
+        "print(json.dumps({'seconds': t, 'modules': sorted(set(sys.modules) - before)}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)
+
+
+def test_import_is_light():
+    """What makes an import slow is what it pulls in; `experiments/import_time.py` prints the milliseconds."""
+    modules = loaded_by("import torchcaps")["modules"]
+    heavy = {"matplotlib", "sklearn", "scipy", "starlette", "uvicorn", "tyro", "rich", "tensorboard", "pandas", "PIL"}
+    assert not {m.split(".")[0] for m in modules} & heavy
+    assert len(modules) < 60
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT / "src")))
+def test_nothing_is_unpickled_or_executed(path):
+    tree = ast.parse(path.read_text())
+    names = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)}
+    imports = {a.name.split(".")[0] for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names}
+    imports |= {(n.module or "").split(".")[0] for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
+    calls = {ast.unparse(n.func) for n in ast.walk(tree) if isinstance(n, ast.Call)}
+    assert not names & {"eval", "exec"}
+    assert not imports & {"pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
+    assert not calls & {"torch.load", "np.load"}
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT / "src")))
+def test_every_module_and_public_function_is_documented(path):
+    tree = ast.parse(path.read_text())
+    assert path.stat().st_size == 0 or ast.get_docstring(tree), path
+    public = [
+        n.name
+        for n in tree.body
+        if isinstance(n, ast.FunctionDef | ast.ClassDef) and not n.name.startswith("_") and not ast.get_docstring(n)
+    ]
+    short = {n for n in public if n in {"recipe_names", "versions"}}
+    assert set(public) == short, f"no docstring: {public}"
+
+
+def test_no_test_lacks_an_assertion():
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
+                text = ast.unparse(node)
+                assert re.search(r"\bassert|\braises\(|\bexpect|\brefused\(|\btool\(|check\(", text), f"{path}::{node.name}"
+
+
+def test_the_repository_names_no_path_of_a_machine():
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode:
+        pytest.skip("not a git checkout")
+    for name in listed.stdout.split():
+        path = ROOT / name
+        if path.suffix in {".py", ".md", ".toml", ".json", ".txt"} and path.exists():
+            assert not re.search(r"/(root|home)/\w+|/work/\w+", path.read_text()), name

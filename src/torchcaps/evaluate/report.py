@@ -20,7 +20,7 @@ th, td { border-color: #444; } }
 """
 
 
-def rows_of(result: Result, percent: Sequence[str] = ("test_error",)) -> list[list[str]]:
+def rows_of(result: Result, percent: Sequence[str] = ("test_error", "rising_steps")) -> list[list[str]]:
     """Header, the result, its controls: mean and deviation over seeds; metrics named in `percent` as such."""
     names = list(result.metrics)
     rows = [["", *(f"{n.replace('_', ' ')}{' (%)' if n in percent else ''}" for n in names)]]

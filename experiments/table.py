@@ -1,0 +1,66 @@
+"""Write the results tables of README and docs from results/*.json, so that no number is typed by hand.
+
+    python experiments/table.py            rewrite every table
+    python experiments/table.py --check    exit 1 if one is stale
+
+A table stands between `<!-- results: NAME -->` and `<!-- /results -->`, NAME being a file in results/.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from torchcaps.evaluate.report import rows_of
+from torchcaps.evaluate.results import read_result
+
+ROOT = Path(__file__).parents[1]
+PLACE = re.compile(r"(<!-- results: ([\w-]+) -->\n)(.*?)(<!-- /results -->)", re.DOTALL)
+
+
+def table(name: str) -> str:
+    """Markdown: the recipe's row, its controls, and one line on seeds and budget."""
+    result = read_result(ROOT / "results" / f"{name}.json")
+    head, *body = rows_of(result)
+    lines = [_line(head), _line(["---"] + ["--:"] * (len(head) - 1)), *(_line(row) for row in body)]
+    budget, made = result.budget, result.versions
+    seeds = f"{len(result.seeds)} seed{'s' if len(result.seeds) != 1 else ''}"
+    lines += [
+        "",
+        f"{seeds}, {budget['steps']:.0f} steps, {budget['seconds']:.0f} s each on {budget['threads']:.0f} threads, "
+        f"{budget['parameters']:,.0f} parameters; torch {made['torch']}.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _line(cells: list[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def pages() -> Iterator[Path]:
+    """Every page that may hold a table."""
+    yield ROOT / "README.md"
+    yield from sorted((ROOT / "docs").rglob("*.md"))
+
+
+def written_anew(text: str) -> str:
+    """The page with each of its tables made from the results."""
+    return PLACE.sub(lambda m: m[1] + table(m[2]) + m[4], text)
+
+
+def main(arguments: list[str]) -> int:
+    stale = [page for page in pages() if written_anew(page.read_text()) != page.read_text()]
+    if "--check" in arguments:
+        for page in stale:
+            print(f"{page.relative_to(ROOT)} is stale: run python experiments/table.py", file=sys.stderr)
+        return 1 if stale else 0
+    for page in stale:
+        page.write_text(written_anew(page.read_text()))
+        print(f"wrote {page.relative_to(ROOT)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

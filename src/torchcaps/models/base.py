@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torchcaps.errors import DataError, ShapeError
 from torchcaps.types import Batch, ImageSpec
 
-__all__ = ["Model", "ModelConfig", "check_images"]
+__all__ = ["Model", "ModelConfig", "check_images", "check_spec"]
 
 
 class Model(nn.Module):
@@ -33,6 +33,18 @@ class ModelConfig(Protocol):
     """A frozen dataclass of a network's sizes and losses, which builds it for images of a given shape."""
 
     def build(self, spec: ImageSpec) -> Model: ...
+
+
+def check_spec(spec: ImageSpec, smallest: int) -> None:
+    """Refuse, when a model is built, images that it cannot be built for; `smallest` is the side it needs."""
+    for name, count in spec._asdict().items():
+        if count < 1:
+            raise ShapeError(f"{name} = {count}; at least 1 is wanted")
+    if min(spec.height, spec.width) < smallest:
+        raise ShapeError(
+            f"images of {spec.height}x{spec.width} are too small for this network: it needs {smallest}x{smallest} "
+            "or more; use larger images, smaller kernels or fewer layers"
+        )
 
 
 def check_images(images: Tensor, spec: ImageSpec) -> None:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor, nn
 
 from torchcaps.config import Count, Share
-from torchcaps.errors import ShapeError
-from torchcaps.models.base import Model, check_images
+from torchcaps.losses import cross_entropy_loss
+from torchcaps.models.base import Model, check_images, check_spec
 from torchcaps.types import Batch, ImageSpec
 
 __all__ = ["CNN", "CNNConfig"]
@@ -33,13 +32,9 @@ class CNN(Model):
 
     def __init__(self, config: CNNConfig, spec: ImageSpec) -> None:
         super().__init__()
+        check_spec(spec, smallest=2 ** len(config.widths))
         self.config, self.spec = config, spec
         shrink = 2 ** len(config.widths)
-        if min(spec.height, spec.width) < shrink:
-            raise ShapeError(
-                f"{spec.height}x{spec.width} images vanish under {len(config.widths)} poolings; "
-                f"at least {shrink}x{shrink} is wanted"
-            )
         stages: list[nn.Module] = []
         for below, above in zip([spec.channels, *config.widths], config.widths, strict=False):
             stages += [nn.Conv2d(below, above, config.kernel, padding="same"), nn.ReLU(), nn.MaxPool2d(2)]
@@ -62,4 +57,4 @@ class CNN(Model):
     def objective(self, batch: Batch, step: int) -> dict[str, Tensor]:
         logits = self(batch.images)
         right = (logits.argmax(-1) == batch.labels).to(logits.dtype).mean()
-        return {"loss": torch.nn.functional.cross_entropy(logits, batch.labels), "accuracy": right}
+        return {"loss": cross_entropy_loss(logits, batch.labels), "accuracy": right}

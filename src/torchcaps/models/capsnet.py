@@ -16,7 +16,7 @@ from torchcaps.config import Count, NonNegativeFloat
 from torchcaps.layers import DenseCapsules, DenseDecoder, PrimaryCapsules, select
 from torchcaps.losses import margin_loss, reconstruction_loss
 from torchcaps.math.patches import Grid
-from torchcaps.models.base import Model, check_images
+from torchcaps.models.base import Model, check_images, check_spec
 from torchcaps.routing import Dynamic
 from torchcaps.types import Batch, Capsules, ImageSpec, RoutingInfo
 
@@ -55,6 +55,7 @@ class CapsNet(Model):
 
     def __init__(self, config: CapsNetConfig, spec: ImageSpec) -> None:
         super().__init__()
+        check_spec(spec, smallest=config.kernel + config.primary_kernel - 1)
         self.config, self.spec = config, spec
         trunk = Grid.of_image(spec.height, spec.width).window(config.kernel, 1)
         self.conv = nn.Conv2d(spec.channels, config.channels, config.kernel)

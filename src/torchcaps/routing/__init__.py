@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from torchcaps.config import check
-from torchcaps.errors import RecipeError, ShapeError, nearest
+from torchcaps.errors import RecipeError, nearest
 from torchcaps.math.patches import Window
 from torchcaps.math.pose import matrix_votes, vector_votes
 from torchcaps.routing import dynamic, em
 from torchcaps.routing.base import Compete, Router, compete_at_one_place
-from torchcaps.routing.checks import check_shapes
+from torchcaps.routing.checks import check_input
 from torchcaps.routing.dynamic import Dynamic
 from torchcaps.routing.em import EM
 from torchcaps.types import Capsules, RoutingInfo
@@ -55,8 +55,9 @@ def route(
     trace     keep every iteration in the record, with agreement and free energy
     more      settings by name, and the router's learned scalars [j] (em: beta_a, beta_u)
     """
-    router, settings, learned = _resolve(method, more, weights)
-    check_shapes(children, weights, pose, window, offset)
+    router, settings, given = _resolve(method, more)
+    check_input(children, weights, pose, window, offset, given)
+    learned = {name: weights.new_full(weights.shape[1:2], initial) for name, initial in router.learned.items()} | given
     flat, compete = _unfold(children, window)
     votes = (matrix_votes if pose == "matrix" else vector_votes)(flat.pose, weights)  # [b i j k]
     if offset is not None:
@@ -71,7 +72,8 @@ def router_of(settings: Any) -> Router:
         if router.settings is type(settings):
             return router
     known = ", ".join(f"{name} ({router.settings.__name__})" for name, router in ROUTERS.items())
-    raise RecipeError(f"{type(settings).__name__} names no router; known: {known}")
+    name = f"the class {settings.__name__}" if isinstance(settings, type) else type(settings).__name__
+    raise RecipeError(f"{name} is no router's settings object; known: {known}")
 
 
 def settings_of(method: str, **options: Any) -> Any:
@@ -85,8 +87,8 @@ def settings_of(method: str, **options: Any) -> Any:
     return ROUTERS[method].settings(**options)
 
 
-def _resolve(method: Any, more: dict[str, Any], weights: Tensor) -> tuple[Router, Any, dict[str, Tensor]]:
-    """Split keywords into the router's learned scalars (initial values where not given) and its settings."""
+def _resolve(method: Any, more: dict[str, Any]) -> tuple[Router, Any, dict[str, Tensor]]:
+    """Split keywords into the router's settings and its learned scalars, as far as they are given."""
     router = ROUTERS.get(method) if isinstance(method, str) else router_of(method)
     names = router.learned if router else {}
     options = {name: value for name, value in more.items() if name not in names}
@@ -94,13 +96,7 @@ def _resolve(method: Any, more: dict[str, Any], weights: Tensor) -> tuple[Router
     if not isinstance(method, str) and options:
         raise RecipeError(f"route got both {type(method).__name__}(...) and '{next(iter(options))}'; put it inside")
     check(settings)
-    learned = {}
-    for name, initial in names.items():
-        value = more.get(name, weights.new_full((weights.shape[1],) if weights.ndim == 4 else (1,), initial))
-        if weights.ndim == 4 and value.shape != weights.shape[1:2]:
-            raise ShapeError(f"{name} has shape {list(value.shape)}; one per parent [{weights.shape[1]}] is wanted")
-        learned[name] = value
-    return router_of(settings), settings, learned
+    return router_of(settings), settings, {name: more[name] for name in names if name in more}
 
 
 def _unfold(children: Capsules, window: Window | None) -> tuple[Capsules, Compete]:

@@ -1,6 +1,9 @@
-"""Everything that can be wrong with the shapes at the front door, said in one line each."""
+"""Everything that can be wrong with the tensors at the front door, said in one line each."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
 
 from torch import Tensor
 
@@ -8,18 +11,43 @@ from torchcaps.errors import RecipeError, ShapeError
 from torchcaps.math.patches import Window
 from torchcaps.types import Capsules
 
-__all__ = ["check_shapes"]
+__all__ = ["check_input"]
 
 
-def check_shapes(children: Capsules, weights: Tensor, pose: str, window: Window | None, offset: Tensor | None) -> None:
-    """Raise for children, weights and offset that do not fit each other; the arguments are those of `route`."""
+def check_input(
+    children: Capsules,
+    weights: Tensor,
+    pose: str,
+    window: Window | None,
+    offset: Tensor | None,
+    learned: Mapping[str, Tensor],
+) -> None:
+    """Raise for tensors that do not fit each other; the arguments are those of `route`."""
     if pose not in ("vector", "matrix"):
         raise RecipeError(f"pose '{pose}' is neither 'vector' nor 'matrix'")
+    if not isinstance(children, Capsules):
+        raise ShapeError(f"children came as {type(children).__name__}; Capsules(pose, activation) is wanted")
+    added = {} if offset is None else {"offset": offset}
+    _check_types({"pose": children.pose, "activation": children.activation, "weights": weights, **added, **learned})
     _check_children(children, window)
     _check_weights(children, weights, pose, window)
-    i, k = weights.shape[0], 16 if pose == "matrix" else weights.shape[2]
+    i, j, k = weights.shape[0], weights.shape[1], 16 if pose == "matrix" else weights.shape[2]
     if offset is not None and tuple(offset.shape) != (i, k):
         raise ShapeError(f"offset has shape {list(offset.shape)}; [i k] = [{i}, {k}] is wanted")
+    for name, value in learned.items():
+        if tuple(value.shape) != (j,):
+            raise ShapeError(f"{name} has shape {list(value.shape)}; one per parent [{j}] is wanted")
+
+
+def _check_types(tensors: Mapping[str, Any]) -> None:
+    """All of them tensors, and of one floating type."""
+    for name, value in tensors.items():
+        if not isinstance(value, Tensor):
+            raise ShapeError(f"{name} came as {type(value).__name__}; a tensor is wanted")
+    types = {name: value.dtype for name, value in tensors.items()}
+    if len(set(types.values())) > 1 or not types["pose"].is_floating_point:
+        came = ", ".join(f"{name} {dtype}" for name, dtype in types.items()).replace("torch.", "")
+        raise ShapeError(f"one floating type is wanted for all; got {came}")
 
 
 def _check_children(children: Capsules, window: Window | None) -> None:
@@ -39,8 +67,6 @@ def _check_children(children: Capsules, window: Window | None) -> None:
 def _check_weights(children: Capsules, weights: Tensor, pose: str, window: Window | None) -> None:
     x = children.pose
     i, d = x.shape[-2] * (window.kernel**2 if window else 1), x.shape[-1]
-    if not x.dtype.is_floating_point or x.dtype != weights.dtype:
-        raise ShapeError(f"pose is {x.dtype}, weights are {weights.dtype}; one floating type is wanted for both")
     if weights.ndim != 4 or weights.shape[0] != i or weights.numel() == 0:
         raise ShapeError(f"weights have shape {list(weights.shape)}; {i} children want [{i}, j, k, d]")
     if pose == "vector" and weights.shape[3] != d:

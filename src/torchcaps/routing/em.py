@@ -9,13 +9,13 @@ weights and masses.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from torchcaps.config import Count, PositiveFloat, Share
+from torchcaps.config import Count, PositiveFloat, Range, Share
 from torchcaps.math.gaussian import LOG_2PI, diagonal_log_density, weighted_mean, weighted_variance
 from torchcaps.math.simplex import log_floor
 from torchcaps.routing.base import Compete, Router, stack_info
@@ -51,7 +51,7 @@ class EM:
 
     iterations: Count = 3
     final_inverse_temperature: PositiveFloat = 0.01
-    decay: Share = 0.95
+    decay: Annotated[float, Range(0, 0.999)] = 0.95  # 1 would leave lambda at 0
     min_variance: PositiveFloat = 5e-4
     damping: Share = 0.0
     assignment: Literal["paper", "descent"] = "paper"

@@ -1,0 +1,225 @@
+"""Every router in ROUTERS keeps the contract, in every combination of its Literal settings.
+
+The test walks the registry: a router that is added there and not to the tables of problems.py, references.py and
+`COMPETITION` below fails here, so that forgetting to test it is not possible.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from problems import PROBLEMS, Problem
+from references import REFERENCES
+from torchcaps.errors import RecipeError
+from torchcaps.math.squash import norm, squash
+from torchcaps.routing import ROUTERS, Compete, Router
+from torchcaps.routing.base import compete_at_one_place
+from torchcaps.testing import Over, assert_finite, assert_router, variants
+from torchcaps.types import Capsules, RoutingInfo
+
+COMPETITION: dict[str, Callable[[Any], Over]] = {
+    "dynamic": lambda settings: settings.over,
+    "em": lambda settings: "parents" if settings.competition == "all" else "positions",
+}
+
+EVERY = [(name, settings) for name, router in ROUTERS.items() for settings in variants(router.settings)]
+SOLVED = [
+    (name, settings, problem)
+    for name, settings in EVERY
+    for problem in PROBLEMS.get(name, ())
+    if COMPETITION[name](settings) in problem.needs
+]
+
+
+def label(value: object) -> str:
+    if isinstance(value, Problem):
+        return value.name.replace(" ", "-")
+    if isinstance(value, str):
+        return value
+    return "-".join(v for v in vars(value).values() if isinstance(v, str))
+
+
+# --- Nothing is forgotten -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ROUTERS)
+def test_every_router_is_tested(name: str) -> None:
+    assert PROBLEMS.get(name), f"router '{name}' has no problems of known answer: add it to tests/problems.py"
+    assert name in REFERENCES, f"router '{name}' has no loop-only reference: add it to tests/references.py"
+    assert name in COMPETITION, f"router '{name}' does not say over what its coupling sums to 1"
+
+
+def test_nothing_is_tested_that_does_not_exist() -> None:
+    assert set(PROBLEMS) == set(REFERENCES) == set(COMPETITION) == set(ROUTERS)
+
+
+@pytest.mark.parametrize("name", ROUTERS)
+def test_settings_have_defaults_and_a_type_of_their_own(name: str) -> None:
+    settings = ROUTERS[name].settings
+    assert settings() == settings()
+    assert [r.settings for r in ROUTERS.values()].count(settings) == 1
+
+
+# --- The contract ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(("name", "settings"), EVERY, ids=label)
+def test_contract(name: str, settings: Any, dtype: torch.dtype) -> None:
+    exact = getattr(settings, "gradient", "all") == "all"  # "last" holds the coupling constant on purpose
+    assert_router(name, settings, dtype=dtype, over=COMPETITION[name](settings), differentiable=exact)
+
+
+@pytest.mark.parametrize("iterations", [1, 2, 5])
+@pytest.mark.parametrize("name", ROUTERS)
+def test_contract_at_other_iterations(name: str, iterations: int) -> None:
+    settings = ROUTERS[name].settings(iterations=iterations)
+    assert_router(name, settings, dtype=torch.float32, over=COMPETITION[name](settings), seed=iterations)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize(("name", "settings", "problem"), SOLVED, ids=label)
+def test_known_answers(name: str, settings: Any, problem: Problem, dtype: torch.dtype) -> None:
+    problem, router = problem.to(dtype), ROUTERS[name]
+    learned = {key: problem.votes.new_full(problem.votes.shape[2:3], v) for key, v in router.learned.items()}
+    parents, info = router.route(problem.votes, problem.activation, settings, compete_at_one_place, True, **learned)
+    assert_finite((parents, info))
+    problem.expect(parents, info)
+
+
+# --- The instruments themselves: each law must catch the router that breaks it -----------------------------------
+
+
+@dataclass(frozen=True)
+class Mean:
+    iterations: int = 1
+
+
+def fair(
+    votes: Tensor, activation: Tensor, settings: Mean, compete: Compete, trace: bool
+) -> tuple[Capsules, RoutingInfo]:
+    """The simplest router that keeps the contract: equal coupling."""
+    c = compete(torch.zeros_like(votes[..., 0])).exp()
+    pose = squash(torch.einsum("bij,bijk->bjk", c, votes))
+    return Capsules(pose, norm(pose)), RoutingInfo(c.detach().unsqueeze(0))
+
+
+def broken(how: str) -> Callable[..., tuple[Capsules, RoutingInfo]]:
+    """`fair` with one law broken."""
+    calls: list[int] = []
+
+    def route(
+        votes: Tensor, activation: Tensor, settings: Mean, compete: Compete, trace: bool
+    ) -> tuple[Capsules, RoutingInfo]:
+        if how == "in place":
+            activation.clamp_(max=0.25)
+        if how == "children":
+            votes = votes * torch.arange(1, votes.shape[1] + 1).to(votes)[:, None, None]
+        if how == "parents":
+            votes = votes * torch.arange(1, votes.shape[2] + 1).to(votes)[:, None]
+        if how == "batch":
+            votes = votes - votes.mean(0, keepdim=True)
+        if how == "window":
+            compete = compete_at_one_place
+        if how == "gradient":
+            votes = votes.detach() + 0.5 * (votes - votes.detach())
+        (pose, a), info = fair(votes, activation, settings, compete, trace)
+        calls.append(1)
+        match how:
+            case "shape":
+                pose = pose.flatten(1)
+            case "dtype":
+                a = a.float()
+            case "nan":
+                a = a * torch.nan
+            case "range":
+                a = a + 1
+            case "negative":
+                info = RoutingInfo(-info.coupling)
+            case "sum":
+                info = RoutingInfo(info.coupling / 2)
+            case "record":
+                info = RoutingInfo(info.coupling + 0 * votes[..., 0])
+            case "random":
+                a = a / (1 + len(calls))
+            case "trace":
+                a = a / 2 if trace else a
+            case "iterations":
+                info = RoutingInfo(info.coupling.repeat(2, 1, 1, 1) if trace else info.coupling)
+        return Capsules(pose, a), info
+
+    return route
+
+
+def test_a_fair_router_passes_unregistered() -> None:
+    assert_router(Router(Mean, fair))
+
+
+@pytest.mark.parametrize(
+    ("how", "law"),
+    [
+        ("in place", "changed in place"),
+        ("children", "order of the children"),
+        ("parents", "another order"),
+        ("batch", "depends on its batch"),
+        ("window", "with a window"),
+        ("gradient", "the gradient is not"),
+        ("shape", r"parents.pose has shape \[3, 12\]; \[3, 3, 4\] is wanted"),
+        ("dtype", "parents.activation is torch.float32 for votes of torch.float64"),
+        ("nan", "not finite|differ"),
+        ("range", "parents.activation runs from"),
+        ("negative", "negative"),
+        ("sum", "does not sum to 1 over parents"),
+        ("record", "info.coupling is not detached"),
+        ("random", "two runs on the same input differ"),
+        ("trace", "trace=True changes the parents|differ"),
+        ("iterations", "trace=True has shape"),
+    ],
+)
+def test_a_broken_law_is_named(how: str, law: str) -> None:
+    with pytest.raises(AssertionError, match=law):
+        assert_router(Router(Mean, broken(how)))
+
+
+def test_wrong_claims_about_competition_are_caught() -> None:
+    for over in ("children", "positions"):
+        with pytest.raises(AssertionError, match=f"sum to 1 over {over}"):
+            assert_router(Router(Mean, fair), over=over)
+
+
+def test_a_registered_router_must_be_what_the_front_door_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    halved = replace(ROUTERS["dynamic"], settings=Mean, route=fair)
+    monkeypatch.setitem(ROUTERS, "mean", halved)
+    assert_router("mean")
+    twin = Router(Mean, broken("range"))
+    monkeypatch.setitem(ROUTERS, "mean", twin)
+    with pytest.raises(AssertionError, match=r"parents\.activation"):
+        assert_router("mean")
+
+
+def test_an_unknown_name_is_refused() -> None:
+    with pytest.raises(RecipeError, match="did you mean 'dynamic'"):
+        assert_router("dynamik")
+
+
+def test_assert_finite_says_where() -> None:
+    bad = torch.tensor([[0.0, torch.inf], [torch.nan, 1.0]])
+    assert_finite({"a": (1, 2.0, None, "text", torch.ones(2), Capsules(torch.ones(1), torch.ones(1)))})
+    with pytest.raises(AssertionError, match=r"value\.pose: 2 of 4 not finite, first at \[0, 1\]"):
+        assert_finite(Capsules(bad, torch.ones(1)))
+    with pytest.raises(AssertionError, match=r"info\.coupling"):
+        assert_finite(RoutingInfo(bad), "info")
+    with pytest.raises(AssertionError, match=r"value\['x'\]\[1\]: nan is not finite"):
+        assert_finite({"x": [1.0, float("nan")]})
+
+
+def test_variants_are_all_combinations() -> None:
+    assert len(set(variants(ROUTERS["dynamic"].settings))) == 16
+    assert len(set(variants(ROUTERS["em"].settings))) == 4
+    assert variants(Mean) == [Mean()]

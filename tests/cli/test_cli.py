@@ -113,7 +113,7 @@ def test_train_evaluate_and_resume_a_file_of_one_s_own(capsys, tmp_path):
         (["--train.batch"], "--train.batch"),
         (["--model.routing.agreement", "dott"], "dot"),
         (["--reusme"], "reusme"),
-        (["--model.kernel", "99"], "window"),
+        (["--model.kernel", "99"], "too small"),
         (["--optimiser.name", "Addam"], "Adam"),
     ],
 )

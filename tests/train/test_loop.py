@@ -155,7 +155,7 @@ def test_a_full_disk_ends_training_with_one_line_and_keeps_the_old_checkpoint(tm
 def test_bad_sizes_are_refused_before_anything_is_written(tmp_path):
     with pytest.raises(DataError, match="make it smaller"):
         train(tiny(train={"batch": 81}), tmp_path / "a", quiet=True)
-    with pytest.raises(ShapeError, match="window"):
+    with pytest.raises(ShapeError, match="too small"):
         train(tiny(model={"kernel": 17}), tmp_path / "b", quiet=True)
     for name in "ab":
         assert not (tmp_path / name / "checkpoint.safetensors").exists()

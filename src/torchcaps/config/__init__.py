@@ -1,0 +1,57 @@
+"""Configuration is data: TOML tables and flags in, frozen dataclasses out, and every slip named in one line.
+
+The field's annotation is the whole schema, so that a setting is declared once:
+
+    @dataclass(frozen=True)
+    class Train:
+        batch: Count = 128                                   # whole number, at least 1
+        decay: Share | None = None                           # number from 0 to 1, or "none"
+        loss: Literal["margin", "spread"] = "margin"
+        optimiser: Annotated[object, Choice(OPTIMISERS)] = Adam()   # a table picked by its key `name`
+
+Laws: `from_dict(cls, to_dict(x)) == x`; whatever the data, only `RecipeError` comes out; a key that is left
+out keeps the value `describe` shows. An annotation outside the list in `convert.py` is a `TypeError`.
+
+Imports inside go one way: marks < schema < text < convert < plain, and text < sources.
+"""
+
+from __future__ import annotations
+
+from torchcaps.config.convert import check, from_dict
+from torchcaps.config.marks import (
+    Choice,
+    Count,
+    NonFinite,
+    NonNegativeFloat,
+    NonNegativeInt,
+    Options,
+    Positive,
+    PositiveFloat,
+    Range,
+    Scalar,
+    Share,
+)
+from torchcaps.config.plain import describe, to_dict
+from torchcaps.config.sources import flatten, merge, parse_overrides, read_toml
+
+__all__ = [
+    "Choice",
+    "Count",
+    "NonFinite",
+    "NonNegativeFloat",
+    "NonNegativeInt",
+    "Options",
+    "Positive",
+    "PositiveFloat",
+    "Range",
+    "Scalar",
+    "Share",
+    "check",
+    "describe",
+    "flatten",
+    "from_dict",
+    "merge",
+    "parse_overrides",
+    "read_toml",
+    "to_dict",
+]

@@ -1,0 +1,197 @@
+"""Plain data -> dataclass, and the same checks for a dataclass that was built in Python."""
+
+from __future__ import annotations
+
+import math
+import types
+from collections.abc import Mapping
+from dataclasses import MISSING, is_dataclass, replace
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin
+
+from torchcaps.config.marks import Choice, NonFinite, Range
+from torchcaps.config.schema import default_of, first_mark, hints_of, split_marks
+from torchcaps.config.text import SCALARS, Place, short, show, type_text, value_text
+from torchcaps.errors import RecipeError, nearest
+
+__all__ = ["check", "from_dict"]
+
+T = TypeVar("T")
+
+_WANTED = {bool: "true or false", int: "a whole number", float: "a number", str: "text in quotes"}
+
+
+def from_dict(cls: type[T], data: Mapping[str, Any], *, where: str = "") -> T:
+    """The dataclass that a plain nested mapping describes; `where` names the recipe in errors."""
+    at = Place(where)
+    try:
+        result: T = _build(cls, data, at)
+    except RecursionError:
+        raise at.error("tables are nested too deeply; give fewer levels") from None
+    return result
+
+
+def check(instance: object, *, where: str = "") -> None:
+    """The same checks for a dataclass built in Python: there tuples, None and dataclasses are themselves.
+
+    Builds nothing, so that a `__post_init__` may call it.
+    """
+    _check_fields(instance, Place(where, built=True))
+
+
+def _check_fields(instance: object, at: Place) -> None:
+    for name, hint in hints_of(type(instance)).items():
+        _convert(hint, getattr(instance, name), at.key(name))
+
+
+def _build(cls: Any, data: Any, at: Place, start: object = None, tags: tuple[str, ...] = ()) -> Any:
+    """One table -> `cls`; `start` gives the keys left out, `tags` are keys that need not be fields."""
+    if not isinstance(data, Mapping):
+        raise at.wrong(data, "a table")
+    hints = hints_of(cls)
+    known = {*hints, *tags}
+    for key in data:
+        if key not in known:
+            text = short(key if isinstance(key, str) else show(key))
+            raise at.error(f"unknown key '{at.key(key).path}'{nearest(text, known)}")
+    values = {name: _field(cls, name, data, at.key(name), start) for name in hints}
+    try:
+        return cls(**values)
+    except ValueError as error:  # from a __post_init__
+        prefix = f"{at.path}: " if at.path else ""
+        raise at.error(prefix + " ".join(str(error).split())) from error
+
+
+def _field(cls: Any, name: str, data: Mapping[str, Any], at: Place, start: object) -> Any:
+    hint, default = hints_of(cls)[name], default_of(cls, name, start)
+    if name in data:
+        return _convert(hint, data[name], at, default if is_dataclass(default) else None)
+    if default is MISSING:
+        raise at.error(f"missing key '{at.path}'; wanted: {type_text(hint)}")
+    return default
+
+
+def _convert(hint: Any, value: Any, at: Place, start: object = None) -> Any:
+    """The value that the annotation asks for, or RecipeError."""
+    base, marks = split_marks(hint)
+    origin, args = get_origin(base), get_args(base)
+    if choice := first_mark(Choice, marks):
+        return _chosen(choice, value, at) if at.built else _choose(choice, value, at, start)
+    if base in SCALARS:
+        return _scalar(base, value, at, marks)
+    if any(isinstance(mark, (Range, NonFinite)) for mark in marks):
+        raise TypeError(f"{at.path}: {marks!r} must stand directly on a number, not on {base!r}")
+    if origin is Literal:
+        return _literal(args, value, at)
+    if origin in (Union, types.UnionType):
+        return _union(args, value, at, start)
+    if origin is tuple:
+        return _tuple(args, value, at)
+    if origin is dict and args[0] is str:
+        return _dict(args[1], value, at)
+    if is_dataclass(base):
+        return _nested(base, value, at) if at.built else _build(base, value, at, start)
+    raise TypeError(f"{at.path}: a setting cannot have the type {hint!r}")
+
+
+def _scalar(base: type, value: Any, at: Place, marks: tuple[Any, ...]) -> Any:
+    """bool, int, float or str: an int may stand for a float, a bool never for a number."""
+    accepted: Any = (int, float) if base is float else base
+    if not isinstance(value, accepted) or (isinstance(value, bool) and base is not bool):
+        raise at.wrong(value, _WANTED[base])
+    if base is float:
+        value = _finite(value, at, marks)
+    for mark in marks:
+        if isinstance(mark, Range) and value not in mark:
+            raise at.error(f"{at.path} = {show(value)} must be {mark}{at.also}")
+    return value
+
+
+def _finite(value: float, at: Place, marks: tuple[Any, ...]) -> float:
+    try:
+        result = float(value)
+    except OverflowError:
+        raise at.wrong(value, "a number that a float can hold") from None
+    if not math.isfinite(result) and not first_mark(NonFinite, marks):
+        raise at.wrong(value, "a finite number")
+    return result
+
+
+def _literal(allowed: tuple[Any, ...], value: Any, at: Place) -> Any:
+    for option in allowed:
+        if type(option) is type(value) and option == value:
+            return option
+    close = nearest(short(value), map(str, allowed)) if isinstance(value, str) else ""
+    close = close if close.startswith("; did") else ""  # the known ones are listed already
+    raise at.error(f"{at.path} = {show(value)} is not one of {', '.join(map(value_text, allowed))}{at.also}{close}")
+
+
+def _union(args: tuple[Any, ...], value: Any, at: Place, start: object) -> Any:
+    """X | None also reads "none", since TOML has no null; of several X that of the value's own type wins."""
+    members = [arg for arg in args if arg is not types.NoneType]
+    if len(members) < len(args):
+        at = replace(at, also=" or none")
+        written = isinstance(value, str) and value == "none"
+        if written and at.built:
+            raise at.error(f"{at.path} = 'none' would be read back as no value; use None")
+        if written or value is None:
+            return None
+    if len(members) == 1:
+        return _convert(members[0], value, at, start)
+    for member in sorted(members, key=lambda member: split_marks(member)[0] is not type(value)):
+        try:
+            return _convert(member, value, at)
+        except RecipeError:
+            continue
+    raise at.wrong(value, " or ".join(map(type_text, members)))
+
+
+def _tuple(args: tuple[Any, ...], value: Any, at: Place) -> tuple[Any, ...]:
+    if not isinstance(value, tuple if at.built else (list, tuple)):
+        raise at.wrong(value, "a tuple" if at.built else "a list in [ ]")
+    hints = (args[0],) * len(value) if args[-1:] == (...,) else args
+    if len(value) != len(hints):
+        raise at.wrong(value, f"a list of {len(hints)}")
+    return tuple(_convert(h, v, at.item(n)) for n, (h, v) in enumerate(zip(hints, value, strict=True)))
+
+
+def _dict(hint: Any, value: Any, at: Place) -> dict[str, Any]:
+    if not isinstance(value, dict if at.built else Mapping):
+        raise at.wrong(value, "a table")
+    for key in value:
+        if not isinstance(key, str):
+            raise at.error(f"{at.path} has the key {show(key)}; wanted: text")
+    return {key: _convert(hint, item, at.key(key)) for key, item in value.items()}
+
+
+def _nested(cls: Any, value: Any, at: Place) -> Any:
+    """A dataclass inside one that was built in Python."""
+    if type(value) is not cls:
+        raise at.wrong(value, f"a {cls.__name__}")
+    _check_fields(value, at)
+    return value
+
+
+def _choose(choice: Choice, value: Any, at: Place, start: object) -> Any:
+    """The table's name picks the class; without one, or with the same, `start` gives what is left out."""
+    if not isinstance(value, Mapping):
+        raise at.wrong(value, f"a table with the key '{choice.key}'")
+    key = at.key(choice.key)
+    name = value.get(choice.key, choice.name_of(start))
+    if name is None:
+        raise key.error(f"missing key '{key.path}'; known: {', '.join(sorted(choice.options))}")
+    if not isinstance(name, str) or name not in choice.options:
+        text = short(name) if isinstance(name, str) else ""
+        raise key.error(f"{key.path} = {show(name)} is unknown{nearest(text, choice.options)}")
+    cls = choice.options[name]
+    return _build(cls, value, at, start if type(start) is cls else None, (choice.key,))
+
+
+def _chosen(choice: Choice, value: Any, at: Place) -> Any:
+    """The same for an instance: its type must have a name, and its own `key` field, if any, must hold it."""
+    name = choice.name_of(value)
+    if name is None:
+        raise at.wrong(value, f"of a kind with a {choice.key}; known: {', '.join(sorted(choice.options))}")
+    if choice.key in hints_of(type(value)) and getattr(value, choice.key) != name:
+        raise at.key(choice.key).wrong(getattr(value, choice.key), value_text(name))
+    _check_fields(value, at)
+    return value

@@ -1,6 +1,6 @@
 """A matrix-capsule network by hand: convolution, primary, two convolutional layers, classes, all by EM routing.
 
-    python examples/matrix_capsules.py
+python examples/matrix_capsules.py
 """
 
 import torch

@@ -1,6 +1,6 @@
 """Train a recipe from Python, load the run, and look at what one capsule says.
 
-    python examples/train_capsnet.py
+python examples/train_capsnet.py
 """
 
 import tempfile

@@ -49,7 +49,12 @@ def main() -> None:
     rows = {f"{kind}, lambda {lam}": row(lam, kind) for kind in ("paper", "descent") for lam in (0.01, 1.0)}
     first, *others = rows
     config = {"problems": PROBLEMS, "iterations": ITERATIONS, "first row": first}
-    budget = {"steps": ITERATIONS, "seconds": time.monotonic() - start, "threads": torch.get_num_threads(), "parameters": 0}
+    budget = {
+        "steps": ITERATIONS,
+        "seconds": time.monotonic() - start,
+        "threads": torch.get_num_threads(),
+        "parameters": 0,
+    }
     controls = {name: rows[name] for name in others}
     result = Result("em-free-energy", config, SEEDS, rows[first], controls, {}, budget, versions())
     print(write_result(Path(__file__).parents[1] / "results", result).name, rows)

@@ -44,9 +44,7 @@ def random_case(b: int, j: int, seed: int) -> tuple[Tensor, Tensor]:
     )
 
 
-def slow_margin(
-    rows: list[list[float]], sets: list[set[int]], m_plus: float, m_minus: float, lam: float
-) -> float:
+def slow_margin(rows: list[list[float]], sets: list[set[int]], m_plus: float, m_minus: float, lam: float) -> float:
     total = 0.0
     for row, present in zip(rows, sets, strict=True):
         for j, v in enumerate(row):
@@ -106,9 +104,7 @@ def test_cross_entropy_is_its_equation(b: int, j: int, seed: int) -> None:
     activation, labels = random_case(b, j, seed)
     activation = 0.01 + activation  # far enough from 0 for ε not to show
     rows, ts = activation.tolist(), labels.tolist()
-    assert cross_entropy_loss(activation, labels).item() == pytest.approx(
-        slow_cross_entropy(rows, ts), abs=1e-12
-    )
+    assert cross_entropy_loss(activation, labels).item() == pytest.approx(slow_cross_entropy(rows, ts), abs=1e-12)
     assert shares(activation, labels).item() == pytest.approx(slow_shares(rows, ts), abs=1e-12)
 
 
@@ -146,12 +142,8 @@ def test_shares_at_the_edges() -> None:
     assert shares(zeros, torch.tensor([2])).item() == pytest.approx(math.log(4))
     sure = torch.tensor([[0.0, 1.0, 0.0]])
     assert shares(sure, torch.tensor([1])).item() == pytest.approx(0, abs=1e-6)
-    assert shares(sure, torch.tensor([0])).item() == pytest.approx(
-        -math.log(torch.finfo(torch.float32).eps), rel=1e-4
-    )
-    assert torch.equal(
-        shares(torch.tensor([[-0.5, 1.0, 0.0]]), torch.tensor([1])), shares(sure, torch.tensor([1]))
-    )
+    assert shares(sure, torch.tensor([0])).item() == pytest.approx(-math.log(torch.finfo(torch.float32).eps), rel=1e-4)
+    assert torch.equal(shares(torch.tensor([[-0.5, 1.0, 0.0]]), torch.tensor([1])), shares(sure, torch.tensor([1])))
 
 
 def test_cross_entropy_of_activations_has_the_floor_of_the_docstring() -> None:

@@ -294,16 +294,12 @@ def slow_ece(confidence: list[float], correct: list[bool], bins: int) -> float:
 
 @fast
 @given(
-    st.lists(
-        st.tuples(st.floats(0, 1) | st.sampled_from([0.0, 0.2, 1 / 3, 0.6, 1.0]), st.booleans()), min_size=1
-    ),
+    st.lists(st.tuples(st.floats(0, 1) | st.sampled_from([0.0, 0.2, 1 / 3, 0.6, 1.0]), st.booleans()), min_size=1),
     st.integers(1, 20),
 )
 def test_ece_is_its_definition(pairs: list[tuple[float, bool]], bins: int) -> None:
     confidence, correct = [p for p, _ in pairs], [c for _, c in pairs]
-    came = expected_calibration_error(
-        torch.tensor(confidence, dtype=torch.float64), torch.tensor(correct), bins
-    )
+    came = expected_calibration_error(torch.tensor(confidence, dtype=torch.float64), torch.tensor(correct), bins)
     assert came == pytest.approx(slow_ece(confidence, correct, bins), abs=1e-12)
     assert 0 <= came <= 1
 
@@ -339,9 +335,7 @@ CALLS: list[tuple[Callable[..., float], tuple[Tensor, ...]]] = [
 
 
 @pytest.mark.parametrize(("metric", "args"), CALLS)
-def test_a_metric_is_a_python_float_and_changes_nothing(
-    metric: Callable[..., float], args: tuple[Tensor, ...]
-) -> None:
+def test_a_metric_is_a_python_float_and_changes_nothing(metric: Callable[..., float], args: tuple[Tensor, ...]) -> None:
     before = [a.clone() for a in args]
     tracked = [a.clone().requires_grad_() if a.is_floating_point() else a for a in args]
     assert type(metric(*args)) is float
@@ -365,9 +359,7 @@ def test_wrong_shapes_get_one_clear_line(metric: Callable[..., float], args: tup
         assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("metric", "args"), [c for c in CALLS if c[0] is not accuracy and c[1][0].is_floating_point()]
-)
+@pytest.mark.parametrize(("metric", "args"), [c for c in CALLS if c[0] is not accuracy and c[1][0].is_floating_point()])
 def test_nan_in_is_an_error_not_nan_out(metric: Callable[..., float], args: tuple[Tensor, ...]) -> None:
     first, *rest = args
     with pytest.raises(DataError, match="NaN"):

@@ -10,8 +10,8 @@ import sys
 import time
 
 import pytest
-from tiny import tiny_toml
 
+from tiny import tiny_toml
 from torchcaps.cli import main
 from torchcaps.cli.parse import COMMANDS
 from torchcaps.train import load_run

@@ -116,7 +116,7 @@ exponents = st.one_of(st.sampled_from([-6.0, 6.0]), st.floats(-6, 6))
 
 
 @pytest.mark.parametrize("name", ROUTERS)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(data=st.data())
 def test_values_and_gradients_are_finite(name: str, data: st.DataObject) -> None:
     layer = any_layer(name, lambda options: data.draw(st.sampled_from(options)))

@@ -40,7 +40,7 @@ def run(votes: Tensor, choice: Dynamic, trace: bool = False) -> tuple[Capsules, 
 # --- It is the procedure ----------------------------------------------------------------------------------------
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(choices, dtypes, size, size, size, seeds)
 def test_is_the_procedure(choice: Dynamic, dtype: torch.dtype, i: int, j: int, k: int, seed: int) -> None:
     votes = normal(2, i, j, k, seed=seed, dtype=dtype)

@@ -73,7 +73,7 @@ def assert_is_procedure(
 # --- It is the procedure ----------------------------------------------------------------------------------------
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(choices, size, size, size, seeds)
 def test_is_the_procedure(choice: EM, i: int, j: int, k: int, seed: int) -> None:
     assert_is_procedure(case(2, i, j, k, seed, choice), 1e-12)

@@ -100,7 +100,7 @@ def test_free_energy_is_its_equation(problem: em.Problem) -> None:
 # --- Descent ------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(problems("descent"))
 def test_no_step_of_descent_raises_it(problem: em.Problem) -> None:
     state = em.init(problem)
@@ -148,7 +148,7 @@ def test_the_record_of_a_route_falls() -> None:
 # --- The paper's steps --------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(problems("paper"))
 def test_the_papers_m_step_lowers_it(problem: em.Problem) -> None:
     state = em.init(problem)

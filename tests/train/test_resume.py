@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 import pytest
-from tiny import tiny_toml
 
+from tiny import tiny_toml
 from torchcaps.testing import assert_resumes
 
 

@@ -14,7 +14,7 @@ from torchcaps.errors import RecipeError
 from torchcaps.models.capsnet import CapsNet, CapsNetOutput
 from torchcaps.types import Capsules
 
-__all__ = ["coupling_maps", "image_grid", "learning_curve", "perturbations", "reconstructions"]
+__all__ = ["coupling_maps", "image_grid", "learning_curve", "overview", "perturbations", "reconstructions"]
 
 
 def image_grid(rows: Sequence[tuple[str, Tensor]], scale: float = 0.55) -> bytes:
@@ -48,45 +48,62 @@ def learning_curve(curves: Sequence[tuple[str, Sequence[dict[str, Any]]]], key: 
     return _png(figure)
 
 
-@torch.inference_mode()
 def reconstructions(model: CapsNet, data: Dataset, count: int = 12) -> bytes:
     """Test images, and what the decoder draws from the longest capsule alone."""
-    images = data.images[:count].float() / 255
-    out: CapsNetOutput = model(images)
-    drawn = model.reconstruct(out.classes)
-    return image_grid([("image", images.mean(1)), ("redrawn", drawn.mean(1))])
+    return image_grid(_redrawn(model, data, count))
 
 
-@torch.inference_mode()
 def perturbations(model: CapsNet, data: Dataset, reach: float = 0.25, count: int = 11) -> bytes:
     """Each dimension of one image's winning capsule, moved from -reach to reach."""
-    out: CapsNetOutput = model(data.images[:1].float() / 255)
-    pose, on = out.classes
-    k, which = pose.shape[-1], int(on.argmax())
-    steps = torch.linspace(-reach, reach, count)
-    moved = pose.repeat(k * count, 1, 1)  # [(k n) j k]
-    rows = torch.arange(k * count)
-    moved[rows, which, rows // count] += steps.repeat(k)
-    drawn = model.reconstruct(Capsules(moved, on.repeat(k * count, 1)), torch.full((k * count,), which))
-    strips = drawn.mean(1).view(k, count, *drawn.shape[2:])  # [k n h w]
+    strips = _strips(model, data, reach, count)
     return image_grid([(f"dimension {n + 1}", strip) for n, strip in enumerate(strips)], scale=0.45)
 
 
-@torch.inference_mode()
-def coupling_maps(model: CapsNet, data: Dataset, count: int = 4) -> bytes:
+def coupling_maps(model: CapsNet, data: Dataset, count: int = 6) -> bytes:
     """Where in the image the winning capsule gets its children from, iteration by iteration."""
     images = data.images[:count].float() / 255
-    out: CapsNetOutput = model(images, trace=True)
-    _, h, w, i, _ = out.primary.pose.shape
+    return image_grid([("image", images.mean(1)), *_maps(model, data, count)], scale=0.8)
+
+
+def overview(model: CapsNet, data: Dataset, count: int = 11) -> bytes:
+    """The three in one picture; of the dimensions, the four that move the image most."""
+    strips = _strips(model, data, 0.25, count)
+    moved = (strips[:, -1] - strips[:, 0]).square().sum((1, 2)).argsort(descending=True)[:4]
+    swept = [(f"number {int(n) + 1}", strips[n]) for n in moved]
+    return image_grid([*_redrawn(model, data, count), *swept, *_maps(model, data, count)])
+
+
+@torch.inference_mode()
+def _redrawn(model: CapsNet, data: Dataset, count: int) -> list[tuple[str, Tensor]]:
+    images = data.images[:count].float() / 255
+    out: CapsNetOutput = model(images)
+    return [("image", images.mean(1)), ("redrawn", model.reconstruct(out.classes).mean(1))]
+
+
+@torch.inference_mode()
+def _strips(model: CapsNet, data: Dataset, reach: float, count: int) -> Tensor:
+    """[k n h w] the first image redrawn with each dimension of its longest capsule moved in n steps."""
+    out: CapsNetOutput = model(data.images[:1].float() / 255)
+    pose, on = out.classes
+    k, which = pose.shape[-1], int(on.argmax())
+    moved = pose.repeat(k * count, 1, 1)  # [(k n) j k]
+    rows = torch.arange(k * count)
+    moved[rows, which, rows // count] += torch.linspace(-reach, reach, count).repeat(k)
+    drawn = model.reconstruct(Capsules(moved, on.repeat(k * count, 1)), torch.full((k * count,), which))
+    return drawn.mean(1).view(k, count, *drawn.shape[2:])
+
+
+@torch.inference_mode()
+def _maps(model: CapsNet, data: Dataset, count: int) -> list[tuple[str, Tensor]]:
+    """Coupling times activation of the children of each image's longest capsule, summed over types, as maps."""
+    out: CapsNetOutput = model(data.images[:count].float() / 255, trace=True)
+    b, h, w, i, _ = out.primary.pose.shape
     winner = out.classes.activation.argmax(-1)  # [b]
-    c = out.info.coupling[:, torch.arange(count), :, winner]  # [b t (h w i)], the indexed axis first
-    c = c if c.shape[0] == count else c.transpose(0, 1)
-    weight = c.reshape(count, -1, h * w, i) * out.primary.activation.reshape(count, 1, h * w, i)
-    maps = weight.mean(-1).view(count, -1, h, w)  # [b t h w]
-    maps = maps / maps.amax((1, 2, 3), keepdim=True).clamp_min(1e-12)
-    rows = [("image", images.mean(1))]
-    rows += [(f"iteration {t + 1}", maps[:, t]) for t in range(maps.shape[1])]
-    return image_grid(rows, scale=0.8)
+    coupling = out.info.coupling.transpose(0, 1)  # [b t (h w i) j]
+    mine = coupling[torch.arange(b), :, :, winner].view(b, -1, h * w, i)  # [b t (h w) i]
+    maps = (mine * out.primary.activation.reshape(b, 1, h * w, i)).sum(-1)  # [b t (h w)]
+    maps = maps / maps.amax((1, 2), keepdim=True).clamp_min(1e-12)
+    return [(f"iteration {t + 1}", maps[:, t].view(b, h, w)) for t in range(maps.shape[1])]
 
 
 def _pyplot() -> Any:

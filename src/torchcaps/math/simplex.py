@@ -5,16 +5,21 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["entropy", "log_floor"]
+__all__ = ["NOTHING", "entropy", "log_floor"]
+
+NOTHING = -1e4
+"""The logarithm of 0: finite, so that a layer whose children are all off has a pose, and so low that a child that is
+off never outweighs one that is on."""
 
 
 def log_floor(p: Tensor) -> Tensor:
-    """log p for p in [0, 1], with p = 0 read as the square root of the smallest normal number.
+    """log p for p in [0, 1], finite everywhere: NOTHING at p = 0, and at least the log of a floor elsewhere.
 
-    The floor (about 1e-19 in float32) is below any share that can matter, and its inverse, the slope of the
-    logarithm there, can still be multiplied without overflow. Below the floor the gradient is 0.
+    The floor, the square root of the smallest normal number (about 1e-19 in float32), is one whose inverse, the
+    slope of the logarithm there, can still be multiplied without overflow. Below it the gradient is 0.
     """
-    return p.clamp_min(torch.finfo(p.dtype).tiny ** 0.5).log()
+    log_p = p.clamp_min(torch.finfo(p.dtype).tiny ** 0.5).log()
+    return torch.where(p > 0, log_p, torch.full_like(log_p, NOTHING))
 
 
 def entropy(log_p: Tensor, dim: int = -1) -> Tensor:

@@ -52,7 +52,7 @@ class EM:
     iterations: Count = 3
     final_inverse_temperature: PositiveFloat = 0.01
     decay: Annotated[float, Range(0, 0.999)] = 0.95  # 1 would leave lambda at 0
-    min_variance: PositiveFloat = 5e-4
+    min_variance: Annotated[float, Range(1e-9)] = 5e-4
     damping: Share = 0.0
     assignment: Literal["paper", "descent"] = "paper"
     competition: Literal["all", "positions"] = "all"

@@ -1,0 +1,55 @@
+"""A router of your own in one file: settings, a pure function, one line in ROUTERS (docs/develop/new_router.md).
+
+Attention routing takes one step. The mean of a parent's votes is its query, and a child looks for the parents whose
+query its votes resemble:
+
+    q_j = mean_i V_ij      c_ij = softmax_j(sharpness cos(V_ij, q_j))      v_j = squash(sum_i c_ij V_ij)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from torchcaps.config import PositiveFloat
+from torchcaps.layers import DenseCapsules
+from torchcaps.math import cosine, norm, squash
+from torchcaps.routing import ROUTERS, Compete, Router
+from torchcaps.testing import assert_router
+from torchcaps.types import Capsules, RoutingInfo
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Settings of attention routing; `sharpness` 0 would be uniform coupling."""
+
+    sharpness: PositiveFloat = 4.0
+
+
+def route(
+    votes: Tensor, activation: Tensor, settings: Attention, compete: Compete, trace: bool
+) -> tuple[Capsules, RoutingInfo]:
+    """Votes [b i j k] -> parents (v_j, |v_j|); one step, so `trace` has nothing to add."""
+    query = votes.mean(1, keepdim=True)  # [b 1 j k]
+    coupling = compete(settings.sharpness * cosine(votes, query)).exp()  # [b i j]
+    pose = squash(torch.einsum("bij,bijk->bjk", coupling, votes))
+    return Capsules(pose, norm(pose)), RoutingInfo(coupling.detach().unsqueeze(0))  # [t b i j]
+
+
+ROUTERS["attention"] = Router(Attention, route)
+
+
+def main() -> None:
+    assert_router("attention", Attention(sharpness=2.0))
+    torch.manual_seed(0)
+    layer = DenseCapsules(32, 10, 8, 16, routing=Attention())
+    pose = squash(torch.randn(4, 32, 8))
+    parents, info = layer(Capsules(pose, norm(pose)))
+    entropy = info.entropy.mean() / torch.tensor(10.0).log()
+    print(f"attention keeps the contract; parents {list(parents.pose.shape)}, entropy {entropy:.3f} of log J")
+
+
+if __name__ == "__main__":
+    main()

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.autograd import gradcheck
 
-from torchcaps.math.simplex import entropy, log_floor
+from torchcaps.math.simplex import NOTHING, entropy, log_floor
 
 FLOATS = [torch.float32, torch.float64]
 
@@ -30,11 +30,12 @@ def test_the_logarithm_itself_above_the_floor(p: float) -> None:
 
 
 @pytest.mark.parametrize("dtype", [*FLOATS, torch.float16, torch.bfloat16])
-def test_zero_is_read_as_the_root_of_the_smallest_normal_number(dtype: torch.dtype) -> None:
-    x = torch.zeros(3, dtype=dtype)
-    wanted = 0.5 * math.log(torch.finfo(dtype).tiny)
-    assert log_floor(x).tolist() == pytest.approx([wanted] * 3, rel=1e-2)
-    assert log_floor(x).dtype == dtype
+def test_zero_is_finite_and_below_the_floor_of_anything_positive(dtype: torch.dtype) -> None:
+    tiny = torch.finfo(dtype).tiny
+    log_p = log_floor(torch.tensor([0.0, tiny, tiny**0.5], dtype=dtype))
+    assert log_p.dtype == dtype and bool(log_p.isfinite().all())
+    assert float(log_p[0]) == pytest.approx(NOTHING, rel=1e-2)
+    assert log_p[1:].tolist() == pytest.approx([0.5 * math.log(tiny)] * 2, rel=1e-2)
 
 
 @pytest.mark.parametrize("dtype", FLOATS)

@@ -251,3 +251,16 @@ def test_the_record_holds_each_iterations_mean_log_density() -> None:
             variance = (w * (votes - mu) ** 2).sum(0) + 5e-4
             wanted = (w * normal_log_density(votes, mu, variance)).sum()
             torch.testing.assert_close(info.agreement[t, 0, j], wanted)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_child_that_is_off_never_outweighs_one_that_is_on(dtype: torch.dtype) -> None:
+    """Not even where the active child's share of the parent is far below what the type can hold as a number."""
+    votes = torch.tensor([[[[5.0]], [[-3.0]]]], dtype=dtype)  # [b i j k]
+    problem = em.Problem(
+        votes, torch.tensor([[1.0, 0.0]], dtype=dtype), votes.new_zeros(1), votes.new_zeros(1), EM(),
+        compete_at_one_place,
+    )  # fmt: skip
+    log_share = torch.tensor([[[-500.0], [0.0]]], dtype=dtype)
+    state = em.m_step(problem, log_share, votes.new_zeros(1, 1, 1), 0.01)
+    assert float(state.mean) == pytest.approx(5.0)

@@ -1,5 +1,6 @@
 """Nested states, such as an optimiser's, as flat tensors and a skeleton of JSON values, and back, exactly.
 
+>>> import torch
 >>> tensors, skeleton = pack_state({"step": 3, 0: (torch.ones(2), None)}, "optimiser")
 >>> list(tensors), skeleton
 (['optimiser.0.0'], {'$dict': [['step', 3], [0, {'$tuple': [{'$tensor': 'optimiser.0.0'}, None]}]]})

@@ -137,6 +137,27 @@ def test_a_loss_that_is_not_finite_ends_training_before_it_is_saved(tmp_path, mo
     assert all(torch.isfinite(v).all() for v in weights(tmp_path).values())
 
 
+def test_weights_that_are_not_finite_are_never_saved(tmp_path, monkeypatch):
+    """The loss of the step is finite, its gradient is not."""
+    real = CapsNet.objective
+
+    def steep(self, batch, step):
+        terms = real(self, batch, step)
+        zero = (self.conv.weight.sum() * 0).abs().sqrt()  # value 0, slope nan
+        return {**terms, "loss": terms["loss"] + zero} if step == 5 else terms
+
+    monkeypatch.setattr(CapsNet, "objective", steep)
+    with pytest.raises(TrainingError, match="weights are not finite at step 6"):
+        train(tiny(train={"save_every": 2, "clip": "none"}), tmp_path, quiet=True)
+    assert load_run(tmp_path).step == 4
+    assert all(torch.isfinite(v).all() for v in weights(tmp_path).values())
+
+
+def test_a_start_that_failed_may_be_tried_again_with_another_recipe(tmp_path):
+    (tmp_path / "recipe.json").write_text("{}")
+    assert train(tiny(), tmp_path, quiet=True).finished
+
+
 def test_a_full_disk_ends_training_with_one_line_and_keeps_the_old_checkpoint(tmp_path, monkeypatch):
     train(tiny(train={"epochs": 1.0}), tmp_path, quiet=True)
     before = (tmp_path / "checkpoint.safetensors").read_bytes()
@@ -157,8 +178,7 @@ def test_bad_sizes_are_refused_before_anything_is_written(tmp_path):
         train(tiny(train={"batch": 81}), tmp_path / "a", quiet=True)
     with pytest.raises(ShapeError, match="too small"):
         train(tiny(model={"kernel": 17}), tmp_path / "b", quiet=True)
-    for name in "ab":
-        assert not (tmp_path / name / "checkpoint.safetensors").exists()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_bfloat16_trains(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -33,11 +34,9 @@ def _explain(error: Exception) -> int:
     from torchcaps.errors import TorchcapsError
 
     text = " ".join(str(error).split())
-    if isinstance(error, TorchcapsError):
+    expected = isinstance(error, TorchcapsError | OSError)
+    if not expected:
+        text = f"unexpected {type(error).__name__}: {text} (--debug shows where)"
+    if os.environ.get("RANK", "0") == "0":  # of several processes, one speaks
         print(f"torchcaps: {text}", file=sys.stderr)
-        return 2
-    if isinstance(error, OSError):
-        print(f"torchcaps: {error.strerror or text}: {error.filename or ''}", file=sys.stderr)
-        return 2
-    print(f"torchcaps: unexpected {type(error).__name__}: {text} (--debug shows where)", file=sys.stderr)
-    return 1
+    return 2 if expected else 1

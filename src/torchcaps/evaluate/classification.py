@@ -8,6 +8,7 @@ from torch import Tensor
 from torchcaps.data import Dataset, Splits
 from torchcaps.metrics import accuracy, expected_calibration_error
 from torchcaps.models import Model
+from torchcaps.train.display import progress
 from torchcaps.train.recipe import Recipe
 from torchcaps.train.training import set_up
 
@@ -18,7 +19,8 @@ __all__ = ["class_scores", "classification", "nearest_mean", "untrained"]
 def class_scores(model: Model, data: Dataset, batch: int = 250) -> Tensor:
     """[n j] the model's scores of every image, a bounded batch at a time."""
     model.eval()
-    return torch.cat([model.scores(images.float() / 255) for images in torch.split(data.images, batch)])
+    batches = progress(torch.split(data.images, batch), "scoring images")
+    return torch.cat([model.scores(images.float() / 255) for images in batches])
 
 
 def classification(model: Model, data: Dataset) -> dict[str, float]:

@@ -4,15 +4,33 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterable, Sequence
 from types import TracebackType
+from typing import TypeVar
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+    track,
+)
 
-__all__ = ["Display"]
+__all__ = ["Display", "progress"]
+
+T = TypeVar("T")
 
 _LINE_SECONDS = 10.0
 """Where there is no terminal, a line at most this often."""
+
+
+def progress(items: Sequence[T], what: str) -> Iterable[T]:
+    """The items, with a bar on standard error while they are gone through, if that is a terminal."""
+    console = Console(stderr=True)
+    return track(items, what, console=console, transient=True, disable=not console.is_terminal)
 
 
 class Display:

@@ -8,10 +8,7 @@ resumed ends with the very weights of one that was not.
 from __future__ import annotations
 
 import math
-import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +25,7 @@ from torchcaps.train.distributed import Team, team
 from torchcaps.train.journal import Journal
 from torchcaps.train.recipe import Recipe
 from torchcaps.train.run import Run, open_run
+from torchcaps.train.stop import stop_signal
 from torchcaps.train.training import Training, set_up
 from torchcaps.types import Batch
 
@@ -66,9 +64,10 @@ def train(
     torch.set_flush_denormal(True)
     with team() as crew:
         crew.check_batch(recipe.train.batch)
-        run = _open(folder, recipe, resume, crew)
         data = recipe.data.load().train
+        place_of(0, len(data), recipe.train.batch)  # refuses a batch larger than the set
         training = set_up(recipe, data.spec, crew.device)
+        run = _open(folder, recipe, resume, crew)
         if run.has_checkpoint:
             training.restore(run.checkpoint())
         return _loop(recipe, run, data, training, crew, quiet=quiet, tensorboard=tensorboard)
@@ -94,12 +93,11 @@ def total_steps(recipe: Recipe, images: int) -> int:
 def _loop(
     recipe: Recipe, run: Run, data: Dataset, training: Training, crew: Team, *, quiet: bool, tensorboard: bool
 ) -> Outcome:
-    place_of(0, len(data), recipe.train.batch)  # refuses a batch larger than the set
     settings, total = recipe.train, total_steps(recipe, len(data))
     objective = crew.wrap(_Objective(training.model.train()))
     display = Display(recipe.name, total, training.step, settings.batch, quiet=quiet or not crew.leads)
     started = time.monotonic() - training.seconds
-    with _stop_signal() as stop, run.journal(training.step, tensorboard, write=crew.leads) as journal, display:
+    with stop_signal() as stop, run.journal(training.step, tensorboard, write=crew.leads) as journal, display:
         epoch, order = -1, torch.empty(0)
         stopped = False
         while training.step < total and not stopped:
@@ -113,14 +111,15 @@ def _loop(
             terms = _step(recipe, objective, training, _to(batch, crew.device, settings.channels_last), crew.rank)
             training.step += 1
             training.seconds = time.monotonic() - started
-            stopped = crew.any(stop.is_set) if training.step % settings.log_every == 0 or crew.size == 1 else False
-            last = training.step == total
-            saves = training.step % settings.save_every == 0 or last or stopped
-            if saves or training.step % settings.log_every == 0:
+            logs = training.step % settings.log_every == 0
+            stopped = (logs or crew.size == 1) and crew.any(stop.is_set)
+            saves = training.step % settings.save_every == 0 or training.step == total or stopped
+            if logs or saves:
                 values = _report(terms, training, crew)
                 display.update(training.step, values["loss"])
                 _write_down(journal, training, values, place.epoch)
             if saves and crew.leads:
+                _check_weights(training)
                 run.save(training.checkpoint(run.recipe))
     return Outcome(training.model, training.step, training.seconds, finished=training.step >= total)
 
@@ -131,7 +130,7 @@ def _step(recipe: Recipe, objective: nn.Module, training: Training, batch: Batch
     with torch.autocast(batch.images.device.type, torch.bfloat16, enabled=recipe.train.precision == "bfloat16"):
         terms: dict[str, Tensor] = objective(batch, training.step)
     training.optimiser.zero_grad(set_to_none=True)
-    terms["loss"].backward()  # type: ignore[no-untyped-call]
+    torch.autograd.backward(terms["loss"])
     if recipe.train.clip is not None:
         nn.utils.clip_grad_norm_(training.model.parameters(), recipe.train.clip)
     training.optimiser.step()
@@ -151,41 +150,24 @@ def _report(terms: dict[str, Tensor], training: Training, crew: Team) -> dict[st
     means = crew.mean(torch.stack([value.detach().float() for value in terms.values()]))
     values = dict(zip(terms, means.tolist(), strict=True))
     if not math.isfinite(values["loss"]):
-        raise TrainingError(
-            f"the loss is {values['loss']} at step {training.step}; the last checkpoint is from before: "
-            "lower optimiser.lr or set train.clip, and --resume"
-        )
+        raise _diverged(f"the loss is {values['loss']}", training)
     return values
+
+
+def _check_weights(training: Training) -> None:
+    """A step with a finite loss can still leave weights that are not; such ones are never saved."""
+    if not all(bool(torch.isfinite(p).all()) for p in training.model.parameters()):
+        raise _diverged("the weights are not finite", training)
+
+
+def _diverged(what: str, training: Training) -> TrainingError:
+    return TrainingError(
+        f"{what} at step {training.step}; the last checkpoint is from before: "
+        "lower optimiser.lr or set train.clip, and start anew"
+    )
 
 
 def _write_down(journal: Journal | None, training: Training, values: dict[str, float], epoch: int) -> None:
     if journal:
         rate = training.optimiser.param_groups[0]["lr"]
         journal.write(training.step, {"epoch": epoch, **values, "lr": float(rate), "seconds": training.seconds})
-
-
-@dataclass
-class _Flag:
-    is_set: bool = False
-
-
-@contextmanager
-def _stop_signal() -> Iterator[_Flag]:
-    """Ctrl-C and SIGTERM set a flag that the loop reads between two steps; a second Ctrl-C does not wait."""
-    flag = _Flag()
-
-    def ask(number: int, frame: object) -> None:
-        if flag.is_set:
-            raise KeyboardInterrupt
-        flag.is_set = True
-
-    try:
-        old = {s: signal.signal(s, ask) for s in (signal.SIGINT, signal.SIGTERM)}
-    except ValueError:  # not the main thread: signals are somebody else's business
-        yield flag
-        return
-    try:
-        yield flag
-    finally:
-        for number, handler in old.items():
-            signal.signal(number, handler)

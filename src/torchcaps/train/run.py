@@ -53,13 +53,13 @@ def open_run(folder: Path, recipe: Recipe, *, resume: bool) -> Run:
     wanted, path = to_dict(recipe), folder / "recipe.json"
     if folder.exists() and not folder.is_dir():
         raise TrainingError(f"'{folder}' is a file; a folder for the run is wanted: choose another --out")
-    if path.exists():
-        if not resume and _has_content(folder):
+    if path.exists() and _has_content(folder):
+        if not resume:
             raise TrainingError(
                 f"'{folder}' already holds a run; add --resume to go on with it, or choose another --out"
             )
         _check_same(_read_recipe(path), wanted, folder)
-    elif folder.exists() and any(folder.iterdir()):
+    elif folder.exists() and any(p != path for p in folder.iterdir()):
         raise TrainingError(f"'{folder}' is not empty and holds no run of torchcaps; choose another --out")
     _make(folder)
     write_atomically(path, [(json.dumps(wanted, indent=2) + "\n").encode()])

@@ -159,7 +159,11 @@ def test_wrong_input_gets_one_line_that_teaches(what: str) -> None:
 
 
 def test_the_input_that_is_refused_is_otherwise_right() -> None:
-    route(FLAT, W, offset=torch.zeros(4, 6))
-    route(FLAT, W, "em", beta_a=torch.zeros(5), beta_u=torch.zeros(5))
-    route(PLACED, W_WINDOW, window=WINDOW)
-    route(MATRIX, W_MATRIX, pose="matrix")
+    betas = {"beta_a": torch.zeros(5), "beta_u": torch.zeros(5)}
+    for parents, info in (
+        route(FLAT, W, offset=torch.zeros(4, 6)),
+        route(FLAT, W, "em", **betas),
+        route(PLACED, W_WINDOW, window=WINDOW),
+        route(MATRIX, W_MATRIX, pose="matrix"),
+    ):
+        assert bool(parents.pose.isfinite().all()) and bool(info.coupling.isfinite().all())

@@ -14,7 +14,7 @@ from torchcaps.errors import DataError, RecipeError, ShapeError, TrainingError
 from torchcaps.models.capsnet import CapsNet
 from torchcaps.train import load_run, total_steps, train
 from torchcaps.train.journal import read_journal
-from torchcaps.train.training import set_up
+from torchcaps.train.training import flushed_denormals, set_up
 
 
 def weights(folder) -> dict[str, torch.Tensor]:
@@ -191,6 +191,18 @@ def test_channels_last_is_for_convolutions_only():
     model = set_up(tiny(), tiny().data.load().train.spec).model
     assert model.conv.weight.is_contiguous(memory_format=torch.channels_last)
     assert model.classes.W.is_contiguous()
+
+
+def test_denormal_numbers_are_flushed_during_training_only(tmp_path):
+    small = torch.tensor(1e-310, dtype=torch.float64)
+    with flushed_denormals():
+        assert float(small * 1) == 0
+        with flushed_denormals():
+            pass
+        assert float(small * 1) == 0
+    assert float(small * 1) > 0
+    train(tiny(train={"epochs": 0.1}), tmp_path, quiet=True)
+    assert float(small * 1) > 0
 
 
 def test_the_number_of_steps_follows_the_epochs():

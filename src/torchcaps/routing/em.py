@@ -107,14 +107,28 @@ def m_step(problem: Problem, log_share: Tensor, previous: Tensor, lam: float) ->
 
     a_j = logistic(lambda (beta_a - sum_h (beta_u + log sigma_h) sum_i R_ij a_i)).
     """
-    log_weight = log_share + log_floor(problem.activation).unsqueeze(-1)  # [b i j], line 2
-    share = log_weight.softmax(1)
+    share = _weights(problem, log_share)  # line 2
     mean = weighted_mean(problem.votes, share)  # line 3
     mean = mean + problem.settings.damping * (previous - mean)
     variance = weighted_variance(problem.votes, share, mean) + problem.settings.min_variance  # line 4
-    mass = log_weight.exp().sum(1)  # [b j]
+    mass = _assigned(problem, log_share).sum(1)  # [b j]
     cost = (problem.beta_u.unsqueeze(-1) + 0.5 * variance.log()).sum(-1) * mass  # line 5, summed over h
     return State(log_share, mean, variance, lam * (problem.beta_a - cost))  # line 6, before the logistic
+
+
+def _assigned(problem: Problem, log_share: Tensor) -> Tensor:
+    """R_ij a_i [b i j]."""
+    return (log_share + log_floor(problem.activation).unsqueeze(-1)).exp()
+
+
+def _weights(problem: Problem, log_share: Tensor) -> Tensor:
+    """R_ij a_i / sum_i R_ij a_i [b i j], by a softmax over i.
+
+    Activations count relative to the largest of them, so that children which are all off still have a mean.
+    """
+    log_a = log_floor(problem.activation)
+    relative = log_a - log_a.detach().amax(1, keepdim=True)  # [b i]
+    return (log_share + relative.unsqueeze(-1)).softmax(1)
 
 
 def e_step(problem: Problem, state: State) -> Tensor:
@@ -149,7 +163,7 @@ def free_energy(problem: Problem, state: State, lam: float) -> Tensor:
 
         sum_j a_j (cost_j - beta_a) - H(a_j) / lambda  +  sum_ij a_i R_ij log R_ij
     """
-    weight = (state.log_share + log_floor(problem.activation).unsqueeze(-1)).exp()  # [b i j]
+    weight = _assigned(problem, state.log_share)  # [b i j]
     on = state.logit.sigmoid()  # [b j]
     cost = (weight * energy(problem, state)).sum(1)
     switch = on * logsigmoid(state.logit) + (1 - on) * logsigmoid(-state.logit)  # -H(a_j)
@@ -172,7 +186,7 @@ def route(
 @torch.no_grad()
 def _look(problem: Problem, state: State, t: int) -> RoutingInfo:
     """One iteration's record: assignment, mean log density of the votes a parent holds, free energy."""
-    share = (state.log_share + log_floor(problem.activation).unsqueeze(-1)).softmax(1)  # [b i j]
+    share = _weights(problem, state.log_share)  # [b i j]
     agreement = (share * diagonal_log_density(problem.votes, state.mean, state.variance)).sum(1)  # [b j]
     free = free_energy(problem, state, inverse_temperature(problem.settings, t))
     return RoutingInfo(state.log_share.exp(), agreement, free)

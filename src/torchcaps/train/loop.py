@@ -26,7 +26,7 @@ from torchcaps.train.journal import Journal
 from torchcaps.train.recipe import Recipe
 from torchcaps.train.run import Run, open_run
 from torchcaps.train.stop import stop_signal
-from torchcaps.train.training import Training, set_up
+from torchcaps.train.training import Training, flushed_denormals, set_up
 from torchcaps.types import Batch
 
 __all__ = ["Outcome", "total_steps", "train"]
@@ -61,8 +61,7 @@ def train(
     A folder that holds a run is refused unless `resume`, which goes on from its last checkpoint (or from the start,
     if it has none yet). Ctrl-C and SIGTERM finish the step, save, and return with `finished=False`.
     """
-    torch.set_flush_denormal(True)
-    with team() as crew:
+    with flushed_denormals(), team() as crew:
         crew.check_batch(recipe.train.batch)
         data = recipe.data.load().train
         place_of(0, len(data), recipe.train.batch)  # refuses a batch larger than the set

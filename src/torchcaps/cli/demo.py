@@ -13,9 +13,9 @@ _TEXT = (
     "A capsule is a small group of numbers that stands for one thing: how long the vector is says whether the thing "
     "is there, where it points says how it looks. The network you just trained has one capsule a digit. The capsules "
     "of the layer below each vote for every digit, and routing by agreement decides which votes count.",
-    "The table shows how often it errs on images it has never seen, beside a plain convolutional network of similar "
-    "size and the same training, the very same capsule network before training, and the nearest mean image. Below, "
-    "the images are redrawn from sixteen numbers of one capsule; then each number is changed in turn.",
+    "The table shows how often it errs on images it has never seen, beside a plain convolutional network trained on "
+    "the same images for as many steps, the very same capsule network before training, and the nearest mean image. "
+    "Below, the images are redrawn from sixteen numbers of one capsule; then each number is changed in turn.",
 )
 
 

@@ -327,7 +327,10 @@ def test_range(bounds: Range, inside: list[float], outside: list[float], text: s
 
 
 def test_check_passes_what_from_dict_builds() -> None:
-    check(from_dict(Recipe, recipe(layers=[{"name": "conv"}], extra={"a": 1}, level="auto")))
+    built = from_dict(Recipe, recipe(layers=[{"name": "conv"}], extra={"a": 1}, level="auto"))
+    before = to_dict(built)
+    check(built)  # raises if it finds fault
+    assert to_dict(built) == before
 
 
 @pytest.mark.parametrize(

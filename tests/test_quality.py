@@ -79,7 +79,7 @@ def test_every_module_and_public_function_is_documented(path):
 
 
 def test_no_test_lacks_an_assertion():
-    """An assertion is an assert, a pytest.raises, an assert_... instrument, or a helper of the same file that has one."""
+    """An assertion is an assert, a pytest.raises, an assert_... instrument, or a helper in the file that has one."""
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
         functions = [n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.FunctionDef)]
         asserting = [f.name for f in functions if re.search(r"\bassert|\braises\(|\.expect\(", ast.unparse(f))]

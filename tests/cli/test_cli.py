@@ -84,7 +84,7 @@ def test_list_shows_everything_and_a_recipe_s_keys(capsys):
 def test_data_list_fetch_check(capsys):
     assert "built in" in run(capsys, "data", "list")[1]
     assert "nothing to fetch" in run(capsys, "data", "fetch", "glyphs")[1]
-    assert "no test image in training" in run(capsys, "data", "check", "glyphs")[1]
+    assert "no image in two splits" in run(capsys, "data", "check", "glyphs")[1]
     assert "torchcaps data fetch NAME" in refused(capsys, "data", "fetch")
 
 

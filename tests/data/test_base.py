@@ -83,14 +83,14 @@ def test_a_batch_larger_than_the_set_is_refused():
 
 def test_check_splits_finds_a_test_image_in_training():
     splits = GlyphsConfig(train=300, test=50, size=16).load()
-    assert "no test image in training" in check_splits(splits)
+    assert "no image in two splits" in check_splits(splits)
     leaky = Splits(splits.train, Dataset(splits.train.images[:5], splits.train.labels[:5], 10))
-    with pytest.raises(DataError, match="5 test images"):
+    with pytest.raises(DataError, match="5 images of the test set are also in the train set"):
         check_splits(leaky)
 
 
 def test_glyphs_load_with_their_factors():
-    train, test = GlyphsConfig(train=30, test=20, size=20).load()
+    train, test, _ = GlyphsConfig(train=30, test=20, size=20).load()
     assert (len(train), len(test)) == (30, 20)
     assert train.spec == (1, 20, 20, 10)
     assert set(train.factors) == {"x", "y", "rotation", "scale", "shear", "thickness"}

@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 import tyro
+
+if TYPE_CHECKING:
+    from torchcaps.data import DataConfig
 
 __all__ = ["Data"]
 
 
 @dataclass(frozen=True)
 class Data:
-    """List the data sets, fetch one, or check what is there.
+    """List the data sets, fetch one, check what is there, or draw a sheet of images.
 
-    Example: torchcaps data check
+    Example: torchcaps data fetch mnist && torchcaps data show mnist --out mnist.png
     """
 
-    action: tyro.conf.Positional[Literal["list", "fetch", "check"]]
-    """list: what is known; fetch NAME: get its files; check: load each set and look at it."""
+    action: tyro.conf.Positional[Literal["list", "fetch", "check", "show"]]
+    """list: what is known and what is here; fetch NAME: get its files; check [NAME]: verify hashes, counts, balance
+    and that no image is in two splits; show NAME: draw images."""
     name: tyro.conf.Positional[str | None] = None
-    """The data set that fetch or check is about; check takes all without one."""
+    """The data set that fetch, check or show is about; check takes all that are here without one."""
+    data_dir: Path | None = None
+    """A folder to look in before TORCHCAPS_DATA and the cache."""
+    out: Path = Path("images.png")
+    """Where show draws."""
+    json: bool = False
+    """Print the list as JSON."""
 
     def run(self) -> int:
         from torchcaps.data import DATASETS
@@ -28,19 +39,60 @@ class Data:
 
         if self.name is not None and self.name not in DATASETS:
             raise DataError(f"unknown data set '{self.name}'{nearest(self.name, DATASETS)}")
-        if self.action == "fetch" and self.name is None:
-            raise DataError(f"fetch what? torchcaps data fetch NAME; known: {', '.join(DATASETS)}")
-        for name in DATASETS if self.name is None else [self.name]:
-            print(f"{name:10} {getattr(self, '_' + self.action)(name)}")
+        if self.name is None and self.action in ("fetch", "show"):
+            raise DataError(f"{self.action} what? torchcaps data {self.action} NAME; known: {', '.join(DATASETS)}")
+        steps = {"list": self._list, "fetch": self._fetch, "check": self._check, "show": self._show}
+        steps[self.action]()
         return 0
 
-    def _list(self, name: str) -> str:
-        return "built in, drawn by code; no file, no licence, nothing to fetch"
+    def _list(self) -> None:
+        import json
 
-    def _fetch(self, name: str) -> str:
-        return "is built in: there is nothing to fetch"
+        from torchcaps.data.overview import overview
 
-    def _check(self, name: str) -> str:
+        rows = overview(self.data_dir)
+        if self.json:
+            print(json.dumps(rows, indent=2))
+            return
+        for row in rows:
+            print(f"{row['name']:14} {row['state']:28} {row['about']}")
+            print(f"{'':14} {row['size']}, {row['licence']}")
+
+    def _fetch(self) -> None:
+        from torchcaps.data.overview import fetch
+
+        assert self.name is not None
+        for line in fetch(self.name):
+            print(line)
+
+    def _check(self) -> None:
         from torchcaps.data import DATASETS, check_splits
+        from torchcaps.data.overview import is_here
 
-        return check_splits(DATASETS[name]().load())
+        names = [self.name] if self.name else [n for n in DATASETS if is_here(n, self.data_dir)]
+        for name in names:
+            print(f"{name:14} {check_splits(self._config(name).load())}")
+        absent = [] if self.name else [n for n in DATASETS if n not in names]
+        if absent:
+            print(f"not here: {', '.join(absent)}")
+
+    def _show(self) -> None:
+        from torchcaps.evaluate.sheets import sheet
+        from torchcaps.train.files import write_atomically
+
+        assert self.name is not None
+        write_atomically(self.out, [sheet(self._config(self.name).load().test)])
+        print(f"drew {self.out}")
+
+    def _config(self, name: str) -> DataConfig:
+        """The set with its defaults; `folder` and `npz` take --data-dir as their path."""
+        from torchcaps.data import DATASETS
+        from torchcaps.errors import DataError
+
+        known = {f.name for f in fields(DATASETS[name])}
+        if "path" in known and self.data_dir is None:
+            raise DataError(f"'{name}' is your own data: say where it is with --data-dir")
+        key = "path" if "path" in known else "data_dir"
+        chosen: dict[str, Any] = {key: str(self.data_dir)} if self.data_dir and key in known else {}
+        config: DataConfig = DATASETS[name](**chosen)
+        return config

@@ -1,24 +1,154 @@
-"""Changes to images, each a pure function of (seed, epoch, index)."""
+"""Changes to images [b c h w], each a pure function of (seed, epoch, index), and the views a test looks at.
+
+`index` [b] names the images, so a change is the same in any batch and after any resumption. Every change hashes
+its own name with (seed, epoch, index): where the crop falls says nothing about the brightness.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from torchcaps.data.warp import linear_map, warp
+from torchcaps.errors import DataError, ShapeError
 from torchcaps.math.random import uniform
 
-__all__ = ["shift"]
+__all__ = [
+    "affine",
+    "brightness_contrast",
+    "centre_crop",
+    "check_index",
+    "crop",
+    "crops",
+    "shift",
+    "standardise",
+    "windows",
+]
+
+_QUARTERS = (
+    (2, 2),  # the centre
+    *((0, 0), (0, 4), (4, 0), (4, 4)),  # the corners
+    *((0, 2), (2, 0), (2, 4), (4, 2)),  # the middles of the edges
+    *((1, 1), (1, 3), (3, 1), (3, 3)),  # half-way from the centre to the corners
+)  # where the 13 test views start, (down, right), in quarters of what a view leaves out
 
 
 def shift(images: Tensor, most: int, seed: int, epoch: int, index: Tensor) -> Tensor:
     """Move each image [b c h w] by up to `most` whole pixels in each direction; what comes in is black."""
     if most == 0:
         return images
-    moves = (uniform(seed, epoch, index, count=2) * (2 * most + 1)).long()  # [b 2], 0 ... 2 most
-    b, c, h, w = images.shape
+    check_index("shift", index, len(images))
+    top, left = (uniform(seed, epoch, index, count=2) * (2 * most + 1)).long().unbind(-1)  # [b], 0 ... 2 most
     padded = torch.nn.functional.pad(images, (most, most, most, most))
-    rows = (moves[:, 0, None] + torch.arange(h)).view(b, 1, h, 1)
-    columns = (moves[:, 1, None] + torch.arange(w)).view(b, 1, 1, w)
-    samples = torch.arange(b).view(b, 1, 1, 1)
-    channels = torch.arange(c).view(1, c, 1, 1)
-    return padded[samples, channels, rows, columns]
+    return windows(padded, top, left, (images.shape[-2], images.shape[-1]))
+
+
+def crop(images: Tensor, size: int, seed: int, epoch: int, index: Tensor) -> Tensor:  # [b c size size]
+    """A square of each image [b c h w], all of its places inside the image equally likely."""
+    room = torch.tensor(_room("crop", images, size), device=index.device)  # (down, right)
+    check_index("crop", index, len(images))
+    top, left = (uniform(seed, _stream("crop"), epoch, index, count=2) * (room + 1)).long().unbind(-1)
+    return windows(images, top, left, (size, size))
+
+
+def centre_crop(images: Tensor, size: int) -> Tensor:  # [b c size size]
+    """The square in the middle of each image; of an odd rest, the larger half is cut from below and the right."""
+    down, right = _room("centre_crop", images, size)
+    return images[..., down // 2 : down // 2 + size, right // 2 : right // 2 + size]
+
+
+def crops(images: Tensor, size: int, count: int = 13) -> Tensor:  # [count b c size size]
+    """The first `count` of 13 views of each image: a test may average what a model says of them.
+
+    In order: the centre (that of `centre_crop`), the four corners, the middles of the four edges, and the four
+    places half-way between the centre and the corners; each four from the top left, row by row.
+    """
+    if not 1 <= count <= len(_QUARTERS):
+        raise ShapeError(f"crops with count={count}: there are {len(_QUARTERS)} views; ask for 1 to {len(_QUARTERS)}")
+    down, right = _room("crops", images, size)
+    starts = ((down * y // 4, right * x // 4) for y, x in _QUARTERS[:count])
+    return torch.stack([images[..., y : y + size, x : x + size] for y, x in starts])
+
+
+def brightness_contrast(
+    images: Tensor, seed: int, epoch: int, index: Tensor, *,
+    brightness: float = 63 / 255, contrast: tuple[float, float] = (0.2, 1.8),
+) -> Tensor:  # fmt: skip
+    """x' = (x + δ - m) κ + m, δ ~ U(-brightness, brightness), κ ~ U(contrast), m the mean of x + δ.
+
+    The mean is that of one channel of one image, as in TensorFlow's random_contrast. Images in [0, 1] may leave
+    that range: nothing is clipped, so that no detail is lost and a change could be undone.
+    """
+    _check_floats("brightness_contrast", images)
+    check_index("brightness_contrast", index, len(images))
+    u = uniform(seed, _stream("brightness_contrast"), epoch, index, count=2).to(images)[..., None, None, None]
+    delta, kappa = brightness * (2 * u[:, 0] - 1), contrast[0] + (contrast[1] - contrast[0]) * u[:, 1]  # [b 1 1 1]
+    m = images.mean((2, 3), keepdim=True, dtype=torch.float64).to(images)  # [b c 1 1]
+    return (images - m) * kappa + (m + delta)
+
+
+def affine(
+    images: Tensor, seed: int, epoch: int, index: Tensor, *,
+    rotation: float = 0.0, scale: tuple[float, float] = (1.0, 1.0), shear: float = 0.0, translate: float = 0.0,
+) -> Tensor:  # fmt: skip
+    """Each image turned, stretched, leant over and moved about its centre by `warp`; what comes in is black.
+
+    The angle is uniform in ±rotation radians, the shear in ±shear, the scale of each axis by itself in `scale`, and
+    the move along each axis in ±translate pixels; see `warp.linear_map` for their order and directions.
+    """
+    check_index("affine", index, len(images))
+    most = (rotation, shear, translate, translate)
+    u = uniform(seed, _stream("affine"), epoch, index, count=6).to(images).unbind(-1)
+    turn, lean, right, down = (m * (2 * u_n - 1) for m, u_n in zip(most, u[:4], strict=True))
+    wide, high = (scale[0] + (scale[1] - scale[0]) * u_n for u_n in u[4:])
+    size = (images.shape[-2], images.shape[-1])
+    return warp(images, linear_map(turn, lean, wide, high), torch.stack((right, down), dim=-1), size)
+
+
+def standardise(images: Tensor) -> Tensor:
+    """(x - mean) / max(σ, 1/√N) over the N values of each image: zero mean, unit variance, an even image zero."""
+    _check_floats("standardise", images)
+    centred = images - images.mean((1, 2, 3), keepdim=True, dtype=torch.float64).to(images)
+    variance = centred.square().mean((1, 2, 3), keepdim=True, dtype=torch.float64)  # [b 1 1 1]
+    N = max(1, images.shape[1:].numel())
+    return centred / variance.clamp_min(1 / N).sqrt().to(images)
+
+
+def windows(images: Tensor, top: Tensor, left: Tensor, size: tuple[int, int]) -> Tensor:  # [b c H W]
+    """Of each image [b c h w] the H x W pixels that start at its own row and column, `top` and `left` [b]."""
+    b, c = images.shape[:2]
+    H, W = size
+    device = images.device
+    rows = (top.to(device)[:, None] + torch.arange(H, device=device)).view(b, 1, H, 1)
+    columns = (left.to(device)[:, None] + torch.arange(W, device=device)).view(b, 1, 1, W)
+    samples = torch.arange(b, device=device).view(b, 1, 1, 1)
+    channels = torch.arange(c, device=device).view(1, c, 1, 1)
+    return images[samples, channels, rows, columns]
+
+
+def check_index(what: str, index: Tensor, count: int | None = None) -> None:
+    """One line, unless the index is [b] with no number below 0, and of `count` numbers if that is given."""
+    if index.ndim != 1 or (count is not None and len(index) != count):
+        wanted = "[b]" if count is None else f"[{count}], one number an image,"
+        raise ShapeError(f"{what}: an index of shape {list(index.shape)} came; {wanted} is wanted")
+    if index.numel() and int(index.min()) < 0:
+        raise DataError(f"{what}: index {int(index.min())} came; images are counted from 0, so pass none below")
+
+
+def _stream(name: str) -> int:
+    """The letters of a name as a number, to be hashed as a counter."""
+    return int.from_bytes(name.encode(), "big")
+
+
+def _room(what: str, images: Tensor, size: int) -> tuple[int, int]:
+    """How many pixels (down, right) a square of `size` may move inside the images."""
+    h, w = images.shape[-2:]
+    if not 1 <= size <= min(h, w):
+        raise ShapeError(f"{what} of size {size} from images of {h}x{w}; ask for 1 to {min(h, w)} pixels")
+    return h - size, w - size
+
+
+def _check_floats(what: str, images: Tensor) -> None:
+    """One line, unless the images are floats [b c h w]."""
+    if images.ndim != 4 or not images.is_floating_point():
+        raise ShapeError(f"{what} of {images.dtype} {list(images.shape)}: floats [b c h w] are wanted")

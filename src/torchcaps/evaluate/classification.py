@@ -35,7 +35,7 @@ def untrained(recipe: Recipe, data: Dataset) -> dict[str, float]:
 
 def nearest_mean(splits: Splits) -> dict[str, float]:
     """Control: the class whose mean training image is nearest, in pixels."""
-    train, test = splits
+    train, test = splits.train, splits.test
     pixels = train.images.flatten(1).float() / 255  # [n (c h w)]
     means = torch.stack([pixels[train.labels == j].mean(0) for j in range(train.classes)])  # [j (c h w)]
     distances = torch.cdist(test.images.flatten(1).float() / 255, means).nan_to_num(torch.inf)  # [n j], no image: far

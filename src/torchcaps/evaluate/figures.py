@@ -18,19 +18,19 @@ __all__ = ["coupling_maps", "image_grid", "learning_curve", "overview", "perturb
 
 
 def image_grid(rows: Sequence[tuple[str, Tensor]], scale: float = 0.55) -> bytes:
-    """Rows of grey images, each (title, [n h w]), in one picture."""
+    """Rows of images, each (title, [n h w] grey or [n h w 3]), in one picture; sizes are in inches."""
     plt = _pyplot()
     columns = max(len(images) for _, images in rows)
-    figure, axes = plt.subplots(
-        len(rows), columns, squeeze=False, figsize=(scale * columns + 1.2, scale * len(rows) + 0.1)
-    )
+    margin = 0.3 + 0.07 * max(len(line) for title, _ in rows for line in title.splitlines())
+    size = (scale * columns + margin, scale * len(rows) + 0.1)
+    figure, axes = plt.subplots(len(rows), columns, squeeze=False, figsize=size)
     for (title, images), line in zip(rows, axes, strict=True):
         for ax in line:
             ax.set_axis_off()
         for ax, image in zip(line, images, strict=False):
             ax.imshow(image.cpu().numpy(), cmap="gray", vmin=0, vmax=1)
         line[0].text(-0.2, 0.5, title, transform=line[0].transAxes, ha="right", va="center", fontsize=8)
-    figure.subplots_adjust(left=1.1 / (scale * columns + 1.2), right=1, top=1, bottom=0, wspace=0.05, hspace=0.05)
+    figure.subplots_adjust(left=margin / size[0], right=1, top=1, bottom=0, wspace=0.05, hspace=0.05)
     return _png(figure)
 
 

@@ -1,0 +1,23 @@
+"""Readers of data files: numpy arrays out, `DataError` for anything wrong, no memory that the file does not back."""
+
+from __future__ import annotations
+
+from torchcaps.data.readers.arrays import read_npy, read_npz
+from torchcaps.data.readers.bounded import MOST
+from torchcaps.data.readers.cifar import read_cifar, read_cifar_archive
+from torchcaps.data.readers.idx import read_idx
+from torchcaps.data.readers.matlab import read_affnist
+from torchcaps.data.readers.norb import read_norb
+from torchcaps.data.readers.pictures import read_pictures
+
+__all__ = [
+    "MOST",
+    "read_affnist",
+    "read_cifar",
+    "read_cifar_archive",
+    "read_idx",
+    "read_norb",
+    "read_npy",
+    "read_npz",
+    "read_pictures",
+]

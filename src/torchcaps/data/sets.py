@@ -1,0 +1,149 @@
+"""The published data sets: each a frozen dataclass in a recipe's [data] table that loads its splits.
+
+Files are found, never fetched, by `load`: `torchcaps data fetch NAME` gets them. `data_dir` is a folder to look in
+first; then come the environment variable TORCHCAPS_DATA and the user's cache.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from torchcaps.config import Count, NonNegativeInt, Range
+from torchcaps.data.affnist import affnist
+from torchcaps.data.base import Dataset, Splits, hold_out
+from torchcaps.data.multimnist import multimnist
+from torchcaps.data.readers import read_affnist, read_cifar_archive, read_idx
+from torchcaps.data.sources import require
+from torchcaps.errors import DataError
+
+__all__ = ["AffnistConfig", "Cifar10Config", "FashionMnistConfig", "MnistConfig", "MultiMnistConfig"]
+
+GARMENTS = (
+    "T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot",
+)  # fmt: skip
+OBJECTS = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+
+
+@dataclass(frozen=True)
+class MnistConfig:
+    """MNIST: 60,000 + 10,000 handwritten digits, 28x28."""
+
+    validation: NonNegativeInt = 0
+    data_dir: str | None = None
+
+    SET: ClassVar[str] = "mnist"
+    NAMES: ClassVar[tuple[str, ...]] = tuple("0123456789")
+
+    def load(self) -> Splits:
+        files = require(self.SET, folder(self.data_dir))
+        train, test = (self._part(files, prefix) for prefix in ("train", "t10k"))
+        return hold_out(Splits(train, test), self.validation)
+
+    def _part(self, files: dict[str, Path], prefix: str) -> Dataset:
+        images = read_idx(files[f"{prefix}-images-idx3-ubyte.gz"])  # [n h w]
+        labels = read_idx(files[f"{prefix}-labels-idx1-ubyte.gz"])  # [n]
+        if images.ndim != 3 or labels.ndim != 1 or len(images) != len(labels):
+            raise DataError(f"{self.SET}: images {images.shape} and labels {labels.shape} do not belong together")
+        return Dataset(as_tensor(images).unsqueeze(1), as_tensor(labels).long(), len(self.NAMES), names=self.NAMES)
+
+
+@dataclass(frozen=True)
+class FashionMnistConfig(MnistConfig):
+    """Fashion-MNIST: 60,000 + 10,000 garments, 28x28."""
+
+    SET: ClassVar[str] = "fashion-mnist"
+    NAMES: ClassVar[tuple[str, ...]] = GARMENTS
+
+
+@dataclass(frozen=True)
+class AffnistConfig:
+    """affNIST-style: train on MNIST digits placed in 40x40, test on affine transforms of the MNIST test digits.
+
+    `train_on` = "affnist" transforms the training digits too (for read-outs). `drawn` is the seed of the transforms.
+    `tested_on` = "official" reads the published test images, affnist/test.mat in the data folder, instead of drawing.
+    """
+
+    train_on: Literal["mnist", "affnist"] = "mnist"
+    tested_on: Literal["drawn", "official"] = "drawn"
+    size: Annotated[int, Range(28, 128)] = 40
+    train: Annotated[int, Range(1, 1_000_000)] = 60_000
+    test: Annotated[int, Range(1, 1_000_000)] = 10_000
+    drawn: NonNegativeInt = 0
+    validation: NonNegativeInt = 0
+    data_dir: str | None = None
+
+    def load(self) -> Splits:
+        mnist = MnistConfig(data_dir=self.data_dir).load()
+        train = self._placed(mnist.train) if self.train_on == "mnist" else self._moved(mnist.train, self.train, 0)
+        test = self._moved(mnist.test, self.test, 1) if self.tested_on == "drawn" else self._official()
+        return hold_out(Splits(train, test), self.validation)
+
+    def _official(self) -> Dataset:
+        base = folder(self.data_dir) or Path(os.environ.get("TORCHCAPS_DATA", "."))
+        images, labels = read_affnist(base / "affnist" / "test.mat")
+        return Dataset(as_tensor(images[: self.test]).unsqueeze(1), as_tensor(labels[: self.test]), 10)
+
+    def _placed(self, digits: Dataset) -> Dataset:
+        """The digits untouched, in the middle of a larger canvas; `train.max_shift` moves them while training."""
+        before = (self.size - digits.spec.height) // 2
+        after = self.size - digits.spec.height - before
+        images = pad(digits.images[: self.train], (before, after, before, after))
+        return Dataset(images, digits.labels[: self.train], digits.classes, names=digits.names)
+
+    def _moved(self, digits: Dataset, count: int, stream: int) -> Dataset:
+        index = torch.arange(count)
+        images, moves = affnist(digits.images, 2 * self.drawn + stream, index, self.size)
+        factors = {name: value for name, value in moves._asdict().items() if name != "source"}
+        return Dataset(images, digits.labels[moves.source], digits.classes, factors, digits.names)
+
+
+@dataclass(frozen=True)
+class MultiMnistConfig:
+    """MultiMNIST: two overlapping digits of different class in 36x36; labels are pairs [n 2]."""
+
+    train: Count = 120_000
+    test: Count = 10_000
+    drawn: NonNegativeInt = 0
+    data_dir: str | None = None
+
+    def load(self) -> Splits:
+        mnist = MnistConfig(data_dir=self.data_dir).load()
+        return Splits(self._pairs(mnist.train, self.train, 0), self._pairs(mnist.test, self.test, 1))
+
+    def _pairs(self, digits: Dataset, count: int, stream: int) -> Dataset:
+        images, labels, _ = multimnist(digits.images, digits.labels, 2 * self.drawn + stream, torch.arange(count))
+        return Dataset(images, labels, digits.classes, names=digits.names)
+
+
+@dataclass(frozen=True)
+class Cifar10Config:
+    """CIFAR-10: 50,000 + 10,000 colour photographs, 32x32."""
+
+    validation: NonNegativeInt = 0
+    data_dir: str | None = None
+
+    def load(self) -> Splits:
+        [path] = require("cifar10", folder(self.data_dir)).values()
+        arrays = [as_tensor(a) for a in read_cifar_archive(path)]
+        train, test = (Dataset(arrays[n], arrays[n + 1].long(), len(OBJECTS), names=OBJECTS) for n in (0, 2))
+        return hold_out(Splits(train, test), self.validation)
+
+
+def folder(data_dir: str | None) -> Path | None:
+    """A recipe's data_dir as a path."""
+    return None if data_dir is None else Path(data_dir).expanduser()
+
+
+def as_tensor(array: np.ndarray) -> Tensor:
+    """The array as a tensor; memory is shared where it may be written, and memory maps stay on disk."""
+    if array.flags.writeable or isinstance(array, np.memmap):
+        return torch.from_numpy(array)
+    return torch.from_numpy(array.copy())

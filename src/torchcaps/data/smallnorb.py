@@ -1,0 +1,81 @@
+"""smallNORB: stereo pairs of 50 toys from known viewpoints, and splits that ask for novel ones (Hinton 2018, 5.1)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchcaps.config import NonNegativeInt
+from torchcaps.data.base import Dataset, Splits, hold_out, subset
+from torchcaps.data.readers import read_norb, read_npz
+from torchcaps.data.sets import as_tensor, folder
+from torchcaps.data.sources import require
+from torchcaps.errors import DataError
+
+__all__ = ["SmallNorbConfig", "familiar"]
+
+TOYS = ("animal", "human", "airplane", "truck", "car")
+FACTORS = ("instance", "elevation", "azimuth", "lighting")
+FAMILIAR = {"azimuth": (30, 32, 34, 0, 2, 4), "elevation": (0, 1, 2)}
+"""What the novel-viewpoint splits train on: azimuths of 300 ... 40 degrees (in tens), the three lowest elevations."""
+
+
+@dataclass(frozen=True)
+class SmallNorbConfig:
+    """smallNORB, 48x48: 24,300 + 24,300 stereo pairs of toys, the two eyes as two channels.
+
+    Read from the official files, averaged 96 -> 48, or from the JPEG copy at 48x48, whichever is here.
+
+    `novel` = "azimuth" or "elevation" trains on a third of the viewpoints; the test set stays whole, and its factor
+    `familiar` (1 or 0) tells the viewpoints that were trained on from those that were not.
+    """
+
+    novel: Literal["none", "azimuth", "elevation"] = "none"
+    validation: NonNegativeInt = 0
+    data_dir: str | None = None
+
+    def load(self) -> Splits:
+        files = require("smallnorb", folder(self.data_dir))
+        train, test = (_part(files, part) for part in ("train", "test"))
+        if self.novel != "none":
+            train = subset(train, familiar(train, self.novel).nonzero().flatten())
+            seen = familiar(test, self.novel).long()
+            test = replace(test, factors={**test.factors, "familiar": seen})
+        return hold_out(Splits(train, test), self.validation)
+
+
+def familiar(data: Dataset, by: str) -> Tensor:
+    """[n] true where the viewpoint is one that the split by azimuth or elevation trains on."""
+    if by not in data.factors:
+        raise DataError(f"a split by {by} needs that factor; this set knows {', '.join(data.factors) or 'none'}")
+    return torch.isin(data.factors[by], torch.tensor(FAMILIAR[by]))
+
+
+def _part(files: dict[str, Path], part: str) -> Dataset:
+    copy = files.get(f"smallnorb48_{part}.npz")
+    arrays = read_npz(copy) if copy else _official(files, part)
+    missing = {"images", "category", *FACTORS} - arrays.keys()
+    if missing:
+        raise DataError(f"smallnorb {part}: {', '.join(sorted(missing))} missing among {', '.join(sorted(arrays))}")
+    factors = {name: as_tensor(arrays[name]).long() for name in FACTORS}
+    return Dataset(as_tensor(arrays["images"]), as_tensor(arrays["category"]).long(), len(TOYS), factors, TOYS)
+
+
+def _official(files: dict[str, Path], part: str) -> dict[str, np.ndarray]:
+    """The three official files of a part as the arrays of the copy: images averaged to half their side."""
+    kinds = {k: next(p for n, p in files.items() if f"{part}ing-{k}" in n) for k in ("dat", "cat", "info")}
+    images, category, info = (read_norb(kinds[kind]) for kind in ("dat", "cat", "info"))
+    halved = np.concatenate([_halve(chunk) for chunk in np.array_split(images, 100)])
+    return {"images": halved, "category": category, **dict(zip(FACTORS, info.T, strict=True))}
+
+
+def _halve(images: np.ndarray) -> np.ndarray:
+    """[n c h w] bytes -> [n c h/2 w/2], each pixel the rounded mean of four."""
+    x = images.astype(np.uint16)
+    total = x[:, :, 0::2, 0::2] + x[:, :, 0::2, 1::2] + x[:, :, 1::2, 0::2] + x[:, :, 1::2, 1::2]
+    return ((total + 2) // 4).astype(np.uint8)

@@ -1,0 +1,47 @@
+"""Sheets of images from a data set, to look at."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from torchcaps.data import Dataset
+from torchcaps.evaluate.figures import image_grid
+
+__all__ = ["sheet"]
+
+
+def sheet(data: Dataset, columns: int = 10) -> bytes:
+    """A PNG with a row of images for each class; stereo pairs side by side at named viewpoints."""
+    if {"azimuth", "elevation"} <= data.factors.keys() and data.spec.channels == 2:
+        return image_grid(_viewpoints(data), scale=0.7)
+    rows = [(data.name_of(j), _pixels(data.images[_of_class(data, j)[:columns]])) for j in range(data.classes)]
+    return image_grid([(name, images) for name, images in rows if len(images)])
+
+
+def _of_class(data: Dataset, label: int) -> Tensor:
+    shown = data.labels == label
+    return (shown if shown.ndim == 1 else shown.any(-1)).nonzero().flatten()
+
+
+def _pixels(images: Tensor) -> Tensor:
+    """[n c h w] bytes -> [n h w] or [n h w 3] in [0, 1]."""
+    pixels = images.float() / 255
+    return pixels.permute(0, 2, 3, 1) if images.shape[1] == 3 else pixels.mean(1)
+
+
+def _viewpoints(data: Dataset) -> list[tuple[str, Tensor]]:
+    """For each class, left and right eye from three azimuths at two elevations; elevation n is 30 + 5 n degrees."""
+    rows = []
+    for label in range(data.classes):
+        for elevation in (0, 6):
+            pairs = [_pair(data, label, elevation, azimuth) for azimuth in (0, 6, 12)]
+            title = f"{data.name_of(label)} from {30 + 5 * elevation}°\nazimuth 0, 60, 120°"
+            rows.append((title, torch.cat(pairs)))
+    return rows
+
+
+def _pair(data: Dataset, label: int, elevation: int, azimuth: int) -> Tensor:
+    """[2 h w] both eyes of the first image with this viewpoint."""
+    wanted = (data.labels == label) & (data.factors["elevation"] == elevation) & (data.factors["azimuth"] == azimuth)
+    return data.images[wanted.nonzero().flatten()[:1]].flatten(0, 1).float() / 255

@@ -1,0 +1,228 @@
+"""The sets as recipes name them: from files made by the test, and from the real ones where they are."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from torchcaps.config import from_dict
+from torchcaps.data import (
+    DATASETS,
+    AffnistConfig,
+    Cifar10Config,
+    Dataset,
+    FashionMnistConfig,
+    FolderConfig,
+    GlyphsConfig,
+    MnistConfig,
+    MultiMnistConfig,
+    NpzConfig,
+    SmallNorbConfig,
+    check_splits,
+)
+from torchcaps.data.smallnorb import familiar
+from torchcaps.errors import DataError
+from torchcaps.train import Recipe
+
+
+def real(name: str) -> str:
+    """The folder of the real files, or a skip that says what is missing."""
+    beside = Path(__file__).parents[3] / "shared" / "data"
+    folder = Path(os.environ.get("TORCHCAPS_DATA", beside))
+    if not (folder / name).is_dir():
+        pytest.skip(f"{name} is not on this machine: set TORCHCAPS_DATA to a folder that holds {name}/")
+    return str(folder)
+
+
+def write_idx(path: Path, array: np.ndarray) -> Path:
+    head = struct.pack(">HBB", 0, 8, array.ndim) + struct.pack(f">{array.ndim}I", *array.shape)
+    path.write_bytes(gzip.compress(head + array.tobytes()))
+    return path
+
+
+@pytest.fixture
+def small_mnist(tmp_path, monkeypatch) -> Dataset:
+    """Four files as MNIST has them, with 60 + 30 glyphs inside, found by `require`."""
+    train, test = GlyphsConfig(train=60, test=30).load()[:2]
+    files = {}
+    for prefix, data in {"train": train, "t10k": test}.items():
+        for kind, array in {"images-idx3": data.images[:, 0], "labels-idx1": data.labels.byte()}.items():
+            name = f"{prefix}-{kind}-ubyte.gz"
+            files[name] = write_idx(tmp_path / name, array.numpy())
+    monkeypatch.setattr("torchcaps.data.sets.require", lambda name, folder: files)
+    return train
+
+
+@pytest.mark.parametrize("config", [MnistConfig, FashionMnistConfig])
+def test_idx_sets_come_with_labels_and_names(small_mnist, config):
+    splits = config(validation=10).load()
+    assert [len(s) for s in splits] == [50, 30, 10]
+    assert torch.equal(splits.train.images, small_mnist.images[:50])
+    assert torch.equal(splits.validation.labels, small_mnist.labels[50:])
+    assert splits.train.spec == (1, 28, 28, 10) and len(splits.train.names) == 10
+    assert "no image in two splits" in check_splits(splits)
+
+
+def test_images_and_labels_of_different_length_are_refused(small_mnist, tmp_path):
+    write_idx(tmp_path / "train-labels-idx1-ubyte.gz", np.zeros(59, dtype=np.uint8))
+    with pytest.raises(DataError, match="do not belong together"):
+        MnistConfig().load()
+
+
+def test_affnist_places_training_digits_and_moves_test_digits(small_mnist):
+    splits = AffnistConfig(test=50).load()
+    assert splits.train.spec == splits.test.spec == (1, 40, 40, 10)
+    assert torch.equal(splits.train.images[:, :, 6:34, 6:34], small_mnist.images)
+    assert int(splits.train.images.long().sum()) == int(small_mnist.images.long().sum())
+    assert len(splits.test) == 50 and "rotation" in splits.test.factors
+    assert torch.equal(splits.test.labels[30:], splits.test.labels[:20])  # the second round of 30 digits
+    assert not torch.equal(splits.test.images[30:], splits.test.images[:20])
+    moved = AffnistConfig(train_on="affnist", train=120, test=10).load().train
+    assert len(moved) == 120 and "shear" in moved.factors
+
+
+def test_affnist_training_and_test_transforms_are_different_draws(small_mnist):
+    splits = AffnistConfig(train_on="affnist", train=30, test=30).load()
+    assert not torch.equal(splits.train.factors["rotation"], splits.test.factors["rotation"])
+
+
+def test_the_official_affnist_test_images_are_read_when_asked_for(small_mnist, tmp_path):
+    scipy_io = pytest.importorskip("scipy.io", reason="scipy writes the MATLAB file")
+    images = np.random.default_rng(0).integers(0, 256, (7, 40, 40), dtype=np.uint8)
+    columns = images.transpose(2, 1, 0).reshape(1600, 7, order="C")  # any fixed order: only the count matters here
+    (tmp_path / "affnist").mkdir()
+    record = {"image": columns, "label_int": np.arange(7, dtype=np.uint8)[None]}
+    scipy_io.savemat(tmp_path / "affnist" / "test.mat", {"affNISTdata": record})
+    test = AffnistConfig(tested_on="official", data_dir=str(tmp_path)).load().test
+    assert test.spec == (1, 40, 40, 10) and test.labels.tolist() == list(range(7))
+    with pytest.raises(DataError, match=r"test\.mat"):
+        AffnistConfig(tested_on="official", data_dir=str(tmp_path / "affnist")).load()
+
+
+def test_multimnist_shows_two_classes(small_mnist):
+    splits = MultiMnistConfig(train=40, test=20).load()
+    assert splits.train.spec == (1, 36, 36, 10)
+    assert splits.train.labels.shape == (40, 2)
+    assert bool((splits.train.labels[:, 0] != splits.train.labels[:, 1]).all())
+
+
+def test_a_missing_set_is_one_line_that_says_what_to_run(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("TORCHCAPS_DATA", raising=False)
+    for config in (MnistConfig(), SmallNorbConfig(), Cifar10Config()):
+        with pytest.raises(DataError, match="missing") as caught:
+            config.load()
+        assert "\n" not in str(caught.value) and str(tmp_path) in str(caught.value)
+
+
+def small_norb(rows: int = 180) -> dict[str, np.ndarray]:
+    n = np.arange(rows)
+    images = (n[:, None, None, None] + np.arange(2 * 48 * 48).reshape(2, 48, 48)).astype(np.uint8)
+    return {
+        "images": images, "category": n % 5, "instance": n % 3, "lighting": n % 6,
+        "elevation": n % 9, "azimuth": 2 * (n % 18),
+    }  # fmt: skip
+
+
+def test_smallnorb_splits_by_viewpoint(tmp_path, monkeypatch):
+    files = {}
+    for part in ("train", "test"):
+        files[f"smallnorb48_{part}.npz"] = tmp_path / f"{part}.npz"
+        np.savez(tmp_path / f"{part}.npz", **small_norb())
+    monkeypatch.setattr("torchcaps.data.smallnorb.require", lambda name, folder: files)
+    whole = SmallNorbConfig().load()
+    assert whole.train.spec == (2, 48, 48, 5) and len(whole.train) == 180
+    by_azimuth = SmallNorbConfig(novel="azimuth").load()
+    assert sorted(set(by_azimuth.train.factors["azimuth"].tolist())) == [0, 2, 4, 30, 32, 34]
+    assert len(by_azimuth.train) == 60 and len(by_azimuth.test) == 180
+    assert torch.equal(by_azimuth.test.factors["familiar"].bool(), familiar(by_azimuth.test, "azimuth"))
+    by_elevation = SmallNorbConfig(novel="elevation").load()
+    assert sorted(set(by_elevation.train.factors["elevation"].tolist())) == [0, 1, 2]
+    with pytest.raises(DataError, match="needs that factor"):
+        familiar(GlyphsConfig(train=10, test=10).load().train, "azimuth")
+
+
+def test_smallnorb_from_the_official_files_is_averaged(tmp_path, monkeypatch):
+    rows = small_norb(10)
+    big = np.arange(10 * 2 * 96 * 96).reshape(10, 2, 96, 96).astype(np.uint8)
+    info = np.stack([rows[f] for f in ("instance", "elevation", "azimuth", "lighting")], 1).astype("<i4")
+    files = {}
+    for part in ("training", "testing"):
+        for kind, array in {"dat": big, "cat": rows["category"].astype("<i4"), "info": info}.items():
+            path = tmp_path / f"smallnorb-{part}-{kind}.mat"
+            magic = 0x1E3D4C55 if array.dtype == np.uint8 else 0x1E3D4C54
+            dims = [*array.shape, *[1] * (3 - array.ndim)]
+            path.write_bytes(struct.pack(f"<{2 + len(dims)}I", magic, array.ndim, *dims) + array.tobytes())
+            files[path.name] = path
+    monkeypatch.setattr("torchcaps.data.smallnorb.require", lambda name, folder: files)
+    train = SmallNorbConfig().load().train
+    assert train.spec == (2, 48, 48, 5)
+    for n, c, y, x in ((0, 0, 0, 0), (3, 1, 20, 47), (9, 0, 47, 5)):
+        four = big[n, c, 2 * y : 2 * y + 2, 2 * x : 2 * x + 2].astype(int)
+        assert int(train.images[n, c, y, x]) == (four.sum() + 2) // 4
+    assert train.factors["azimuth"].tolist() == rows["azimuth"].tolist()
+
+
+def test_own_pictures_are_divided_class_by_class(tmp_path):
+    image = pytest.importorskip("PIL.Image", reason="the images extra is not installed")
+    for label, name in enumerate(("cat", "dog")):
+        (tmp_path / name).mkdir()
+        for n in range(10):
+            image.new("L", (9, 7), 20 * n + label).save(tmp_path / name / f"{n}.png")
+    splits = FolderConfig(str(tmp_path), test=0.3).load()
+    assert (len(splits.train), len(splits.test)) == (14, 6)
+    assert splits.train.names == ("cat", "dog") and splits.train.spec == (1, 7, 9, 2)
+    assert torch.bincount(splits.test.labels).tolist() == [3, 3]
+    assert "no image in two splits" in check_splits(splits)
+    again = FolderConfig(str(tmp_path), test=0.3).load()
+    assert torch.equal(again.test.images, splits.test.images)
+    other = FolderConfig(str(tmp_path), test=0.3, drawn=1).load()
+    assert not torch.equal(other.test.images, splits.test.images)
+
+
+def test_own_arrays(tmp_path):
+    path = tmp_path / "mine.npz"
+    images = np.arange(20 * 5 * 6).reshape(20, 5, 6).astype(np.uint8)
+    np.savez(path, images=images, labels=np.arange(20) % 4)
+    splits = NpzConfig(str(path), test=0.2).load()
+    assert splits.train.spec == (1, 5, 6, 4) and (len(splits.train), len(splits.test)) == (16, 4)
+    np.savez(path, images=images, labels=np.arange(20) % 4, test_images=images[:3], test_labels=np.array([0, 1, 2]))
+    assert len(NpzConfig(str(path)).load().test) == 3
+    np.savez(path, pictures=images)
+    with pytest.raises(DataError, match="no array 'images'"):
+        NpzConfig(str(path)).load()
+    np.savez(path, images=images[:2], labels=np.array([0, 1]))
+    with pytest.raises(DataError, match="one image"):
+        NpzConfig(str(path)).load()
+
+
+def test_every_set_is_a_recipe_s_table():
+    for name, config in DATASETS.items():
+        table = {"name": name, **({"path": "x"} if name in ("folder", "npz") else {})}
+        assert type(from_dict(Recipe, {"data": table}).data) is config
+
+
+def test_setting_all_images_aside_is_refused(small_mnist):
+    with pytest.raises(DataError, match="leave none"):
+        MnistConfig(validation=60).load()
+
+
+@pytest.mark.parametrize(("config", "name"), [(MnistConfig, "mnist"), (FashionMnistConfig, "fashion-mnist")])
+def test_the_real_idx_sets(config, name):
+    splits = config(validation=5000, data_dir=real(name)).load()
+    assert [len(s) for s in splits] == [55_000, 10_000, 5_000]
+    assert "no image in two splits" in check_splits(splits)
+
+
+def test_the_real_smallnorb_has_the_paper_s_splits():
+    folder = real("smallnorb")
+    by_azimuth = SmallNorbConfig(novel="azimuth", data_dir=folder).load()
+    assert len(by_azimuth.train) == 8_100
+    assert int((by_azimuth.test.factors["familiar"] == 0).sum()) == 16_200
+    assert torch.bincount(by_azimuth.test.labels).tolist() == [4860] * 5

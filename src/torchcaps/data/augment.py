@@ -38,7 +38,8 @@ def shift(images: Tensor, most: int, seed: int, epoch: int, index: Tensor) -> Te
     if most == 0:
         return images
     check_index("shift", index, len(images))
-    top, left = (uniform(seed, epoch, index, count=2) * (2 * most + 1)).long().unbind(-1)  # [b], 0 ... 2 most
+    u = uniform(seed, _stream("shift"), epoch, index, count=2)  # [b 2]
+    top, left = (u * (2 * most + 1)).long().unbind(-1)  # [b], 0 ... 2 most
     padded = torch.nn.functional.pad(images, (most, most, most, most))
     return windows(padded, top, left, (images.shape[-2], images.shape[-1]))
 

@@ -405,6 +405,8 @@ def test_affnist_refusals(tmp_path: Path) -> None:
     refused(read_affnist, put(path, affnist(image, np.array([[1, np.nan]]))), "0 to 9")
     refused(read_affnist, put(path, affnist(image, np.array([[1, 2j]]))), "real numbers")
     refused(read_affnist, put(path, affnist(np.array("text"), label)), "class")
+    whole = affnist(image, label)
+    refused(read_affnist, put(path, whole + whole[128:]), "affNISTdata twice")
     savemat(path, {"affNISTdata": {"image": image}})
     refused(read_affnist, path, "has no affNISTdata.label_int")
     savemat(path, {"other": {"image": image, "label_int": label}})
@@ -432,9 +434,9 @@ def test_a_zlib_bomb_in_a_matrix_is_not_expanded(tmp_path: Path) -> None:
     def element(kind: int, data: bytes) -> bytes:
         return struct.pack("<II", kind, len(data)) + data + bytes(-len(data) % 8)
 
-    def variable(name: bytes, body: bytes) -> bytes:
+    def variable(name: bytes, body: bytes, more: int = 0) -> bytes:
         flags = element(6, struct.pack("<II", 2, 0)) + element(5, struct.pack("<ii", 1, 1)) + element(1, name)
-        matrix = zlib.compress(struct.pack("<II", 14, len(flags + body)) + flags + body)
+        matrix = zlib.compress(struct.pack("<II", 14, len(flags + body) + more) + flags + body)
         return struct.pack("<II", 15, len(matrix)) + matrix
 
     path, zeros = tmp_path / "bomb.mat", bytes(1 << 24)
@@ -446,6 +448,8 @@ def test_a_zlib_bomb_in_a_matrix_is_not_expanded(tmp_path: Path) -> None:
         assert peak_of(lambda r=reason: refused(read_affnist, path, r)) < 1 << 22
     put(path, start + variable(b"affNISTdata", element(5, struct.pack("<i", 8)) + element(1, zeros)))
     assert peak_of(lambda: refused(read_affnist, path, "too long")) < 1 << 22
+    short = variable(b"affNISTdata", names + struct.pack("<II", 14, 4096) + bytes(100), 4096 - 100)
+    refused(read_affnist, put(path, start + short), "cut short")
     put(path, start + variable(b"affNISTdata", names + element(14, b"") + zeros))
     assert peak_of(lambda: refused(read_affnist, path, "more data")) < 1 << 22
 

@@ -154,7 +154,9 @@ class Stream:
         return Stream(self.path, Inflate(self.some, bits).read, min(most, EXPANSION * self.left), exact=False)
 
     def drain(self) -> None:
-        """Pass over what is left."""
+        """Pass over what is left; if `exact`, all of it must be there."""
+        if self.exact:
+            self.skip(self.left)
         while self.some(_CHUNK):
             pass
 

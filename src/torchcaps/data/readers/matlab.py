@@ -55,7 +55,10 @@ def read_affnist(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
         for _ in range(_MOST_VARIABLES):
             if not stream.left:
                 break
-            found = _variable(stream) or found
+            fields = _variable(stream)
+            if found and fields:
+                raise bad(path, f"holds {_STRUCT} twice; a file of affNIST is wanted")
+            found = fields or found
         stream.end()
     missing = [name for name in (_IMAGE, _LABEL) if name not in found]
     if missing:

@@ -10,11 +10,14 @@ import pytest
 import torch
 
 from tiny import tiny
+from torchcaps.data.augment import shift
 from torchcaps.errors import DataError, RecipeError, ShapeError, TrainingError
+from torchcaps.math.random import permutation
 from torchcaps.models.capsnet import CapsNet
 from torchcaps.train import load_run, total_steps, train
 from torchcaps.train.journal import read_journal
 from torchcaps.train.training import flushed_denormals, set_up
+from torchcaps.types import Batch
 
 
 def weights(folder) -> dict[str, torch.Tensor]:
@@ -47,10 +50,12 @@ def test_two_runs_of_one_recipe_are_the_same_and_another_seed_is_not(tmp_path):
     assert not same(weights(tmp_path / "a"), weights(tmp_path / "c"))
 
 
-@pytest.mark.parametrize("optimiser", ["Adam", "SGD", "RMSprop"])
+@pytest.mark.parametrize("optimiser", ["Adam", "SGD", "RMSprop", "fused Adam"])
 @pytest.mark.parametrize("model", ["capsnet", "cnn"])
 def test_stopping_and_resuming_changes_no_bit(tmp_path, optimiser, model):
-    over = {"optimiser": {"name": optimiser, "lr": 0.01}}
+    over = {"optimiser": {"name": optimiser.removeprefix("fused "), "lr": 0.01}}
+    if optimiser.startswith("fused"):
+        over["optimiser"]["options"] = {"fused": True}
     if optimiser == "SGD":
         over["optimiser"]["options"] = {"momentum": 0.9, "weight_decay": 1e-4}
     if model == "cnn":  # has dropout, whose noise must resume too
@@ -100,6 +105,51 @@ def test_a_run_is_never_overwritten(tmp_path):
     with pytest.raises(TrainingError, match=r"optimiser.lr = 0.01, now it is 0.5"):
         train(tiny(optimiser={"lr": 0.5}), tmp_path / "run", resume=True, quiet=True)
     assert (tmp_path / "run" / "checkpoint.safetensors").read_bytes() == before
+
+
+def test_the_checkpoint_of_another_run_is_refused(tmp_path):
+    for name, seed in {"a": 0, "b": 1}.items():
+        train(tiny(seed=seed), tmp_path / name, quiet=True)
+    (tmp_path / "b" / "checkpoint.safetensors").rename(tmp_path / "a" / "checkpoint.safetensors")
+    with pytest.raises(TrainingError, match="seed = 1, now it is 0"):
+        train(tiny(seed=0), tmp_path / "a", resume=True, quiet=True)
+
+
+def test_what_a_killed_start_leaves_behind_is_no_obstacle(tmp_path):
+    (tmp_path / ".torchcaps-123456-7.tmp").write_bytes(b"half")
+    (tmp_path / "journal.jsonl").touch()
+    assert train(tiny(), tmp_path, resume=True, quiet=True).finished
+
+
+def test_somebody_s_own_recipe_json_is_kept(tmp_path):
+    (tmp_path / "recipe.json").write_text('{"cake": "eggs"}')
+    with pytest.raises(TrainingError, match=r"recipe\.json"):
+        train(tiny(), tmp_path, quiet=True)
+    assert (tmp_path / "recipe.json").read_text() == '{"cake": "eggs"}'
+
+
+def test_the_first_steps_are_those_of_a_loop_written_out(tmp_path):
+    """Order, shift, schedule and clipping, one by one, from their own functions."""
+    changes = {"train": {"epochs": 2.0, "batch": 40, "log_every": 1}, "schedule": {"options": {"gamma": 0.5}}}
+    recipe = tiny(**changes)
+    trained = train(recipe, tmp_path, quiet=True)
+    data = recipe.data.load().train
+    model = set_up(recipe, data.spec).model
+    optimiser = torch.optim.Adam(model.parameters(), lr=0.01)
+    for step, (epoch, first) in enumerate([(0, 0), (0, 40), (1, 0), (1, 40)]):
+        index = permutation(3, epoch, 80)[first : first + 40]
+        images = shift(data.images[index].float() / 255, 2, 3, epoch, index)
+        loss = model.objective(Batch(images, data.labels[index], index), step)["loss"]
+        optimiser.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimiser.param_groups[0]["lr"] = 0.01 * 0.5**step
+        optimiser.step()
+    assert trained.step == 4
+    for a, b in zip(model.parameters(), trained.model.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+    rates = [e["lr"] for e in read_journal(tmp_path / "journal.jsonl")]
+    assert rates == pytest.approx([0.005, 0.0025, 0.00125, 0.000625])
 
 
 def test_foreign_folders_and_files_are_refused(tmp_path):
@@ -235,6 +285,10 @@ def test_tensorboard_events_are_written(tmp_path):
         ({"data": {"name": "glyph"}}, "did you mean 'glyphs'"),
         ({"data": {"size": 4}}, "size"),
         ({"seed": -1}, "seed"),
+        ({"name": "../../escaped"}, "it names files"),
+        ({"optimiser": {"name": "LBFGS"}}, "cannot be used here"),
+        ({"schedule": {"name": "StepLR", "options": {"step_size": 0}}}, "cannot be used here"),
+        ({"model": {"name": "cnn", "widths": []}}, "at least one"),
     ],
 )
 def test_recipes_with_a_slip_are_refused_in_one_line(over, text):

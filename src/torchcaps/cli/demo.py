@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from torchcaps.config import merge
-
 __all__ = ["Demo"]
 
 _TEXT = (
@@ -53,7 +51,7 @@ class Demo:
         from torchcaps.train import load_recipe, train
 
         over = {} if self.epochs is None else {"train": {"epochs": self.epochs}}
-        return train(load_recipe(name, merge({}, over)), self.out / name, resume=True, quiet=self.quiet).finished
+        return train(load_recipe(name, over), self.out / name, resume=True, quiet=self.quiet).finished
 
     def _report(self, rows: list[list[str]], names: tuple[str, ...]) -> Path:
         from torchcaps.evaluate import figures

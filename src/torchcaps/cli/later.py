@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import tyro
+
 from torchcaps.errors import RecipeError
 
 __all__ = ["Bench", "Explore", "Generate"]
@@ -11,6 +13,9 @@ __all__ = ["Bench", "Explore", "Generate"]
 
 @dataclass(frozen=True)
 class _Later:
+    words: tyro.conf.Positional[tuple[str, ...]] = ()
+    """What it will take."""
+
     def run(self) -> int:
         name = type(self).__name__.lower()
         raise RecipeError(f"'torchcaps {name}' is not in this release; CHANGELOG.md says what is, and what comes next")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -23,7 +24,12 @@ def evaluate_runs(folders: Sequence[Path], controls: Sequence[Path] = ()) -> Res
     """
     runs = [load_run(folder) for folder in folders]
     first = runs[0].recipe
+    seeds = [run.recipe.seed for run in runs]
+    if len(set(seeds)) < len(seeds):
+        raise RecipeError(f"the runs have the seeds {seeds}; a seed counts once")
     for run, folder in zip(runs, folders, strict=True):
+        if replace(run.recipe, seed=first.seed, about=first.about) != first and run.recipe.name == first.name:
+            raise RecipeError(f"'{folder}' and '{folders[0]}' differ in more than the seed; evaluate them apart")
         if run.recipe.name != first.name:
             raise RecipeError(
                 f"'{folder}' is a run of '{run.recipe.name}', not of '{first.name}'; name it as a control"

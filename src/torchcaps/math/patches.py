@@ -16,6 +16,9 @@ from torchcaps.errors import ShapeError
 
 __all__ = ["Grid", "Window"]
 
+_LONGEST_STRIDE = 256
+"""Convolutions with absurd strides can crash the process."""
+
 
 @dataclass(frozen=True)
 class Grid:
@@ -69,6 +72,8 @@ class Window:
     def __post_init__(self) -> None:
         if self.kernel < 1 or self.stride < 1:
             raise ShapeError(f"a window needs kernel and stride of 1 or more, got {self.kernel} and {self.stride}")
+        if self.stride > _LONGEST_STRIDE:
+            raise ShapeError(f"a stride of {self.stride}; at most {_LONGEST_STRIDE} is wanted")
         if self.kernel > min(self.grid.height, self.grid.width):
             pixels = int(2 * self.grid.start + self.grid.step * (self.kernel - 1))  # what the first window sees
             raise ShapeError(
@@ -119,14 +124,16 @@ class Window:
 
 
 @lru_cache(maxsize=64)
+@torch.inference_mode(False)
 def _seen_places(window: Window) -> Tensor:
     """[p n] index into the flat grid of each place that each window position sees, in row order."""
-    places = torch.arange(window.grid.places).view(window.grid.height, window.grid.width)
+    places = torch.arange(window.grid.places, device="cpu").view(window.grid.height, window.grid.width)
     patches = places.unfold(0, window.kernel, window.stride).unfold(1, window.kernel, window.stride)
     return patches.reshape(window.out.places, window.kernel**2)
 
 
 @lru_cache(maxsize=64)
+@torch.inference_mode(False)
 def _seers(window: Window) -> tuple[Tensor, Tensor]:
     """[(h w) m] the slots (p n) that show each place, padded with slot 0, and a mask that is true on the padding."""
     seen = _seen_places(window).flatten()
@@ -134,6 +141,6 @@ def _seers(window: Window) -> tuple[Tensor, Tensor]:
     for slot, place in enumerate(seen.tolist()):
         slots[place].append(slot)
     most = max(len(s) for s in slots)
-    index = torch.tensor([s + [0] * (most - len(s)) for s in slots])
-    count = torch.tensor([len(s) for s in slots])
-    return index, torch.arange(most) >= count[:, None]
+    index = torch.tensor([s + [0] * (most - len(s)) for s in slots], device="cpu")
+    count = torch.tensor([len(s) for s in slots], device="cpu")
+    return index, torch.arange(most, device="cpu") >= count[:, None]

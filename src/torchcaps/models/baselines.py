@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from torchcaps.config import Count, Share
+from torchcaps.errors import RecipeError
 from torchcaps.losses import cross_entropy_loss
 from torchcaps.models.base import Model, check_images, check_spec
 from torchcaps.types import Batch, ImageSpec
@@ -22,6 +23,10 @@ class CNNConfig:
     kernel: Count = 5
     hidden: Count = 128
     dropout: Share = 0.5
+
+    def __post_init__(self) -> None:
+        if not self.widths:
+            raise RecipeError("widths = []; at least one convolution is wanted")
 
     def build(self, spec: ImageSpec) -> CNN:
         return CNN(self, spec)

@@ -67,16 +67,26 @@ class Team:
             raise TrainingError(f"a batch of {batch} cannot be shared by {self.size} processes; use a multiple")
 
 
+def _environment(name: str, default: str) -> int:
+    text = os.environ.get(name, default)
+    if not text.isdigit():
+        raise TrainingError(f"the environment says {name}={text!r}; a whole number is wanted: start with torchrun")
+    return int(text)
+
+
 @contextmanager
 def team() -> Iterator[Team]:
     """The team that torchrun's environment describes; alone without one."""
-    size = int(os.environ.get("WORLD_SIZE", "1"))
+    size = _environment("WORLD_SIZE", "1")
     cuda = torch.cuda.is_available()
     if size == 1:
         yield Team(device=torch.device("cuda" if cuda else "cpu"))
         return
-    local = int(os.environ.get("LOCAL_RANK", "0"))
+    _environment("RANK", "")
+    local = _environment("LOCAL_RANK", "0")
     device = torch.device("cuda", local) if cuda else torch.device("cpu")
+    if cuda:
+        torch.cuda.set_device(device)
     dist.init_process_group("nccl" if cuda else "gloo")
     try:
         yield Team(dist.get_rank(), size, device)

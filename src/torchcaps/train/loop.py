@@ -69,6 +69,8 @@ def train(
         run = _open(folder, recipe, resume, crew)
         if run.has_checkpoint:
             training.restore(run.checkpoint())
+        if crew.leads:
+            run.write_recipe()
         return _loop(recipe, run, data, training, crew, quiet=quiet, tensorboard=tensorboard)
 
 

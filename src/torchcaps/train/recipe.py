@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import resources
@@ -15,7 +16,6 @@ from torch.optim.lr_scheduler import LRScheduler
 from torchcaps.config import (
     Choice,
     Count,
-    NonNegativeInt,
     Options,
     PositiveFloat,
     Range,
@@ -46,13 +46,24 @@ class OptimiserConfig:
     """Any optimiser of torch.optim by its name there; `options` are its further arguments."""
 
     name: str = "Adam"
-    lr: PositiveFloat = 1e-3
+    lr: Annotated[float, Range(0, 1e6, open_low=True)] = 1e-3
     options: Options = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.name not in OPTIMISERS:
             raise RecipeError(f"unknown optimiser '{self.name}'{nearest(self.name, OPTIMISERS)}")
-        self.build([torch.nn.Parameter(torch.zeros(1))])
+        self._try()
+
+    def _try(self) -> None:
+        """One step on a small weight: what refuses it would refuse the first step of a run."""
+        weight = torch.nn.Parameter(torch.zeros(2, 2))
+        weight.grad = torch.ones(2, 2)
+        try:
+            self.build([weight]).step()
+        except RecipeError:
+            raise
+        except Exception as error:
+            raise RecipeError(f"optimiser {self.name} cannot be used here: {' '.join(str(error).split())}") from None
 
     def build(self, parameters: Any) -> Optimizer:
         make: Any = OPTIMISERS[self.name]
@@ -73,7 +84,18 @@ class ScheduleConfig:
     def __post_init__(self) -> None:
         if self.name != "constant" and self.name not in SCHEDULES:
             raise RecipeError(f"unknown schedule '{self.name}'{nearest(self.name, ['constant', *SCHEDULES])}")
-        self.build(torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0, momentum=0.5))
+        self._try()
+
+    def _try(self) -> None:
+        """One step of a schedule, as after the first step of a run."""
+        optimiser = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0, momentum=0.5)
+        schedule = self.build(optimiser)
+        try:
+            optimiser.step()
+            if schedule:
+                schedule.step()
+        except Exception as error:
+            raise RecipeError(f"schedule {self.name} cannot be used here: {' '.join(str(error).split())}") from None
 
     def build(self, optimiser: Optimizer) -> LRScheduler | None:
         if self.name == "constant":
@@ -92,7 +114,7 @@ class Loop:
 
     epochs: PositiveFloat = 5.0
     batch: Count = 128
-    max_shift: NonNegativeInt = 0
+    max_shift: Annotated[int, Range(0, 256)] = 0
     clip: PositiveFloat | None = None
     precision: Literal["float32", "bfloat16"] = "float32"
     channels_last: bool = True
@@ -112,6 +134,10 @@ class Recipe:
     optimiser: OptimiserConfig = field(default_factory=OptimiserConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     train: Loop = field(default_factory=Loop)
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"\w[\w.-]*", self.name):
+            raise RecipeError(f"name = {self.name!r}; letters, digits, '.', '_' and '-' are wanted: it names files")
 
 
 def _shelf() -> Path:

@@ -23,7 +23,7 @@ from torchcaps.types import ImageSpec
 
 __all__ = ["Loaded", "Run", "create", "load", "load_run", "open_run"]
 
-FREE = {"about", "train.epochs", "train.save_every", "train.log_every"}
+FREE = {"about", "data.data_dir", "train.epochs", "train.save_every", "train.log_every"}
 """Settings that may change between the start of a run and its resumption: they do not change what a step does."""
 
 
@@ -39,7 +39,16 @@ class Run:
         return _checkpoint_path(self.folder).exists()
 
     def checkpoint(self) -> Checkpoint:
-        return read_checkpoint(_checkpoint_path(self.folder))
+        """The last one; CheckpointError if it was not made by this folder's recipe."""
+        checkpoint = read_checkpoint(_checkpoint_path(self.folder))
+        _check_same(checkpoint.meta.get("recipe", {}), self.recipe, _checkpoint_path(self.folder))
+        return checkpoint
+
+    def write_recipe(self) -> None:
+        """Make the folder and say in it what is trained; the last thing before the first step."""
+        _make(self.folder)
+        text = json.dumps(self.recipe, indent=2) + "\n"
+        write_atomically(self.folder / "recipe.json", [text.encode()])
 
     def save(self, checkpoint: Checkpoint) -> None:
         write_checkpoint(_checkpoint_path(self.folder), checkpoint)
@@ -59,10 +68,10 @@ def open_run(folder: Path, recipe: Recipe, *, resume: bool) -> Run:
                 f"'{folder}' already holds a run; add --resume to go on with it, or choose another --out"
             )
         _check_same(_read_recipe(path), wanted, folder)
-    elif folder.exists() and any(p != path for p in folder.iterdir()):
+    elif folder.exists() and any(not _is_ours(p.name) for p in folder.iterdir()):
         raise TrainingError(f"'{folder}' is not empty and holds no run of torchcaps; choose another --out")
-    _make(folder)
-    write_atomically(path, [(json.dumps(wanted, indent=2) + "\n").encode()])
+    elif path.exists():
+        _read_recipe(path)  # a recipe.json that is not ours is somebody's
     return Run(folder, wanted)
 
 
@@ -107,9 +116,15 @@ def _checkpoint_path(folder: Path) -> Path:
     return folder / "checkpoint.safetensors"
 
 
+def _is_ours(name: str) -> bool:
+    """A file that a start of a run leaves behind, also one that was killed while it wrote."""
+    return name in ("recipe.json", "journal.jsonl") or name.startswith(".torchcaps-")
+
+
 def _has_content(folder: Path) -> bool:
     """More than the recipe: a start that failed before its first step may be tried again."""
-    return _checkpoint_path(folder).exists() or (folder / "journal.jsonl").exists()
+    journal = folder / "journal.jsonl"
+    return _checkpoint_path(folder).exists() or (journal.exists() and journal.stat().st_size > 0)
 
 
 def _make(folder: Path) -> None:

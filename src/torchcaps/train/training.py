@@ -51,6 +51,7 @@ class Training:
             state = unpack_state(checkpoint.meta["state"], checkpoint.tensors)
             self.model.load_state_dict(state["model"])
             self.optimiser.load_state_dict(state["optimiser"])
+            _lay_out_like_parameters(self.optimiser)
             if self.schedule:
                 self.schedule.load_state_dict(state["schedule"])
             self.step, self.seconds = int(checkpoint.meta["step"]), float(checkpoint.meta["seconds"])
@@ -62,7 +63,7 @@ class Training:
 @contextmanager
 def flushed_denormals() -> Iterator[None]:
     """Numbers below the smallest normal one count as 0: squash makes many near 0, and CPUs take ten times as long with
-    them. Afterwards it is as it was."""
+    them. It holds for this thread and for worker threads started inside; those that run already keep their own way."""
     before = float(torch.tensor(5e-324, dtype=torch.float64) * 1) == 0
     torch.set_flush_denormal(True)
     try:
@@ -73,13 +74,22 @@ def flushed_denormals() -> Iterator[None]:
 
 def set_up(recipe: Recipe, spec: ImageSpec, device: torch.device | None = None) -> Training:
     """A fresh model, a function of the recipe's seed, with its optimiser and schedule."""
-    torch.manual_seed(seed_of(recipe.seed, 0))
-    model = recipe.model.build(spec)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed_of(recipe.seed, 0))
+        model = recipe.model.build(spec)
     if recipe.train.channels_last:
         _lay_out_channels_last(model)
     model.to(device)
     optimiser = recipe.optimiser.build(model.parameters())
     return Training(model, optimiser, recipe.schedule.build(optimiser))
+
+
+def _lay_out_like_parameters(optimiser: Optimizer) -> None:
+    """Moments come from a file in rows; fused optimisers read them in the memory order of their parameter."""
+    for parameter, state in optimiser.state.items():
+        for name, value in state.items():
+            if isinstance(value, torch.Tensor) and value.shape == parameter.shape:
+                state[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value).detach()
 
 
 def _lay_out_channels_last(model: nn.Module) -> None:

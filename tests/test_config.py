@@ -228,8 +228,8 @@ def test_choice_holds_the_mapping_not_a_copy() -> None:
         ({"train": {"loss": ["margin"]}}, "train.loss = ['margin'] is not one of margin, spread"),
         ({"train": {"schedule": {"gamma": 1.5}}}, "train.schedule.gamma = 1.5 must be from 0 to 1"),
         (
-            {"train": {"options": {"x\ny": []}}},
-            'train.options."x\\U0000000Ay" = [] is not true or false or...',
+            {"train": {"options": {"x\ny": {}}}},
+            'train.options."x\\U0000000Ay" = {} is not true or false or...',
         ),
         ({"train": {"options": {3: 1}}}, "train.options has the key 3; wanted: text"),
         ({"train": {"options": 3}}, "train.options = 3 is not a table"),
@@ -498,7 +498,8 @@ def test_describe_speaks_as_a_person() -> None:
     assert rows["sizes"] == ("list of whole numbers, at least 1", "[4, 2]")
     assert rows["pair"] == ("list of 2: number, text", '[0.5, "a"]')
     assert rows["level"] == ("1 | 2 | auto or none", "none")
-    assert rows["extra"][0] == "table of free keys, each true or false or whole number or number or text or none"
+    scalar = "true or false or whole number or number or text"
+    assert rows["extra"][0] == f"table of free keys, each {scalar} or list of {scalar} or none"
 
 
 def test_describe_of_choices_and_nested_classes() -> None:

@@ -11,10 +11,13 @@ import torch
 
 from tiny import tiny
 from torchcaps.data.augment import shift
-from torchcaps.errors import DataError, RecipeError, ShapeError, TrainingError
+from torchcaps.errors import CheckpointError, DataError, RecipeError, ShapeError, TrainingError
 from torchcaps.math.random import permutation
 from torchcaps.models.capsnet import CapsNet
 from torchcaps.train import load_run, total_steps, train
+from torchcaps.train.checkpoint import Checkpoint
+from torchcaps.train.checkpoint import load as read_checkpoint
+from torchcaps.train.checkpoint import save as write_checkpoint
 from torchcaps.train.journal import read_journal
 from torchcaps.train.training import flushed_denormals, set_up
 from torchcaps.types import Batch
@@ -229,6 +232,29 @@ def test_bad_sizes_are_refused_before_anything_is_written(tmp_path):
     with pytest.raises(ShapeError, match="too small"):
         train(tiny(model={"kernel": 17}), tmp_path / "b", quiet=True)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_options_may_be_lists(tmp_path):
+    recipe = tiny(
+        optimiser={"options": {"betas": [0.8, 0.9]}},
+        schedule={"name": "MultiStepLR", "options": {"milestones": [3, 5], "gamma": 0.1}},
+    )
+    train(recipe, tmp_path, quiet=True)
+    assert read_journal(tmp_path / "journal.jsonl")[-1]["lr"] == pytest.approx(1e-4)
+    assert train(recipe, tmp_path, resume=True, quiet=True).finished
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"spec": ["a", 1, 1, 1]}, {"spec": [1, 1 << 40, 16, 10]}, {"step": float("inf")}, {"step": -7}, {"state": {}}],
+)
+def test_a_whole_checkpoint_with_nonsense_inside_is_refused(tmp_path, change):
+    train(tiny(train={"epochs": 0.1}), tmp_path, quiet=True)
+    path = tmp_path / "checkpoint.safetensors"
+    checkpoint = read_checkpoint(path)
+    write_checkpoint(path, Checkpoint(checkpoint.tensors, {**checkpoint.meta, **change}))
+    with pytest.raises(CheckpointError):
+        load_run(tmp_path)
 
 
 def test_bfloat16_trains(tmp_path):

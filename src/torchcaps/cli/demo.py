@@ -35,8 +35,10 @@ class Demo:
 
     def run(self) -> int:
         from torchcaps.evaluate import evaluate_runs, write_result
+        from torchcaps.evaluate.figures import require_matplotlib
         from torchcaps.evaluate.report import rows_of, text_table
 
+        require_matplotlib()
         names = ("capsnet-glyphs", "cnn-glyphs")
         if not all(self._train(name) for name in names):
             print("stopped; torchcaps demo goes on from here")

@@ -14,7 +14,15 @@ from torchcaps.errors import RecipeError
 from torchcaps.models.capsnet import CapsNet, CapsNetOutput
 from torchcaps.types import Capsules
 
-__all__ = ["coupling_maps", "image_grid", "learning_curve", "overview", "perturbations", "reconstructions"]
+__all__ = [
+    "coupling_maps",
+    "image_grid",
+    "learning_curve",
+    "overview",
+    "perturbations",
+    "reconstructions",
+    "require_matplotlib",
+]
 
 
 def image_grid(rows: Sequence[tuple[str, Tensor]], scale: float = 0.55) -> bytes:
@@ -104,6 +112,11 @@ def _maps(model: CapsNet, data: Dataset, count: int) -> list[tuple[str, Tensor]]
     maps = (mine * out.primary.activation.reshape(b, 1, h * w, i)).sum(-1)  # [b t (h w)]
     maps = maps / maps.amax((1, 2), keepdim=True).clamp_min(1e-12)
     return [(f"iteration {t + 1}", maps[:, t].view(b, h, w)) for t in range(maps.shape[1])]
+
+
+def require_matplotlib() -> None:
+    """Say at once, rather than after an hour of training, that pictures cannot be drawn."""
+    _pyplot()
 
 
 def _pyplot() -> Any:

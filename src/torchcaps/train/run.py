@@ -105,6 +105,8 @@ def load_run(folder: Path | str) -> Loaded:
     try:
         recipe = from_dict(Recipe, checkpoint.meta["recipe"], where=str(folder))
         spec = ImageSpec(*checkpoint.meta["spec"])
+        if not all(type(n) is int and 0 < n < 1 << 16 for n in spec):
+            raise ValueError(f"images of {list(spec)}")
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"'{folder}' is not the run of a recipe known here: {error}") from None
     training = set_up(recipe, spec)

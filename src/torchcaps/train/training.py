@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -55,7 +56,9 @@ class Training:
             if self.schedule:
                 self.schedule.load_state_dict(state["schedule"])
             self.step, self.seconds = int(checkpoint.meta["step"]), float(checkpoint.meta["seconds"])
-        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            if self.step < 0 or not math.isfinite(self.seconds):
+                raise ValueError(f"step {self.step}, seconds {self.seconds}")
+        except Exception as error:  # whatever a file can make torch raise
             reason = " ".join(str(error).split())[:300]
             raise CheckpointError(f"the checkpoint belongs to another kind of run: {reason}") from None
 

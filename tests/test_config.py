@@ -9,7 +9,7 @@ import sys
 import tomllib
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -109,6 +109,14 @@ class Even:
         check(self)
         if self.n % 2:
             raise ValueError(f"n = {self.n} is odd;\nwanted: even")
+
+
+@dataclass(frozen=True)
+class Remarked:
+    """A class variable is a remark about the class, not a setting."""
+
+    NAMES: ClassVar[tuple[str, ...]] = ("a", "b")
+    size: Count = 1
 
 
 @dataclass(frozen=True)
@@ -707,6 +715,14 @@ def test_merge_laws(a: dict[str, Any], b: dict[str, Any]) -> None:
     assert merge(once, b) == once
     assert all(once[key] == value for key, value in a.items() if key not in b)
     assert all(flatten(once).get(k) == v for k, v in flatten(b).items() if v != {})
+
+
+def test_a_class_variable_is_no_setting() -> None:
+    assert to_dict(Remarked()) == {"size": 1}
+    assert [key for key, _, _ in describe(Remarked())] == ["size"]
+    assert from_dict(Remarked, {"size": 2}).NAMES == ("a", "b")
+    with pytest.raises(RecipeError, match="unknown key 'NAMES'"):
+        from_dict(Remarked, {"NAMES": ["c"]})
 
 
 # --- the whole way, and the weight of the import ------------------------------------------------------------

@@ -42,9 +42,12 @@ class List:
     def _keys(self, name: str) -> dict[str, Any]:
         from torchcaps.config import describe
         from torchcaps.train import load_recipe
+        from torchcaps.train.recipe import resolved, stage_names
 
-        rows = describe(load_recipe(name))
-        return {f"recipe {name}": {f"--{key}": f"{value}   ({kind})" for key, kind, value in rows}}
+        recipe = load_recipe(name)
+        rows = describe(resolved(recipe) if len(stage_names(recipe.model)) > 1 else recipe)
+        keys = {f"--{key}": f"{value}   ({kind})" for key, kind, value in rows if key != "stages"}
+        return {f"recipe {name}": keys}
 
 
 def _lines(data: dict[str, Any]) -> list[str]:

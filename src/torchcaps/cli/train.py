@@ -18,8 +18,9 @@ __all__ = ["Train"]
 class Train:
     """Train a recipe into a folder, or go on with one.
 
-    Any key of the recipe can be set: `torchcaps list RECIPE` shows them. Under torchrun the batch is shared by the
-    processes: torchrun --nproc-per-node 2 -m torchcaps train RECIPE.
+    Any key of the recipe can be set: `torchcaps list RECIPE` shows them. A model trained in several
+    stages also takes settings for one of them: --stages.NAME.train.epochs 2. Under torchrun the batch is shared by
+    the processes: torchrun --nproc-per-node 2 -m torchcaps train RECIPE.
 
     Example: torchcaps train capsnet-glyphs --out runs/first --train.epochs 2 --model.routing.iterations 1
     """

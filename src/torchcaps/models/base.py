@@ -1,25 +1,37 @@
-"""What training and evaluation ask of a model, and the one check of its images."""
+"""What training and evaluation ask of a model and of its stages, and the one check of its images."""
 
 from __future__ import annotations
 
 from typing import Protocol
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from torchcaps.errors import DataError, ShapeError
 from torchcaps.types import Batch, ImageSpec
 
-__all__ = ["Model", "ModelConfig", "check_images", "check_spec"]
+__all__ = ["Model", "ModelConfig", "check_images", "check_spec", "mean_over_team"]
 
 
 class Model(nn.Module):
     """A network that can say what it wants: `objective(batch, step)["loss"]` is the scalar that training lowers.
 
     The other entries of that dictionary are means over the batch worth a line in the journal.
+
+    A model may be trained in `stages()`, one after the other. A stage is a Model itself: its `parameters()` are the
+    ones that it trains, and they and all else that it learns belong to the whole model, whose state is what a
+    checkpoint holds. The rest stands still, in evaluation mode. A stage goes through
+
+        prepare(images), objective(batch, 0), objective(batch, 1), ..., finish()
+
+    and, if the run was cut off at step s, through prepare(images), objective(batch, s), ..., finish() again.
     """
 
     spec: ImageSpec
+    by_gradient: bool = True
+    """If False, `objective` itself learns, by gathering sums into buffers: it is called without gradients, and there
+    is no optimiser. Each process sees its own part of the batch: gather `mean_over_team`."""
 
     def objective(self, batch: Batch, step: int) -> dict[str, Tensor]:
         raise TypeError(f"{type(self).__name__} states no objective to train by")
@@ -28,11 +40,44 @@ class Model(nn.Module):
         """[b j] one number a class, larger = more likely; only classifiers have it."""
         raise TypeError(f"{type(self).__name__} is not a classifier")
 
+    def stages(self) -> dict[str, Model]:
+        """Name -> stage in the order of training; the names are those of `STAGES` of the model's configuration."""
+        return {"all": self}
+
+    def prepare(self, images: Tensor) -> None:
+        """Before a stage's first step, and before the next one after a resumption: all training images [n c h w].
+
+        They are bytes, and `batch.indices` counts in them, so that a stage may keep what parts that stand still make
+        of them (as a plain attribute: a buffer would travel between processes at every step). Called in evaluation
+        mode, without gradients, with the same random numbers each time.
+        """
+
+    def finish(self) -> None:
+        """After a stage's last step, before it is saved: in evaluation mode, without gradients, safe to repeat.
+
+        What it changes it must change in place (`copy_`), so that memory is laid out as after a resumption.
+        """
+
 
 class ModelConfig(Protocol):
-    """A frozen dataclass of a network's sizes and losses, which builds it for images of a given shape."""
+    """A frozen dataclass of a network's sizes and losses, which builds it for images of a given shape.
+
+    If the network is trained in stages, `STAGES: ClassVar[tuple[str, ...]]` names them in their order.
+    """
 
     def build(self, spec: ImageSpec) -> Model: ...
+
+
+def mean_over_team(x: Tensor) -> Tensor:
+    """The mean of x over the processes of a team, x itself without one; no gradient passes through.
+
+    Of equal parts of a batch, the mean of the parts' means is the mean of the batch.
+    """
+    if not (dist.is_available() and dist.is_initialized()):
+        return x
+    total = x.detach().clone(memory_format=torch.contiguous_format)
+    dist.all_reduce(total)
+    return total / dist.get_world_size()
 
 
 def check_spec(spec: ImageSpec, smallest: int) -> None:

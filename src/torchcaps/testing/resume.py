@@ -7,31 +7,43 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 
 from torchcaps.train.checkpoint import load
+from torchcaps.train.journal import read_journal
 
 __all__ = ["assert_resumes"]
+
+COMMAND = (sys.executable, "-m", "torchcaps")
+"""What starts the command line."""
+
+
+class _Span(NamedTuple):
+    """A stage in a run: how many steps came before it, and how long it took."""
+
+    before: int
+    seconds: float
 
 
 def assert_resumes(recipe: str, folder: Path, *, kills: int = 3, seed: int = 0, words: Sequence[str] = ()) -> int:
     """Train a recipe to its end; then `kills` times anew, kill -9 at a random moment, and resume.
 
     Raises AssertionError unless model, optimiser and schedule end bit for bit as in the run that was left alone.
-    `words` are further words of the command line. Returns how many kills came before the end.
+    The moments fall into the stages of the model in turn. `words` are further words of the command line. Returns how
+    many kills came before the end.
     """
-    start = time.monotonic()
     _finish(_start(recipe, folder / "whole", words))
-    length = time.monotonic() - start - _seconds_to_start(recipe, folder / "first", words)
+    spans = _spans(read_journal(folder / "whole" / "journal.jsonl"))
     moments, early = random.Random(seed), 0
     for number in range(kills):
-        run = folder / f"killed-{number}"
+        run, span = folder / f"killed-{number}", spans[number % len(spans)]
         process = _start(recipe, run, words)
-        _wait_for(run / "journal.jsonl", process)
-        time.sleep(moments.uniform(0, max(length, 0.1)))
+        _wait_for_step(span.before, run / "journal.jsonl", process)
+        time.sleep(moments.uniform(0, max(span.seconds, 0.1)))
         early += process.poll() is None
         process.kill()
         process.wait()
@@ -43,7 +55,7 @@ def assert_resumes(recipe: str, folder: Path, *, kills: int = 3, seed: int = 0, 
 
 def _start(recipe: str, out: Path, words: Sequence[str]) -> subprocess.Popen[bytes]:
     """`torchcaps train` in a process of its own, with one thread, so that sums are taken in one order."""
-    command = [sys.executable, "-m", "torchcaps", "train", recipe, "--out", str(out), "--quiet", *words]
+    command = [*COMMAND, "train", recipe, "--out", str(out), "--quiet", *words]
     return subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.DEVNULL)
 
 
@@ -51,19 +63,19 @@ def _finish(process: subprocess.Popen[bytes]) -> None:
     assert process.wait() == 0, f"training ended with code {process.returncode}"
 
 
-def _seconds_to_start(recipe: str, out: Path, words: Sequence[str]) -> float:
-    """How long a process takes before its first step."""
-    start = time.monotonic()
-    process = _start(recipe, out, words)
-    _wait_for(out / "journal.jsonl", process)
-    process.kill()
-    process.wait()
-    return time.monotonic() - start
+def _spans(journal: Sequence[Mapping[str, Any]]) -> list[_Span]:
+    """The stages of a whole run; the last entry of each is its last step."""
+    last = list({entry.get("stage"): entry for entry in journal}.values())
+    start = [{"step": 0, "seconds": 0.0}, *last]
+    return [_Span(a["step"], b["seconds"] - a["seconds"]) for a, b in zip(start, last, strict=False)]
 
 
-def _wait_for(path: Path, process: subprocess.Popen[bytes]) -> None:
-    while not path.exists():
-        assert process.poll() is None, f"training ended with code {process.returncode} before its first step"
+def _wait_for_step(step: int, path: Path, process: subprocess.Popen[bytes]) -> None:
+    """Until the journal is there, and so training has begun, and tells of that step."""
+    while not path.exists() or max((entry["step"] for entry in read_journal(path)), default=0) < step:
+        if process.poll() is not None:
+            assert process.returncode == 0, f"training ended with code {process.returncode} before step {step}"
+            return
         time.sleep(0.005)
 
 
@@ -78,5 +90,5 @@ def _assert_same(one: Path, other: Path) -> None:
     assert a.tensors.keys() == b.tensors.keys(), f"{other} holds other tensors than {one}"
     for name, tensor in a.tensors.items():
         assert torch.equal(tensor, b.tensors[name]), f"{name} in {other} differs from {one}"
-    for key in ("step", "state"):
+    for key in ("stage", "step", "finished", "state"):
         assert a.meta[key] == b.meta[key], f"{key} in {other} differs from {one}"

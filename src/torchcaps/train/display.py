@@ -49,9 +49,13 @@ class Display:
         self._lines = not quiet and not self._console.is_terminal
 
     def __enter__(self) -> Display:
-        self._start = self._last_line = time.monotonic()
+        self.restart()
         self._bar.start()
         return self
+
+    def restart(self) -> None:
+        """Count the speed from now: what came before was preparation."""
+        self._start = self._last_line = time.monotonic()
 
     def update(self, step: int, loss: float) -> None:
         now = time.monotonic()

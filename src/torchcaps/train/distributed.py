@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from torchcaps.errors import TorchcapsError, TrainingError
+from torchcaps.models.base import mean_over_team
 
 __all__ = ["Team", "team"]
 
@@ -44,11 +45,15 @@ class Team:
 
     def mean(self, values: Tensor) -> Tensor:
         """The mean over the team of a small tensor."""
+        return mean_over_team(values) if self.size > 1 else values
+
+    def share(self, module: nn.Module) -> None:
+        """Give every process the parameters and buffers of process 0."""
         if self.size > 1:
-            values = values.clone()
-            dist.all_reduce(values)
-            values /= self.size
-        return values
+            for own in module.state_dict().values():
+                first = own.detach().clone(memory_format=torch.contiguous_format)
+                dist.broadcast(first, 0)
+                own.copy_(first)
 
     def any(self, flag: bool) -> bool:
         """True everywhere if it is true anywhere, so that all stop at the same step."""

@@ -40,16 +40,16 @@ class Journal:
         self._file = self.path.open("a", encoding="utf-8")
         self._board = _summary_writer(folder, step) if tensorboard else None
 
-    def write(self, step: int, values: Mapping[str, float]) -> None:
-        """One line, at once on its way to the disk."""
+    def write(self, step: int, values: Mapping[str, float], stage: str | None = None) -> None:
+        """One line, at once on its way to the disk; with the stage it belongs to, where there is more than one."""
         try:
-            self._file.write(json.dumps({"step": step, **values}) + "\n")
+            self._file.write(json.dumps({"step": step, **({"stage": stage} if stage else {}), **values}) + "\n")
             self._file.flush()
         except OSError as error:
             raise TrainingError(f"cannot write {self.path}: {error.strerror}; the last checkpoint is safe") from None
         if self._board:
             for name, value in values.items():
-                self._board.add_scalar(name, value, step)
+                self._board.add_scalar(f"{stage}/{name}" if stage else name, value, step)
 
     def __enter__(self) -> Journal:
         return self

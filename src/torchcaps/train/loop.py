@@ -2,13 +2,15 @@
 
 Nothing here knows what is trained: a model states a scalar, the loop lowers it. Every step is a function of the recipe
 and of its own number alone (order, augmentation and dropout are seeded by it), so that a run cut off at any moment and
-resumed ends with the very weights of one that was not.
+resumed ends with the very weights of one that was not. A model that is trained in stages goes through them in turn, and
+each ends with a checkpoint.
 """
 
 from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,16 +19,16 @@ from torch import Tensor, nn
 
 from torchcaps.config import to_dict
 from torchcaps.data import Dataset, epoch_order, place_of, take
-from torchcaps.errors import TorchcapsError, TrainingError
+from torchcaps.errors import TorchcapsError
 from torchcaps.math.random import seed_of
 from torchcaps.models import Model
 from torchcaps.train.display import Display
 from torchcaps.train.distributed import Team, team
 from torchcaps.train.journal import Journal
-from torchcaps.train.recipe import Recipe
+from torchcaps.train.recipe import Loop, Recipe, stage_names, stage_of
 from torchcaps.train.run import Run, open_run
-from torchcaps.train.stop import stop_signal
-from torchcaps.train.training import Training, flushed_denormals, set_up
+from torchcaps.train.stop import Flag, stop_signal
+from torchcaps.train.training import Training, begin, flushed_denormals, resumed, set_up, stage_seed, take_over
 from torchcaps.types import Batch
 
 __all__ = ["Outcome", "total_steps", "train"]
@@ -34,7 +36,7 @@ __all__ = ["Outcome", "total_steps", "train"]
 
 @dataclass(frozen=True)
 class Outcome:
-    """Where a run stands when the loop returns; `finished` is false if it was interrupted."""
+    """Where a run stands when the loop returns, all stages together; `finished` is false if it was interrupted."""
 
     model: Model
     step: int
@@ -43,35 +45,63 @@ class Outcome:
 
 
 class _Objective(nn.Module):
-    """The model's objective as a forward pass, which is what DistributedDataParallel wraps."""
+    """A stage's objective as a forward pass, which is what DistributedDataParallel wraps."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, part: Model) -> None:
         super().__init__()
-        self.model = model
+        self.part = part
 
     def forward(self, batch: Batch, step: int) -> dict[str, Tensor]:
-        return self.model.objective(batch, step)
+        return self.part.objective(batch, step)
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What stays the same from a run's first step to its last."""
+
+    recipe: Recipe
+    run: Run
+    data: Dataset
+    crew: Team
+    stop: Flag
+    journal: Journal | None
+    quiet: bool
 
 
 def train(
-    recipe: Recipe, folder: Path, *, resume: bool = False, quiet: bool = False, tensorboard: bool = False
+    recipe: Recipe,
+    folder: Path,
+    *,
+    resume: bool = False,
+    quiet: bool = False,
+    tensorboard: bool = False,
+    given: Mapping[str, nn.Module] = {},
 ) -> Outcome:
     """Train a recipe into a folder: `checkpoint.safetensors`, `journal.jsonl`, `recipe.json`.
 
     A folder that holds a run is refused unless `resume`, which goes on from its last checkpoint (or from the start,
     if it has none yet). Ctrl-C and SIGTERM finish the step, save, and return with `finished=False`.
+
+    `given` maps names of stages to modules trained elsewhere: such a stage takes over the module's state and is not
+    trained. A run that is resumed before it has got past that stage must be given it again.
     """
     with flushed_denormals(), team() as crew:
-        crew.check_batch(recipe.train.batch)
+        batches = [stage_of(recipe, name).train.batch for name in stage_names(recipe.model)]
+        for batch in batches:
+            crew.check_batch(batch)
         data = recipe.data.load().train
-        place_of(0, len(data), recipe.train.batch)  # refuses a batch larger than the set
+        for batch in batches:
+            place_of(0, len(data), batch)  # refuses a batch larger than the set
         training = set_up(recipe, data.spec, crew.device)
+        take_over(training.parts, given)
         run = _open(folder, recipe, resume, crew)
         if run.has_checkpoint:
-            training.restore(run.checkpoint())
+            training = resumed(training, recipe, run.checkpoint())
+        crew.agree(None)  # nobody writes before all have read
         if crew.leads:
             run.write_recipe()
-        return _loop(recipe, run, data, training, crew, quiet=quiet, tensorboard=tensorboard)
+        with stop_signal() as stop, run.journal(training.steps, tensorboard, write=crew.leads) as journal:
+            return _all_stages(_Job(recipe, run, data, crew, stop, journal, quiet), training, given)
 
 
 def _open(folder: Path, recipe: Recipe, resume: bool, crew: Team) -> Run:
@@ -87,57 +117,122 @@ def _open(folder: Path, recipe: Recipe, resume: bool, crew: Team) -> Run:
 
 
 def total_steps(recipe: Recipe, images: int) -> int:
-    """How many steps the recipe's epochs are."""
-    return max(1, round(recipe.train.epochs * (images // recipe.train.batch)))
+    """How many steps the recipe's epochs are, over all stages."""
+    return sum(_steps(stage_of(recipe, name).train, images) for name in stage_names(recipe.model))
 
 
-def _loop(
-    recipe: Recipe, run: Run, data: Dataset, training: Training, crew: Team, *, quiet: bool, tensorboard: bool
-) -> Outcome:
-    settings, total = recipe.train, total_steps(recipe, len(data))
-    objective = crew.wrap(_Objective(training.model.train()))
-    display = Display(recipe.name, total, training.step, settings.batch, quiet=quiet or not crew.leads)
+def _steps(settings: Loop, images: int) -> int:
+    return max(1, round(settings.epochs * (images // settings.batch)))
+
+
+def _all_stages(job: _Job, training: Training, given: Mapping[str, nn.Module]) -> Outcome:
+    """From the stage that training stands in to the last, unless it is interrupted on the way."""
+    for name in list(training.parts)[training.number :]:
+        if name != training.stage:
+            training = begin(
+                job.recipe, training.model, training.parts, name, before=training.steps, seconds=training.seconds
+            )
+        if name in given and not training.finished:
+            take_over(training.parts, {name: given[name]})
+            training.finished = True
+            _save(job, training)
+        else:
+            _one_stage(job, training)
+        if not training.finished or job.crew.any(job.stop.is_set):
+            break
+    finished = training.finished and training.is_last
+    return Outcome(training.model, training.steps, training.seconds, finished)
+
+
+def _one_stage(job: _Job, training: Training) -> None:
+    """From the step that the stage stands at to its end, or until somebody asks to stop."""
+    crew, data, seed = job.crew, job.data, stage_seed(job.recipe.seed, training.number)
+    settings = stage_of(job.recipe, training.stage).train
+    total = _steps(settings, len(data))
+    if training.finished and (training.step >= total or not training.is_last):
+        return
+    training.finished = False
     started = time.monotonic() - training.seconds
-    with stop_signal() as stop, run.journal(training.step, tensorboard, write=crew.leads) as journal, display:
+    with _display(job, training, settings.batch, total) as display:
+        objective = _prepare(job, training, seed)
+        display.restart()
         epoch, order = -1, torch.empty(0)
         stopped = False
         while training.step < total and not stopped:
             place = place_of(training.step, len(data), settings.batch)
             if place.epoch != epoch:
-                epoch, order = place.epoch, epoch_order(recipe.seed, place.epoch, len(data))
+                epoch, order = place.epoch, epoch_order(seed, place.epoch, len(data))
             batch = take(
-                data, order, place, settings.batch, seed=recipe.seed, max_shift=settings.max_shift,
+                data, order, place, settings.batch, seed=seed, max_shift=settings.max_shift,
                 part=crew.rank, parts=crew.size,
             )  # fmt: skip
-            terms = _step(recipe, objective, training, _to(batch, crew.device, settings.channels_last), crew.rank)
+            torch.manual_seed(seed_of(seed, 1, training.step, crew.rank))
+            terms = _step(settings, objective, training, _to(batch, crew.device, settings.channels_last))
             training.step += 1
             training.seconds = time.monotonic() - started
-            logs = training.step % settings.log_every == 0
-            stopped = (logs or crew.size == 1) and crew.any(stop.is_set)
-            saves = training.step % settings.save_every == 0 or training.step == total or stopped
-            if logs or saves:
+            logs, ends = training.step % settings.log_every == 0, training.step >= total
+            stopped = (logs or crew.size == 1) and crew.any(job.stop.is_set)
+            saves = training.step % settings.save_every == 0 or stopped
+            if logs or saves or ends:
                 values = _report(terms, training, crew)
                 display.update(training.step, values["loss"])
-                _write_down(journal, training, values, place.epoch)
-            if saves and crew.leads:
-                _check_weights(training)
-                run.save(training.checkpoint(run.recipe))
-    return Outcome(training.model, training.step, training.seconds, finished=training.step >= total)
+                _write_down(job.journal, training, values, place.epoch)
+            if saves and not ends:
+                _save(job, training)
+        if training.step >= total:
+            _finish(training, seed)
+            training.seconds = time.monotonic() - started
+            _save(job, training)
 
 
-def _step(recipe: Recipe, objective: nn.Module, training: Training, batch: Batch, rank: int) -> dict[str, Tensor]:
-    """One update; dropout and other noise inside the model depend on (seed, step, rank) only."""
-    torch.manual_seed(seed_of(recipe.seed, 1, training.step, rank))
-    with torch.autocast(batch.images.device.type, torch.bfloat16, enabled=recipe.train.precision == "bfloat16"):
+def _display(job: _Job, training: Training, batch: int, total: int) -> Display:
+    name = f"{job.recipe.name}: {training.stage}" if training.label else job.recipe.name
+    return Display(name, total, training.step, batch, quiet=job.quiet or not job.crew.leads)
+
+
+def _prepare(job: _Job, training: Training, seed: int) -> nn.Module:
+    """Let the stage look at all images; its objective, ready for steps, with all outside the stage at rest."""
+    training.rest()
+    job.crew.share(training.model)
+    torch.manual_seed(seed_of(seed, 3))
+    with torch.no_grad():
+        training.part.prepare(job.data.images)
+    objective = _Objective(training.part.train())
+    return job.crew.wrap(objective) if training.optimiser else objective
+
+
+def _finish(training: Training, seed: int) -> None:
+    """Let the stage draw its conclusions."""
+    training.rest()
+    torch.manual_seed(seed_of(seed, 4))
+    with torch.no_grad():
+        training.part.finish()
+    training.finished = True
+
+
+def _step(settings: Loop, objective: nn.Module, training: Training, batch: Batch) -> dict[str, Tensor]:
+    """One update, of parameters by the optimiser or of buffers by the objective itself."""
+    device, optimiser = batch.images.device.type, training.optimiser
+    with (
+        torch.autocast(device, torch.bfloat16, enabled=settings.precision == "bfloat16"),
+        torch.set_grad_enabled(optimiser is not None),
+    ):
         terms: dict[str, Tensor] = objective(batch, training.step)
-    training.optimiser.zero_grad(set_to_none=True)
-    torch.autograd.backward(terms["loss"])
-    if recipe.train.clip is not None:
-        nn.utils.clip_grad_norm_(training.model.parameters(), recipe.train.clip)
-    training.optimiser.step()
+    if optimiser:
+        optimiser.zero_grad(set_to_none=True)
+        torch.autograd.backward(terms["loss"])
+        if settings.clip is not None:
+            nn.utils.clip_grad_norm_(training.part.parameters(), settings.clip)
+        optimiser.step()
     if training.schedule:
         training.schedule.step()
     return terms
+
+
+def _save(job: _Job, training: Training) -> None:
+    if job.crew.leads:
+        training.check_weights()
+        job.run.save(training.checkpoint(job.run.recipe))
 
 
 def _to(batch: Batch, device: torch.device, channels_last: bool) -> Batch:
@@ -151,24 +246,12 @@ def _report(terms: dict[str, Tensor], training: Training, crew: Team) -> dict[st
     means = crew.mean(torch.stack([value.detach().float() for value in terms.values()]))
     values = dict(zip(terms, means.tolist(), strict=True))
     if not math.isfinite(values["loss"]):
-        raise _diverged(f"the loss is {values['loss']}", training)
+        raise training.diverged(f"the loss is {values['loss']}")
     return values
-
-
-def _check_weights(training: Training) -> None:
-    """A step with a finite loss can still leave weights that are not; such ones are never saved."""
-    if not all(bool(torch.isfinite(p).all()) for p in training.model.parameters()):
-        raise _diverged("the weights are not finite", training)
-
-
-def _diverged(what: str, training: Training) -> TrainingError:
-    return TrainingError(
-        f"{what} at step {training.step}; the last checkpoint is from before: "
-        "lower optimiser.lr or set train.clip, and start anew"
-    )
 
 
 def _write_down(journal: Journal | None, training: Training, values: dict[str, float], epoch: int) -> None:
     if journal:
-        rate = training.optimiser.param_groups[0]["lr"]
-        journal.write(training.step, {"epoch": epoch, **values, "lr": float(rate), "seconds": training.seconds})
+        rate = {"lr": float(training.optimiser.param_groups[0]["lr"])} if training.optimiser else {}
+        entry = {"epoch": epoch, **values, **rate, "seconds": training.seconds}
+        journal.write(training.steps, entry, training.label)

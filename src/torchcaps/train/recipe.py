@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -22,12 +22,26 @@ from torchcaps.config import (
     from_dict,
     merge,
     read_toml,
+    to_dict,
 )
 from torchcaps.data import DATASETS, DataConfig, GlyphsConfig
 from torchcaps.errors import RecipeError, nearest
 from torchcaps.models import MODELS, CapsNetConfig, ModelConfig
 
-__all__ = ["Loop", "OptimiserConfig", "Recipe", "ScheduleConfig", "find_recipe", "load_recipe", "recipe_names"]
+__all__ = [
+    "Loop",
+    "OptimiserConfig",
+    "Recipe",
+    "ScheduleConfig",
+    "Stage",
+    "find_recipe",
+    "load_recipe",
+    "recipe_names",
+    "recipe_of",
+    "resolved",
+    "stage_names",
+    "stage_of",
+]
 
 OPTIMISERS: dict[str, type[Optimizer]] = {
     n: c
@@ -123,8 +137,20 @@ class Loop:
 
 
 @dataclass(frozen=True)
+class Stage:
+    """How one stage of a model is trained."""
+
+    optimiser: OptimiserConfig = field(default_factory=OptimiserConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    train: Loop = field(default_factory=Loop)
+
+
+@dataclass(frozen=True)
 class Recipe:
-    """One row of a results table, before it is run."""
+    """One row of a results table, before it is run.
+
+    A model trained in stages takes for each its entry of `stages`, or else `optimiser`, `schedule` and `train`.
+    """
 
     name: str = "unnamed"
     about: str = ""
@@ -134,10 +160,31 @@ class Recipe:
     optimiser: OptimiserConfig = field(default_factory=OptimiserConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     train: Loop = field(default_factory=Loop)
+    stages: dict[str, Stage] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"\w[\w.-]*", self.name):
             raise RecipeError(f"name = {self.name!r}; letters, digits, '.', '_' and '-' are wanted: it names files")
+        known = stage_names(self.model)
+        for name in self.stages:
+            if name not in known:
+                raise RecipeError(f"this model has no stage '{name}'{nearest(name, known)}")
+
+
+def stage_names(model: ModelConfig) -> tuple[str, ...]:
+    """The stages of a model in the order of training; most have just one."""
+    names: tuple[str, ...] = getattr(model, "STAGES", ("all",))
+    return names
+
+
+def stage_of(recipe: Recipe, name: str) -> Stage:
+    """How a stage is trained: by its own settings, or by the recipe's if it has none."""
+    return recipe.stages.get(name) or Stage(recipe.optimiser, recipe.schedule, recipe.train)
+
+
+def resolved(recipe: Recipe) -> Recipe:
+    """The same recipe with the settings of every stage written out."""
+    return replace(recipe, stages={name: stage_of(recipe, name) for name in stage_names(recipe.model)})
 
 
 def _shelf() -> Path:
@@ -161,5 +208,15 @@ def find_recipe(name: str) -> Path:
 def load_recipe(name: str, overrides: Mapping[str, Any] | None = None) -> Recipe:
     """Read, override and check: whatever is wrong is said in one line."""
     path = find_recipe(name)
-    data = merge({"name": path.stem, **read_toml(path)}, overrides or {})
-    return from_dict(Recipe, data, where=path.name)
+    return recipe_of(merge({"name": path.stem, **read_toml(path)}, overrides or {}), where=path.name)
+
+
+def recipe_of(data: Mapping[str, Any], where: str = "") -> Recipe:
+    """The recipe that plain tables describe; what [stages.NAME] leaves out is as in the recipe's own tables."""
+    stages = data.get("stages")
+    if isinstance(stages, Mapping):
+        own = to_dict(from_dict(Recipe, {key: data[key] for key in data if key != "stages"}, where=where))
+        start = {key: own[key] for key in ("optimiser", "schedule", "train")}
+        full = {name: merge(start, table) if isinstance(table, Mapping) else table for name, table in stages.items()}
+        data = {**data, "stages": full}
+    return from_dict(Recipe, data, where=where)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -10,21 +11,24 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from torchcaps.config import flatten, from_dict, to_dict
-from torchcaps.errors import CheckpointError, TrainingError
+from torchcaps.errors import CheckpointError, RecipeError, TrainingError
 from torchcaps.models import Model
 from torchcaps.train.checkpoint import Checkpoint
 from torchcaps.train.checkpoint import load as read_checkpoint
 from torchcaps.train.checkpoint import save as write_checkpoint
 from torchcaps.train.files import write_atomically
 from torchcaps.train.journal import Journal
-from torchcaps.train.recipe import Recipe, load_recipe
-from torchcaps.train.training import set_up
+from torchcaps.train.recipe import Recipe, load_recipe, resolved
+from torchcaps.train.training import resumed, set_up
 from torchcaps.types import ImageSpec
 
 __all__ = ["Loaded", "Run", "create", "load", "load_run", "open_run"]
 
 FREE = {"about", "data.data_dir", "train.epochs", "train.save_every", "train.log_every"}
-"""Settings that may change between the start of a run and its resumption: they do not change what a step does."""
+"""Settings that may change between the start of a run and its resumption: they do not change what a step does.
+
+The same holds for those of a single stage, `stages.NAME.train.epochs` and so on.
+"""
 
 
 @dataclass(frozen=True)
@@ -40,8 +44,12 @@ class Run:
 
     def checkpoint(self) -> Checkpoint:
         """The last one; CheckpointError if it was not made by this folder's recipe."""
-        checkpoint = read_checkpoint(_checkpoint_path(self.folder))
-        _check_same(checkpoint.meta.get("recipe", {}), self.recipe, _checkpoint_path(self.folder))
+        path = _checkpoint_path(self.folder)
+        checkpoint = read_checkpoint(path)
+        try:
+            _check_same(checkpoint.meta.get("recipe"), self.recipe, path)
+        except RecipeError as error:
+            raise CheckpointError(f"'{path}' is of no recipe known here: {error}") from None
         return checkpoint
 
     def write_recipe(self) -> None:
@@ -76,7 +84,7 @@ def open_run(folder: Path, recipe: Recipe, *, resume: bool) -> Run:
 
 
 class Loaded(NamedTuple):
-    """A trained model with the recipe it came from and how far it got."""
+    """A trained model with the recipe it came from and how far it got, all stages together."""
 
     model: Model
     recipe: Recipe
@@ -109,9 +117,8 @@ def load_run(folder: Path | str) -> Loaded:
             raise ValueError(f"images of {list(spec)}")
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"'{folder}' is not the run of a recipe known here: {error}") from None
-    training = set_up(recipe, spec)
-    training.restore(checkpoint)
-    return Loaded(training.model.eval(), recipe, training.step, training.seconds)
+    training = resumed(set_up(recipe, spec), recipe, checkpoint)
+    return Loaded(training.model.eval(), recipe, training.steps, training.seconds)
 
 
 def _checkpoint_path(folder: Path) -> Path:
@@ -144,10 +151,19 @@ def _read_recipe(path: Path) -> dict[str, Any]:
         raise TrainingError(f"cannot read '{path}': {error}") from None
 
 
-def _check_same(old: Mapping[str, Any], new: Mapping[str, Any], folder: Path) -> None:
-    before, after = flatten(old), flatten(new)
+def _settings(recipe: Any) -> dict[str, Any]:
+    """Every setting of a recipe by its dotted key, those of each stage too, whether or not it had its own."""
+    return flatten(to_dict(resolved(from_dict(Recipe, recipe))))
+
+
+def _is_free(key: str) -> bool:
+    return re.sub(r"^stages\.[^.]+\.", "", key) in FREE
+
+
+def _check_same(old: Any, new: Mapping[str, Any], folder: Path) -> None:
+    before, after = _settings(old), _settings(new)
     for key in sorted(before.keys() | after.keys()):
-        if before.get(key) != after.get(key) and key not in FREE:
+        if before.get(key) != after.get(key) and not _is_free(key):
             raise TrainingError(
                 f"'{folder}' was started with {key} = {before.get(key)!r}, now it is {after.get(key)!r}; "
                 "take the old value to resume, or choose another --out"

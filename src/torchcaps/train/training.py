@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -13,54 +13,105 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from torchcaps.errors import CheckpointError
+from torchcaps.errors import CheckpointError, RecipeError, TrainingError, nearest
 from torchcaps.math.random import seed_of
 from torchcaps.models import Model
 from torchcaps.train.checkpoint import Checkpoint
-from torchcaps.train.recipe import Recipe
+from torchcaps.train.recipe import Recipe, stage_names, stage_of
 from torchcaps.train.state import pack_state, unpack_state
 from torchcaps.types import ImageSpec
 
-__all__ = ["Training", "flushed_denormals", "set_up"]
+__all__ = ["Training", "begin", "flushed_denormals", "resumed", "set_up", "stage_seed", "take_over"]
 
 
 @dataclass
 class Training:
-    """All that changes as a run goes on, and so all that a checkpoint holds."""
+    """All that changes as a run goes on, and so all that a checkpoint holds.
+
+    `step` counts in the stage, `before` the steps of the stages before it; `seconds` are those of the whole run. A
+    stage that does not learn by gradients has no optimiser. `finished` says that the stage's `finish` has been called.
+    """
 
     model: Model
-    optimiser: Optimizer
+    parts: Mapping[str, Model]
+    stage: str
+    optimiser: Optimizer | None
     schedule: LRScheduler | None
     step: int = 0
+    before: int = 0
     seconds: float = 0.0
+    finished: bool = False
+
+    @property
+    def part(self) -> Model:
+        """The stage that is being trained."""
+        return self.parts[self.stage]
+
+    @property
+    def number(self) -> int:
+        """The stage's place among the stages, from 0."""
+        return list(self.parts).index(self.stage)
+
+    @property
+    def is_last(self) -> bool:
+        """True in the stage after which there is none."""
+        return self.number == len(self.parts) - 1
+
+    @property
+    def label(self) -> str | None:
+        """The stage's name where there is more than one."""
+        return self.stage if len(self.parts) > 1 else None
+
+    @property
+    def steps(self) -> int:
+        """The steps of the whole run so far."""
+        return self.before + self.step
 
     def checkpoint(self, recipe: dict[str, Any]) -> Checkpoint:
-        """Model, optimiser, schedule and position, beside the recipe and the image shape they belong to."""
+        """Whole model, optimiser, schedule and position, beside the recipe and the image shape they belong to."""
         state = {
             "model": dict(self.model.state_dict()),
-            "optimiser": self.optimiser.state_dict(),
+            "optimiser": self.optimiser.state_dict() if self.optimiser else None,
             "schedule": self.schedule.state_dict() if self.schedule else None,
         }
         tensors, skeleton = pack_state(state, "state")
-        spec = list(self.model.spec)
-        meta = {"recipe": recipe, "spec": spec, "step": self.step, "seconds": self.seconds, "state": skeleton}
+        position = {"stage": self.stage, "step": self.steps, "before": self.before, "finished": self.finished}
+        meta = {"recipe": recipe, "spec": list(self.model.spec), **position, "seconds": self.seconds, "state": skeleton}
         return Checkpoint(tensors, meta)
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Go back to where a checkpoint of the same recipe was made."""
-        try:
-            state = unpack_state(checkpoint.meta["state"], checkpoint.tensors)
-            self.model.load_state_dict(state["model"])
+        """Go to where a checkpoint of the same recipe was made in this stage."""
+        meta = checkpoint.meta
+        state = unpack_state(meta["state"], checkpoint.tensors)
+        self.model.load_state_dict(state["model"])
+        if self.optimiser:
             self.optimiser.load_state_dict(state["optimiser"])
             _lay_out_like_parameters(self.optimiser)
-            if self.schedule:
-                self.schedule.load_state_dict(state["schedule"])
-            self.step, self.seconds = int(checkpoint.meta["step"]), float(checkpoint.meta["seconds"])
-            if self.step < 0 or not math.isfinite(self.seconds):
-                raise ValueError(f"step {self.step}, seconds {self.seconds}")
-        except Exception as error:  # whatever a file can make torch raise
-            reason = " ".join(str(error).split())[:300]
-            raise CheckpointError(f"the checkpoint belongs to another kind of run: {reason}") from None
+        if self.schedule:
+            self.schedule.load_state_dict(state["schedule"])
+        self.before = int(meta.get("before", 0))
+        self.step, self.seconds = int(meta["step"]) - self.before, float(meta["seconds"])
+        self.finished = meta.get("finished", False) is True
+        if min(self.step, self.before) < 0 or not math.isfinite(self.seconds):
+            raise ValueError(f"step {self.step} after {self.before}, seconds {self.seconds}")
+
+    def rest(self) -> None:
+        """Put the whole model, and whatever its stages hold besides, into evaluation mode."""
+        for module in (self.model, *self.parts.values()):
+            module.eval()
+
+    def check_weights(self) -> None:
+        """A step with a finite loss can still leave weights that are not; such ones are never saved."""
+        if not all(bool(torch.isfinite(p).all()) for p in self.model.parameters()):
+            raise self.diverged("the weights are not finite")
+
+    def diverged(self, what: str) -> TrainingError:
+        """The error that ends a training whose numbers are no longer numbers."""
+        where = f" (stage '{self.stage}')" if self.label else ""
+        return TrainingError(
+            f"{what} at step {self.steps}{where}; the last checkpoint is from before: "
+            "lower optimiser.lr or set train.clip, and start anew"
+        )
 
 
 @contextmanager
@@ -76,15 +127,60 @@ def flushed_denormals() -> Iterator[None]:
 
 
 def set_up(recipe: Recipe, spec: ImageSpec, device: torch.device | None = None) -> Training:
-    """A fresh model, a function of the recipe's seed, with its optimiser and schedule."""
+    """A fresh model, a function of the recipe's seed, at the start of its first stage."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_of(recipe.seed, 0))
         model = recipe.model.build(spec)
-    if recipe.train.channels_last:
-        _lay_out_channels_last(model)
     model.to(device)
-    optimiser = recipe.optimiser.build(model.parameters())
-    return Training(model, optimiser, recipe.schedule.build(optimiser))
+    parts, names = model.stages(), stage_names(recipe.model)
+    if tuple(parts) != names:
+        raise TypeError(f"{type(model).__name__}.stages() are {tuple(parts)}, its configuration's STAGES {names}")
+    for name, part in parts.items():
+        if stage_of(recipe, name).train.channels_last:
+            _lay_out_channels_last(part)
+    return begin(recipe, model, parts, names[0])
+
+
+def begin(
+    recipe: Recipe, model: Model, parts: Mapping[str, Model], stage: str, *, before: int = 0, seconds: float = 0.0
+) -> Training:
+    """The start of a stage: its own optimiser over its own parameters, and its own schedule."""
+    settings, optimiser, schedule = stage_of(recipe, stage), None, None
+    if parts[stage].by_gradient:
+        optimiser = settings.optimiser.build(parts[stage].parameters())
+        schedule = settings.schedule.build(optimiser)
+    return Training(model, parts, stage, optimiser, schedule, before=before, seconds=seconds)
+
+
+def resumed(training: Training, recipe: Recipe, checkpoint: Checkpoint) -> Training:
+    """Where a checkpoint of the same recipe was made, in whichever stage; the model of `training` is filled."""
+    try:
+        stage = checkpoint.meta.get("stage", next(iter(training.parts)))
+        if stage not in training.parts:
+            raise ValueError(f"no stage '{stage}'{nearest(str(stage), training.parts)}")
+        there = begin(recipe, training.model, training.parts, stage)
+        there.restore(checkpoint)
+    except Exception as error:  # whatever a file can make torch raise
+        reason = " ".join(str(error).split())[:300]
+        raise CheckpointError(f"the checkpoint belongs to another kind of run: {reason}") from None
+    return there
+
+
+def take_over(parts: Mapping[str, Model], given: Mapping[str, nn.Module]) -> None:
+    """Fill stages with the state of modules of the same kind that were trained elsewhere."""
+    for name, module in given.items():
+        if name not in parts:
+            raise RecipeError(f"a module was given for the stage '{name}'{nearest(name, parts)}")
+        try:
+            parts[name].load_state_dict(module.state_dict())
+        except RuntimeError as error:
+            reason = " ".join(str(error).split())[:300]
+            raise TrainingError(f"what was given for the stage '{name}' does not fit: {reason}") from None
+
+
+def stage_seed(seed: int, number: int) -> int:
+    """What everything random in a stage is seeded by: the recipe's own seed in the first, hashes of it after that."""
+    return seed if number == 0 else seed_of(seed, 2, number)
 
 
 def _lay_out_like_parameters(optimiser: Optimizer) -> None:

@@ -1,0 +1,94 @@
+"""What a simple reader gets out of codes: nearest neighbours and a linear classifier, as accuracies on test codes.
+
+Codes are [n ...], one a row, flattened to [n d]; labels are [n]. Probes say how much of the class a code keeps, not
+how good its capsules are: an untrained code may score as well, so print that one beside.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchcaps.errors import DataError, RecipeError, ShapeError
+from torchcaps.metrics import accuracy
+
+__all__ = ["knn", "linear_probe"]
+
+MOST = 1 << 24
+"""Similarities held at once by `knn`."""
+
+
+@torch.no_grad()
+def knn(train_codes: Tensor, train_labels: Tensor, test_codes: Tensor, test_labels: Tensor, k: int = 5) -> float:
+    """Accuracy of the majority among the k nearest training codes (Euclidean); in a tie the smallest label wins.
+
+    |x - y|^2 = |x|^2 - 2 (x . y - |y|^2 / 2): the nearest y has the largest bracket, whatever x is.
+    """
+    x, y = _prepare(train_codes, train_labels, test_codes, test_labels)
+    if not 1 <= k <= len(y):
+        raise RecipeError(f"k = {k} neighbours of {len(y)} training codes; 1 to {len(y)} is wanted")
+    labels, classes = train_labels.long(), _classes(train_labels, test_labels)
+    half = y.square().sum(-1) / 2  # [n]
+    votes = []
+    for part in torch.split(x, max(1, MOST // len(y))):
+        nearest = (part @ y.T - half).topk(k, -1).indices  # [m k]
+        votes.append(torch.nn.functional.one_hot(labels[nearest], classes).sum(1))  # [m classes]
+    return accuracy(torch.cat(votes), test_labels)
+
+
+def linear_probe(
+    train_codes: Tensor, train_labels: Tensor, test_codes: Tensor, test_labels: Tensor, *, l2: float = 1e-4,
+    steps: int = 100,
+) -> float:  # fmt: skip
+    """Accuracy of multinomial logistic regression: min over W, b of  mean -log softmax(W x + b)_label + l2/2 |W|^2.
+
+    The codes are standardised by the training mean and deviation; L-BFGS takes at most `steps` steps from 0, so the
+    result is a function of the data alone.
+    """
+    with torch.inference_mode(False), torch.enable_grad():
+        x, y = _prepare(train_codes, train_labels, test_codes, test_labels)
+        deviation = y.std(0, correction=0)
+        deviation = torch.where(deviation > 0, deviation, 1.0)
+        W, b = _fit(y / deviation, train_labels.long().clone(), _classes(train_labels, test_labels), l2, steps)
+    return accuracy(torch.addmm(b, x / deviation, W), test_labels)
+
+
+def _fit(x: Tensor, labels: Tensor, classes: int, l2: float, steps: int) -> tuple[Tensor, Tensor]:
+    """W [d classes] and b [classes] of the regression."""
+    W = torch.zeros(x.shape[1], classes, requires_grad=True)
+    b = torch.zeros(classes, requires_grad=True)
+    optimiser: Any = torch.optim.LBFGS([W, b], max_iter=steps, line_search_fn="strong_wolfe")
+
+    def closure() -> Tensor:
+        optimiser.zero_grad()
+        loss = torch.nn.functional.cross_entropy(torch.addmm(b, x, W), labels) + l2 / 2 * W.square().sum()
+        torch.autograd.backward(loss)
+        return loss
+
+    optimiser.step(closure)
+    return W.detach(), b.detach()
+
+
+def _prepare(
+    train_codes: Tensor, train_labels: Tensor, test_codes: Tensor, test_labels: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Test codes [m d] and training codes [n d], less the training mean."""
+    for name, codes, labels in (("training", train_codes, train_labels), ("test", test_codes, test_labels)):
+        if codes.ndim < 2 or 0 in codes.shape or labels.shape != codes.shape[:1] or labels.is_floating_point():
+            raise ShapeError(
+                f"{name} codes are {list(codes.shape)}, labels {labels.dtype} {list(labels.shape)};"
+                " wanted [n ...] and integers [n], n at least 1"
+            )
+        if not bool(codes.isfinite().all()):
+            raise DataError(f"{name} codes hold NaN or infinity: look for what diverged before measuring it")
+    if train_codes.shape[1:] != test_codes.shape[1:]:
+        raise ShapeError(f"training codes are {list(train_codes.shape)}, test codes {list(test_codes.shape)}")
+    y, x = train_codes.detach().flatten(1).float(), test_codes.detach().flatten(1).float()
+    mean = y.mean(0)
+    return x - mean, y - mean
+
+
+def _classes(*labels: Tensor) -> int:
+    return 1 + max(int(some.max()) for some in labels)

@@ -76,7 +76,11 @@ class SparseMask(nn.Module):
     @torch.no_grad()
     def observe(self, ranks: Tensor) -> None:
         """Account for one training batch of ranks [b j]; call it once a step, on every process with the whole batch."""
-        first = (ranks == 0).to(self.frequency.dtype).mean(0)
+        self.observe_share((ranks == 0).to(self.frequency.dtype).mean(0))
+
+    @torch.no_grad()
+    def observe_share(self, first: Tensor) -> None:
+        """As `observe`, from the share [j] of the batch in which each capsule came first."""
         self.frequency.copy_(update_frequency(self.frequency, first, self.alpha))
         self.batches.add_(1)
         if int(self.batches) % self.every == 0:

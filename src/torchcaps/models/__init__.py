@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+from torchcaps.models.autoencoder import Autoencoder, AutoencoderConfig
 from torchcaps.models.base import Model, ModelConfig, check_images
 from torchcaps.models.baselines import CNN, CNNConfig
 from torchcaps.models.capsnet import CapsNet, CapsNetConfig, CapsNetOutput
+from torchcaps.models.poe import PoE, PoEConfig
 
 __all__ = [
     "CNN",
     "MODELS",
+    "Autoencoder",
+    "AutoencoderConfig",
     "CNNConfig",
     "CapsNet",
     "CapsNetConfig",
     "CapsNetOutput",
     "Model",
     "ModelConfig",
+    "PoE",
+    "PoEConfig",
     "check_images",
 ]
 
 MODELS: dict[str, type] = {
+    "autoencoder": AutoencoderConfig,
     "capsnet": CapsNetConfig,
     "cnn": CNNConfig,
+    "poe": PoEConfig,
 }

@@ -1,0 +1,92 @@
+"""Settings of products of expert capsules."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from torchcaps.config import Count, NonNegativeFloat, PositiveFloat
+from torchcaps.models.autoencoder import AutoencoderConfig
+from torchcaps.routing import Dynamic
+from torchcaps.types import ImageSpec
+
+if TYPE_CHECKING:
+    from torchcaps.models.poe.model import PoE
+
+__all__ = ["DecoderConfig", "EnergyConfig", "PoEConfig"]
+
+
+def _uniform() -> Dynamic:
+    return Dynamic(iterations=1, agreement="cosine", over="children")
+
+
+@dataclass(frozen=True)
+class EnergyConfig:
+    """The capsule encoder W and how it learns.
+
+    mode        "paper": Algorithm 1 as printed. "offset": the visible children are centred (eq. 1 has such a bias,
+                eq. 7 dropped it). "competition": centred, and capsules compete for each image.
+    routing     how the coupling is found; 1 iteration is uniform coupling, which needs no routing at all
+    magnitudes  hidden capsules pass on their expected length ("mean") or are drawn on or off ("bernoulli")
+    chain       the model's phase starts from the "data" (CD) or from where it stopped ("persistent"), for `steps` steps
+    particles   how many persistent chains there are
+    gradient    eq. 18 in "closed" form, or by "autograd" from the free energy
+    init        standard deviation of the entries of c W at the start; in mode "paper" that of W is .1
+
+    Only in mode "competition":
+    bias        length of the hidden bias at the end: it keeps a capsule's poses on one side of their sphere
+    bias_start  its length at the start: while it is long, a capsule can learn little but one picture
+    gain        of the reverse pass over the forward one: few hidden capsules of length 1 answer for many visible ones
+    sharpness   gamma of the rank mask exp(-gamma rank / (J - 1)) at the end; its start is 0
+    ramp        steps over which gamma rises
+    loosen      steps over which the bias goes from its start to its end
+    boost       step of the boost that capsules which win too seldom get, on a support between 0 and 2
+    """
+
+    mode: Literal["competition", "offset", "paper"] = "competition"
+    routing: Dynamic = field(default_factory=_uniform)
+    magnitudes: Literal["mean", "bernoulli"] = "mean"
+    chain: Literal["data", "persistent"] = "data"
+    steps: Count = 1
+    particles: Count = 128
+    gradient: Literal["closed", "autograd"] = "closed"
+    init: PositiveFloat = 0.002
+    bias: NonNegativeFloat = 1.5
+    bias_start: NonNegativeFloat = 6.0
+    gain: PositiveFloat = 20.0
+    sharpness: NonNegativeFloat = 120.0
+    ramp: Count = 600
+    loosen: Count = 2100
+    boost: NonNegativeFloat = 0.002
+
+
+@dataclass(frozen=True)
+class DecoderConfig:
+    """The capsule decoder U and how it learns.
+
+    rule    "least squares": closed form, in one pass over the images. "gradient": on the image's reconstruction through
+            the frozen autoencoder. "paper": section 4.1's own rule, which undershoots.
+    ridge   of the least squares, relative to the mean square of a code's numbers
+    """
+
+    rule: Literal["least squares", "gradient", "paper"] = "least squares"
+    ridge: PositiveFloat = 1e-3
+
+
+@dataclass(frozen=True)
+class PoEConfig:
+    """Sizes of Hauser 2019, section 4.1: 20 capsules of 16 numbers over 8-dimensional children."""
+
+    STAGES: ClassVar[tuple[str, ...]] = ("autoencoder", "capsules", "decoder")
+
+    capsules: Count = 20
+    dimension: Count = 16
+    child_dimension: Count = 8
+    autoencoder: AutoencoderConfig = field(default_factory=AutoencoderConfig)
+    energy: EnergyConfig = field(default_factory=EnergyConfig)
+    decoder: DecoderConfig = field(default_factory=DecoderConfig)
+
+    def build(self, spec: ImageSpec) -> PoE:
+        from torchcaps.models.poe.model import PoE
+
+        return PoE(self, spec)

@@ -1,0 +1,90 @@
+"""The capsule decoder: from hidden capsules back to the children's pre-activations (Hauser 2019, section 4.1).
+
+    z_i = sum_j e_ji U_ji x_j + a_i
+
+e_ji shares each child among the capsules that are on: of the capsules that are 0 none takes part, else a lone capsule
+would get a share of its own picture only. With U by least squares or by gradient e = 1: it is part of U then. The
+intercept a is the visible offset, or what least squares makes of it; the paper has none.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from torchcaps.math.squash import cosine, squash
+from torchcaps.models.poe.config import DecoderConfig
+
+__all__ = ["CapsuleDecoder", "paper_update", "share_out"]
+
+
+def share_out(x: Tensor, U: Tensor, iterations: int = 3) -> Tensor:
+    """e [b j i]: routing by agreement in reverse, softmax over the capsules j that are on (x_j not 0)."""
+    votes = torch.einsum("jidk,bjk->bjid", U, x)
+    off = ~x.bool().any(-1)  # [b j]
+    logits = votes.new_zeros(votes.shape[:3]).masked_fill(off.unsqueeze(-1), -torch.inf)
+    e = _softmax(logits)
+    for _ in range(iterations - 1):
+        total = torch.einsum("bji,bjid->bid", e, votes)
+        logits = logits + cosine(votes, total.unsqueeze(1))
+        e = _softmax(logits)
+    return e
+
+
+def _softmax(logits: Tensor) -> Tensor:
+    """Over the capsules; 0 where all are off."""
+    return logits.softmax(1).nan_to_num(0.0)
+
+
+def paper_update(U: Tensor, x: Tensor, z: Tensor, e: Tensor) -> Tensor:
+    """Section 4.1's rule, mean over the batch: dU_ji = 2 e_ji (z_i x_jᵀ / (1 + |z_i|²) - z~_i x~_jᵀ / (1 + |z~_i|²))
+
+    [j i d k], with z~_i = sum_j e_ji U_ji x_j and x~_j = squash(sum_i e_ji U_jiᵀ z~_i).
+    """
+    model_z = torch.einsum("bji,jidk,bjk->bid", e, U, x)
+    model_x = squash(torch.einsum("bji,jidk,bid->bjk", e, U, model_z))
+    data = torch.einsum("bji,bid,bjk->jidk", e, z / (1 + z.square().sum(-1, keepdim=True)), x)
+    model = torch.einsum("bji,bid,bjk->jidk", e, model_z / (1 + model_z.square().sum(-1, keepdim=True)), model_x)
+    return 2 * (data - model) / len(x)
+
+
+class CapsuleDecoder(nn.Module):
+    """Capsules [b j k] -> pre-activations [b i d], and what the images said about each capsule's poses."""
+
+    intercept: Tensor
+    gram: Tensor
+    cross: Tensor
+    weight: Tensor
+    first: Tensor
+    second: Tensor
+
+    def __init__(
+        self, config: DecoderConfig, children: int, capsules: int, child_dimension: int, dimension: int
+    ) -> None:
+        super().__init__()
+        self.config = config
+        self.U = nn.Parameter(torch.randn(capsules, children, child_dimension, dimension) * 0.1)
+        self.register_buffer("intercept", torch.zeros(children, child_dimension))
+        rows = capsules * dimension + 1
+        columns = children * child_dimension if config.rule == "least squares" else 0
+        self.register_buffer("gram", torch.zeros(rows, rows, dtype=torch.float64))
+        self.register_buffer("cross", torch.zeros(rows, columns, dtype=torch.float64))
+        self.register_buffer("weight", torch.zeros(capsules, dtype=torch.float64))
+        self.register_buffer("first", torch.zeros(capsules, dimension, dtype=torch.float64))
+        self.register_buffer("second", torch.zeros(capsules, dimension, dimension, dtype=torch.float64))
+
+    def forward(self, pose: Tensor) -> Tensor:
+        if self.config.rule == "paper":
+            e = share_out(pose, self.U)
+            return torch.einsum("bji,jidk,bjk->bid", e, self.U, pose) + self.intercept
+        return torch.einsum("jidk,bjk->bid", self.U, pose) + self.intercept
+
+    def pose_mean(self) -> Tensor:
+        """[j k] mean of z_j over the images that capsule j takes part in; 0 if there are none."""
+        return self.first / self.weight.clamp_min(1e-12).unsqueeze(-1)
+
+    def pose_covariance(self) -> Tensor:
+        """[j k k] likewise."""
+        mean = self.pose_mean()
+        second = self.second / self.weight.clamp_min(1e-12).view(-1, 1, 1)
+        return second - mean.unsqueeze(-1) * mean.unsqueeze(-2)

@@ -1,0 +1,111 @@
+"""The energy of expert capsules (Hauser 2019, section 3), as pure functions.
+
+    z_j = sum_i c_ij W_ij x_i + b_j                          the forward pass (eq. 3; b_j is ours, 0 in the paper)
+    E(x, h) = -sum_j h_j log |z_j|²                          h_j = 1: capsule j is on (eq. 7)
+    P(h_j = 1 | x) = |z_j|² / (1 + |z_j|²) = |squash(z_j)|   (eq. 12)
+    F(x) = -log sum_h exp(-E) = -sum_j log(1 + |z_j|²)       the free energy (eq. 10 is exp(-F) / Z)
+    -dF/dW_ij = 2 c_ij z_j x_iᵀ / (1 + |z_j|²)               what data raises and the model's own images lower (eq. 18)
+
+A gate m_j in [0, 1] multiplies h_j everywhere: F = -sum_j m_j log(1 + |z_j|²). The paper's own model has m = 1.
+
+Eqs. (15)-(17) of the paper lose the minus sign of E; eq. (18) and Algorithm 1 are right, and are what is here. With the
+coupling c, the gate m and the model's images held fixed, eq. (18) is exactly the gradient of F(model) - F(data), so
+that training is the lowering of an ordinary loss: `contrast`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchcaps.kernels import voteless
+from torchcaps.math.squash import norm, squash
+
+__all__ = ["Coupling", "contrast", "free_energy", "hidden", "probability_on", "pull", "reverse"]
+
+Coupling = Tensor | float
+"""[b i j], or one number where the coupling is uniform."""
+
+
+def probability_on(z: Tensor) -> Tensor:
+    """Eq. 12: |z|² / (1 + |z|²) over the last axis."""
+    q = z.square().sum(-1)
+    return q / (1 + q)
+
+
+def free_energy(z: Tensor, gate: Tensor | None = None) -> Tensor:
+    """F [b] = -sum_j m_j log(1 + |z_j|²) of z [b j k]."""
+    experts = torch.log1p(z.square().sum(-1))  # [b j]
+    return -(experts if gate is None else gate * experts).sum(-1)
+
+
+def pull(z: Tensor, gate: Tensor | None = None) -> Tensor:
+    """-dF/dz = 2 m_j z_j / (1 + |z_j|²): the factor of eq. 18 that belongs to capsule j, [b j k]."""
+    share = 2 / (1 + z.square().sum(-1, keepdim=True))
+    return z * (share if gate is None else share * gate.unsqueeze(-1))
+
+
+def hidden(z: Tensor, gate: Tensor | None = None, draw: Tensor | None = None) -> Tensor:
+    """Hidden capsules x_j [b j k]: squash(z_j); or, with uniform numbers `draw` [b j], the direction of z_j where
+    capsule j is drawn to be on and 0 where not. Then the gate."""
+    if draw is None:
+        x = squash(z)
+    else:
+        on = (draw < probability_on(z)).to(z.dtype)
+        x = z / norm(z, keepdim=True) * on.unsqueeze(-1)
+    return x if gate is None else x * gate.unsqueeze(-1)
+
+
+def reverse(x: Tensor, W: Tensor, c: Coupling) -> Tensor:
+    """Algorithm 1, lines 4-5: squash(sum_j c_ij W_ijᵀ x_j) [b i d], what hidden capsules x [b j k] expect to see."""
+    return squash(voteless.reverse(x, W, c))
+
+
+class _Contrast(torch.autograd.Function):
+    """mean_b F(data) - F(model), whose backward pass is eq. 18 in closed form."""
+
+    @staticmethod
+    def forward(ctx: Any, W: Tensor, b: Tensor, data: tuple[Any, ...], model: tuple[Any, ...]) -> Tensor:
+        total = W.new_zeros(())
+        kept = []
+        for sign, (x, c, gate) in ((1, data), (-1, model)):
+            z = voteless.forward(x, W, c) + b
+            total = total + sign * free_energy(z, gate).mean()
+            kept.append((sign, x, c, pull(z, gate) / len(x)))
+        ctx.kept = kept
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        steps = [voteless.grad(x, c, -sign * a) for sign, x, c, a in ctx.kept]  # each [i j k d]
+        biases = [-sign * a.sum(0) for sign, _, _, a in ctx.kept]  # each [j k]
+        return grads[0] * (steps[0] + steps[1]), grads[0] * (biases[0] + biases[1]), None, None
+
+
+def contrast(
+    W: Tensor,
+    b: Tensor,
+    data: tuple[Tensor, Coupling, Tensor | None],
+    model: tuple[Tensor, Coupling, Tensor | None],
+    *,
+    closed_form: bool = True,
+) -> Tensor:
+    """mean F(data) - mean F(model), for W [i j k d] and b [j k]; each phase is (x [b i d], coupling, gate [b j]).
+
+    Its gradient is minus eq. 18. `closed_form` computes it by that equation, without a graph and without the votes;
+    else autograd does, from the same forward pass.
+    """
+    if closed_form:
+        apply: Any = _Contrast.apply
+        loss: Tensor = apply(W, b, data, model)
+        return loss
+    terms = [free_energy(_graphed_forward(x, W, c) + b, gate).mean() for x, c, gate in (data, model)]
+    return terms[0] - terms[1]
+
+
+def _graphed_forward(x: Tensor, W: Tensor, c: Coupling) -> Tensor:
+    if isinstance(c, float):
+        return c * torch.einsum("ijkd,bid->bjk", W, x)
+    return torch.einsum("bij,ijkd,bid->bjk", c, W, x)

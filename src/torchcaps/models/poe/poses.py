@@ -1,0 +1,65 @@
+"""Where poses come from that no image gave: the domains of section 4.2, sweeps and interpolation."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from torchcaps.errors import RecipeError, nearest
+from torchcaps.math.random import normal
+from torchcaps.math.squash import squash
+from torchcaps.models.poe.decoder import CapsuleDecoder
+
+__all__ = ["DOMAINS", "draw", "interpolate", "sweep"]
+
+DOMAINS = ("empirical", "complete", "restricted")
+
+_TURNED = 0.2
+"""Mean orientations shorter than this say nothing about which half of the sphere was visited."""
+
+
+def draw(decoder: CapsuleDecoder, j: int, n: int, domain: str, seed: int) -> Tensor:
+    """[n k] poses of capsule j from a domain; sample m is a function of (seed, j, m)."""
+    k = decoder.first.shape[1]
+    z = normal(seed, j, torch.arange(n), count=k, dtype=torch.float64)
+    if domain == "empirical":
+        mean, root = decoder.pose_mean()[j], _root(decoder.pose_covariance()[j])
+        z = mean + z @ root
+    elif domain == "restricted":
+        side = z @ _visited(decoder, j)
+        z = torch.where(side.unsqueeze(-1) < 0, -z, z)
+    elif domain != "complete":
+        raise RecipeError(f"unknown domain '{domain}'{nearest(domain, DOMAINS)}")
+    return squash(z).to(decoder.U.dtype)
+
+
+def _root(covariance: Tensor) -> Tensor:
+    """The symmetric square root of a covariance matrix; what rounding made negative is 0."""
+    values, vectors = torch.linalg.eigh(covariance)
+    root: Tensor = vectors @ torch.diag(values.clamp_min(0).sqrt()) @ vectors.T
+    return root
+
+
+def _visited(decoder: CapsuleDecoder, j: int) -> Tensor:
+    """[k] the axis whose positive side training visited: the mean of z_j, or where that is short, the leading axis."""
+    mean, covariance = decoder.pose_mean()[j], decoder.pose_covariance()[j]
+    spread = covariance.diagonal().sum().clamp_min(0).sqrt()
+    if mean.norm() > _TURNED * spread:
+        return mean
+    axis: Tensor = torch.linalg.eigh(covariance).eigenvectors[:, -1]
+    return axis * torch.where(axis @ mean < 0, -1.0, 1.0)
+
+
+def sweep(decoder: CapsuleDecoder, j: int, steps: int = 9, reach: float = 2.5) -> Tensor:
+    """[k n k] capsule j's mean pose with each of its k numbers in turn moved by -reach ... reach of its deviations."""
+    mean, deviation = decoder.pose_mean()[j], decoder.pose_covariance()[j].diagonal().clamp_min(0).sqrt()
+    k = len(mean)
+    moves = torch.linspace(-reach, reach, steps, dtype=mean.dtype)
+    z = mean + torch.eye(k, dtype=mean.dtype).unsqueeze(1) * (moves.view(1, -1, 1) * deviation)  # [k n k]
+    return squash(z).to(decoder.U.dtype)
+
+
+def interpolate(start: Tensor, end: Tensor, steps: int = 9) -> Tensor:
+    """[n j k] codes on the way from one code [j k] to another, both ends included."""
+    way = torch.linspace(0, 1, steps, dtype=start.dtype).view(-1, 1, 1)
+    return (1 - way) * start + way * end

@@ -36,6 +36,7 @@ __all__ = [
 ]
 
 _LATER = {
+    "PoECapsules": ("torchcaps.estimators", "PoECapsules"),
     "create": ("torchcaps.train.run", "create"),
     "load": ("torchcaps.train.run", "load"),
     "load_recipe": ("torchcaps.train.recipe", "load_recipe"),
@@ -43,7 +44,7 @@ _LATER = {
 
 
 def __getattr__(name: str) -> Any:
-    """Training is imported only when it is asked for, so that `import torchcaps` stays light."""
+    """Training and what needs scikit-learn are imported only when asked for, so that `import torchcaps` stays light."""
     if name not in _LATER:
         raise AttributeError(f"module 'torchcaps' has no attribute '{name}'")
     module, attribute = _LATER[name]

@@ -15,6 +15,7 @@ class Evaluate:
     """Measure runs of one recipe (one a seed) beside controls, and store the result.
 
     Example: torchcaps evaluate runs/capsnet-glyphs-0 --control runs/cnn-glyphs-0 --results results
+    Products of expert capsules: torchcaps evaluate runs/poe-quick --only paper "local PCA"
     """
 
     runs: tyro.conf.Positional[tuple[Path, ...]]
@@ -23,6 +24,12 @@ class Evaluate:
     """Folders of runs of other recipes, to compare with."""
     results: Path | None = None
     """Folder to write RECIPE.json into."""
+    images: int | None = None
+    """Products of expert capsules: how many test images to measure (2000)."""
+    only: tuple[str, ...] = ("all",)
+    """Products of expert capsules: controls to measure, by the names in the table, or none."""
+    judge: Path | None = None
+    """Products of expert capsules: folder of the judge, trained there if it is not (beside the run)."""
     json: bool = False
     """Print the result as JSON."""
 
@@ -35,7 +42,8 @@ class Evaluate:
 
         if not self.runs:
             raise RecipeError("no run to evaluate; name the folder of one, as in: torchcaps evaluate runs/demo")
-        result = evaluate_runs(self.runs, self.control)
+        only = None if self.only == ("all",) else () if self.only == ("none",) else self.only
+        result = evaluate_runs(self.runs, self.control, images=self.images, only=only, judge=self.judge)
         if self.results:
             path = write_result(self.results, result)
         print(json.dumps(asdict(result), indent=2) if self.json else text_table(rows_of(result)))

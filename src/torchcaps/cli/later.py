@@ -8,7 +8,7 @@ import tyro
 
 from torchcaps.errors import RecipeError
 
-__all__ = ["Bench", "Explore", "Generate"]
+__all__ = ["Bench", "Explore"]
 
 
 @dataclass(frozen=True)
@@ -19,11 +19,6 @@ class _Later:
     def run(self) -> int:
         name = type(self).__name__.lower()
         raise RecipeError(f"'torchcaps {name}' is not in this release; CHANGELOG.md says what is, and what comes next")
-
-
-@dataclass(frozen=True)
-class Generate(_Later):
-    """Draw images from a trained generative model (comes with the products of expert capsules)."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,8 @@ from torchcaps.cli.catalogue import List
 from torchcaps.cli.data import Data
 from torchcaps.cli.demo import Demo
 from torchcaps.cli.evaluate import Evaluate
-from torchcaps.cli.later import Bench, Explore, Generate
+from torchcaps.cli.generate import Generate
+from torchcaps.cli.later import Bench, Explore
 from torchcaps.cli.train import Train
 from torchcaps.errors import RecipeError, nearest
 

@@ -34,8 +34,10 @@ OBJECTS = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "hors
 
 @dataclass(frozen=True)
 class MnistConfig:
-    """MNIST: 60,000 + 10,000 handwritten digits, 28x28."""
+    """MNIST: 60,000 + 10,000 handwritten digits, 28x28; `train` and `test` take only the first so many."""
 
+    train: Count = 60_000
+    test: Count = 10_000
     validation: NonNegativeInt = 0
     data_dir: str | None = None
 
@@ -44,15 +46,16 @@ class MnistConfig:
 
     def load(self) -> Splits:
         files = require(self.SET, folder(self.data_dir))
-        train, test = (self._part(files, prefix) for prefix in ("train", "t10k"))
+        train, test = self._part(files, "train", self.train), self._part(files, "t10k", self.test)
         return hold_out(Splits(train, test), self.validation)
 
-    def _part(self, files: dict[str, Path], prefix: str) -> Dataset:
+    def _part(self, files: dict[str, Path], prefix: str, most: int) -> Dataset:
         images = read_idx(files[f"{prefix}-images-idx3-ubyte.gz"])  # [n h w]
         labels = read_idx(files[f"{prefix}-labels-idx1-ubyte.gz"])  # [n]
         if images.ndim != 3 or labels.ndim != 1 or len(images) != len(labels):
             raise DataError(f"{self.SET}: images {images.shape} and labels {labels.shape} do not belong together")
-        return Dataset(as_tensor(images).unsqueeze(1), as_tensor(labels).long(), len(self.NAMES), names=self.NAMES)
+        pixels, classes = as_tensor(images[:most]).unsqueeze(1), as_tensor(labels[:most]).long()
+        return Dataset(pixels, classes, len(self.NAMES), names=self.NAMES)
 
 
 @dataclass(frozen=True)

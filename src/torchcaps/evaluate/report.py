@@ -11,6 +11,9 @@ from torchcaps.evaluate.results import Result
 
 __all__ = ["html_report", "rows_of", "text_table"]
 
+COUNTS = ("classes_covered", "capsules_used")
+"""Metrics that count, and need no four decimals."""
+
 _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 46rem; margin: 2rem auto; padding: 0 1rem; color: #222; }
 table { border-collapse: collapse; } th, td { padding: .2rem .8rem; text-align: right; border-bottom: 1px solid #ddd; }
@@ -25,12 +28,24 @@ def rows_of(result: Result, percent: Sequence[str] = ("test_error", "rising_step
     names = list(result.metrics)
     rows = [["", *(f"{n.replace('_', ' ')}{' (%)' if n in percent else ''}" for n in names)]]
     for label, metrics in [(result.recipe, result.metrics), *result.controls.items()]:
-        rows.append([label, *(_cell(metrics.get(n, []), 100 if n in percent else 1) for n in names)])
+        rows.append([label, *(_cell(metrics.get(n, []), n, n in percent) for n in names)])
     return rows
 
 
-def text_table(rows: Sequence[Sequence[str]]) -> str:
-    """Aligned columns for a terminal."""
+def text_table(rows: Sequence[Sequence[str]], width: int = 120) -> str:
+    """Aligned columns for a terminal; what is wider than that goes on below, with the first column again."""
+    widths = [max(len(row[n]) for row in rows) for n in range(len(rows[0]))]
+    blocks, used = [[0]], widths[0]
+    for n, w in enumerate(widths[1:], 1):
+        if used + 2 + w > width and len(blocks[-1]) > 1:
+            blocks.append([0])
+            used = widths[0]
+        blocks[-1].append(n)
+        used += 2 + w
+    return "\n\n".join(_block([[row[n] for n in block] for row in rows]) for block in blocks)
+
+
+def _block(rows: Sequence[Sequence[str]]) -> str:
     widths = [max(len(row[n]) for row in rows) for n in range(len(rows[0]))]
     return "\n".join(
         "  ".join(
@@ -63,10 +78,10 @@ def _row(tag: str, cells: Sequence[str]) -> str:
     return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells) + "</tr>"
 
 
-def _cell(values: Sequence[float], factor: float) -> str:
+def _cell(values: Sequence[float], name: str, percent: bool) -> str:
     if not values:
         return "-"
-    scaled = [factor * v for v in values]
-    digits = 2 if factor == 100 else 4
+    scaled = [100 * v if percent else v for v in values]
+    digits = 2 if percent else 1 if name in COUNTS else 4
     text = f"{mean(scaled):.{digits}f}"
     return f"{text} ± {stdev(scaled):.{digits}f}" if len(scaled) > 1 else text

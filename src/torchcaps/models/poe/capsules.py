@@ -89,11 +89,13 @@ class CapsuleEnergy(nn.Module):
     def support(self, x: Tensor, z: Tensor) -> Tensor:
         """[b j] in [0, 2]: 1 + the cosine between x and what capsule j alone, uniformly coupled, would expect of it.
 
-        With t_j = W_jᵀ z_j, the cosine is x . t_j / (|x| |t_j|) = (z_j - b_j) . z_j / (|x| sqrt(z_jᵀ W_j W_jᵀ z_j)).
+        With t_j = W_jᵀ z_j, the cosine is x . t_j / (|x| |t_j|) = (W_j x) . z_j / (|x| sqrt(z_jᵀ W_j W_jᵀ z_j)), where
+        W_j x is z_j - b_j unless z_j was routed.
         """
         W = self.W.permute(1, 2, 0, 3).flatten(2) * self.share  # [j k (i d)]
         gram = W @ W.transpose(1, 2)  # [j k k]
-        along = ((z - self.bias) * z).sum(-1)
+        own = z - self.bias if self.config.routing.iterations == 1 else voteless.forward(x, self.W, self.share)
+        along = (own * z).sum(-1)
         length = torch.einsum("bjk,jkl,bjl->bj", z, gram, z).clamp_min(0).sqrt() * x.flatten(1).norm(
             dim=1, keepdim=True
         )
@@ -123,7 +125,7 @@ class CapsuleEnergy(nn.Module):
             closed_form=self.config.gradient == "closed",
         )  # fmt: skip
         self._remember(seen, model)
-        error = (model[: len(x)] - x[: len(model)]).square().sum() / x[: len(model)].square().sum()
+        error = (model[: len(x)] - x[: len(model)]).square().sum() / x[: len(model)].square().sum().clamp_min(1e-12)
         return {"loss": gap * self.scale(seen.gate), "gap": gap, "error": error}
 
     def sharpness_at(self, step: int) -> float:
@@ -179,7 +181,7 @@ class CapsuleEnergy(nn.Module):
         if self.config.mode != "paper":
             self.offset.copy_(torch.stack([part.double().sum(0) for part in parts]).sum(0) / n)
         power = sum(float(self.visible(part.to(self.offset.dtype)).square().sum()) for part in parts) / n
-        self.power.fill_(max(power, torch.finfo(torch.float32).tiny))
+        self.power.fill_(power if power > 1e-12 else 1.0)  # images that are all alike have none
         if len(self.particles) and not bool(self.particles.any()):
             first = torch.arange(len(self.particles)) % n
             self.particles.copy_(self.visible(features[first].to(self.offset.dtype)))

@@ -50,13 +50,13 @@ class EnergyConfig:
     steps: Count = 1
     particles: Count = 128
     gradient: Literal["closed", "autograd"] = "closed"
-    init: PositiveFloat = 0.002
-    bias: NonNegativeFloat = 1.5
-    bias_start: NonNegativeFloat = 6.0
-    gain: PositiveFloat = 20.0
+    init: PositiveFloat = 0.0007
+    bias: NonNegativeFloat = 1.0
+    bias_start: NonNegativeFloat = 3.0
+    gain: PositiveFloat = 200.0
     sharpness: NonNegativeFloat = 120.0
-    ramp: Count = 600
-    loosen: Count = 2100
+    ramp: Count = 200
+    loosen: Count = 2800
     boost: NonNegativeFloat = 0.002
 
 

@@ -1,0 +1,30 @@
+"""Capsules over plain vectors with scikit-learn: 8x8 digits, without labels.
+
+python examples/sklearn_capsules.py
+"""
+
+import numpy as np
+from sklearn.datasets import load_digits
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import normalized_mutual_info_score
+from sklearn.model_selection import train_test_split
+from sklearn.pipeline import make_pipeline
+
+from torchcaps import PoECapsules
+
+X, y = load_digits(return_X_y=True)
+X, X_test, y, y_test = train_test_split(X, y, test_size=0.3, random_state=0)
+
+capsules = PoECapsules(n_capsules=20, pose_dim=16, epochs=40).fit(X)
+print("code           ", capsules.transform(X_test).shape, "= 20 capsules of 16 numbers, all but one of them 0")
+print(
+    "what won by    ", {j: int(np.bincount(y[capsules.labels_ == j]).argmax()) for j in set(capsules.labels_.tolist())}
+)
+print(f"NMI with labels {normalized_mutual_info_score(y_test, capsules.predict(X_test)):.2f}")
+
+back = capsules.inverse_transform(capsules.transform(X_test))
+error, variance = ((back - X_test) ** 2).mean(), ((X.mean(0) - X_test) ** 2).mean()
+print(f"what codes miss {error / variance:.2f} of the variance")
+
+labelled = make_pipeline(capsules, LogisticRegression(max_iter=200)).fit(X, y)
+print(f"accuracy        {labelled.score(X_test, y_test):.3f} of logistic regression on the codes")

@@ -1,0 +1,129 @@
+"""`torchcaps generate` as a person meets it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from tiny import tiny
+from torchcaps.cli import main
+from torchcaps.models.poe import PoE
+from torchcaps.train import train
+from torchcaps.train.recipe import recipe_of
+
+ALL = {
+    "samples-empirical", "pairs-empirical", "wins-empirical", "reconstructions", "interpolation", "completion",
+    "completion-steps", "routing",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("generate") / "run"
+    recipe = recipe_of(
+        {
+            "name": "small-poe",
+            "data": {"name": "glyphs", "train": 96, "test": 12, "size": 16},
+            "model": {
+                "name": "poe", "capsules": 3, "dimension": 2, "child_dimension": 4,
+                "autoencoder": {"channels": [4, 4], "kernel": 5}, "energy": {"ramp": 3, "loosen": 6},
+            },
+            "train": {"epochs": 2.0, "batch": 32},
+        }
+    )  # fmt: skip
+    assert isinstance(train(recipe, path, quiet=True).model, PoE)
+    return path
+
+
+def run(capsys, *words: object) -> tuple[int, str, str]:
+    try:
+        code = main(["generate", *map(str, words)])
+    except SystemExit as stop:
+        code = stop.code if isinstance(stop.code, int) else 1
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def refused(capsys, *words: object) -> str:
+    code, out, err = run(capsys, *words)
+    assert code == 2 and not out, (code, out, err)
+    assert err.startswith("torchcaps: ") and err.count("\n") == 1, err
+    return err
+
+
+def drawn(capsys, *words: object) -> dict[str, bytes]:
+    """Name -> content of the files whose paths are printed; each a PNG."""
+    code, out, err = run(capsys, *words)
+    assert code == 0, err
+    paths = [Path(line) for line in out.splitlines()]
+    assert paths and all(Image.open(path).format == "PNG" for path in paths)
+    return {path.stem: path.read_bytes() for path in paths}
+
+
+def test_all_pictures_go_beside_the_run(capsys, folder):
+    names = set(drawn(capsys, folder, "--count", 2))
+    sweeps = {name for name in names if name.startswith("sweeps-")}
+    assert names - sweeps == ALL and len(sweeps) == 1
+    assert {path.name for path in (folder / "pictures").iterdir()} == {f"{name}.png" for name in names}
+
+
+def test_one_kind_into_a_folder_of_one_s_own(capsys, folder, tmp_path):
+    words = (folder, "--what", "samples", "--domain", "complete", "-n", 2)
+    first = drawn(capsys, *words, "--out", tmp_path / "a" / "b")
+    assert list(first) == ["samples-complete"] and [p.name for p in (tmp_path / "a" / "b").iterdir()] == [
+        "samples-complete.png"
+    ]
+    assert first == drawn(capsys, *words, "--out", tmp_path / "c")
+    assert first != drawn(capsys, *words, "--seed", 1, "--out", tmp_path / "c")
+    fewer = drawn(capsys, *words, "--capsule", 0, 2, "--out", tmp_path / "d")
+    assert len(first["samples-complete"]) > len(fewer["samples-complete"]) > 0
+
+
+def test_the_seed_picks_the_test_images(capsys, folder, tmp_path):
+    words = (folder, "--what", "reconstructions", "--out", tmp_path, "-n", 3)
+    assert drawn(capsys, *words, "--seed", 1) == drawn(capsys, *words, "--seed", 1)
+    assert drawn(capsys, *words, "--seed", 1) != drawn(capsys, *words, "--seed", 2)
+
+
+def test_sweeps_of_chosen_capsules_and_all_of_one(capsys, folder, tmp_path):
+    sweeps = drawn(capsys, folder, "--what", "sweeps", "--capsule", 2, 0, "--out", tmp_path)
+    assert list(sweeps) == ["sweeps-2", "sweeps-0"] and sweeps["sweeps-2"] != sweeps["sweeps-0"]
+    single = set(drawn(capsys, folder, "--capsule", 1, "--count", 1, "--out", tmp_path))
+    assert single == ALL - {"pairs-empirical", "interpolation"} | {"sweeps-1"}
+
+
+def test_samples_need_no_data(capsys, folder, tmp_path, monkeypatch):
+    monkeypatch.setattr("torchcaps.cli.generate._test_images", lambda recipe: pytest.fail("loaded the data"))
+    assert set(drawn(capsys, folder, "--what", "pairs", "-n", 1, "--out", tmp_path)) == {"pairs-empirical"}
+
+
+def test_wrong_input_gets_one_line(capsys, folder, tmp_path):
+    assert "0 to 2" in refused(capsys, folder, "--capsule", 3, "--out", tmp_path)
+    assert "names one twice" in refused(capsys, folder, "--capsule", 1, 1)
+    for count in (0, -1, 65):
+        assert "1 to 64" in refused(capsys, folder, "--count", count)
+    assert "two capsules" in refused(capsys, folder, "--what", "pairs", "--capsule", 1, "--out", tmp_path)
+    assert "needs 2 images" in refused(capsys, folder, "--what", "interpolation", "-n", 1, "--out", tmp_path)
+    assert "did you mean '--domain'" in refused(capsys, folder, "--domian", "complete")
+    (tmp_path / "file").write_text("x")
+    assert "choose another --out" in refused(capsys, folder, "--out", tmp_path / "file")
+    assert "checkpoint" in refused(capsys, tmp_path)
+    assert not list(tmp_path.glob("*.png"))
+
+
+def test_a_run_of_another_model_is_refused(capsys, tmp_path):
+    train(tiny(train={"epochs": 0.1}), tmp_path / "run", quiet=True)
+    assert "is a run of CapsNet" in refused(capsys, tmp_path / "run")
+    assert not (tmp_path / "run" / "pictures").exists()
+
+
+def test_without_matplotlib_it_says_what_to_install(capsys, folder, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert "torchcaps[plot]" in refused(capsys, folder)
+
+
+def test_help_has_an_example(capsys):
+    assert "Example: torchcaps generate" in run(capsys, "--help")[1]

@@ -1,0 +1,299 @@
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from tiny import tiny
+from torchcaps.config import to_dict
+from torchcaps.errors import RecipeError, TrainingError
+from torchcaps.evaluate import capsules, evaluate_runs, runs
+from torchcaps.evaluate.capsules import CONTROLS, SAMPLES, Experts, chosen, material_of, measure
+from torchcaps.evaluate.generative import cross_capsule_cka, judge_samples
+from torchcaps.evaluate.judge import judge_probabilities
+from torchcaps.evaluate.report import rows_of, text_table
+from torchcaps.evaluate.rivals import fit_kmeans, fit_local_pca
+from torchcaps.math.squash import squash
+from torchcaps.models import CNN, CNNConfig
+from torchcaps.train import Recipe, load, load_run, train
+from torchcaps.train.recipe import recipe_of
+from torchcaps.train.training import set_up
+from torchcaps.types import ImageSpec
+
+METRICS = [
+    "confident_fraction", "classes_covered", "consistency", "argmax_nmi", "purity", "cka", "bottleneck_mse", "tied_mse",
+    "autoencoder_mse", "knn", "linear_probe", "frechet", "capsules_used",
+]  # fmt: skip
+TRAINED = ("paper", "offset only")
+
+
+def experts(**over) -> Recipe:
+    """Four capsules of four numbers on drawn digits of 16 x 16."""
+    energy = {"ramp": 10, "loosen": 20, **over.pop("energy", {})}
+    model = {
+        "name": "poe", "capsules": 4, "dimension": 4, "child_dimension": 4,
+        "autoencoder": {"channels": [8, 8], "kernel": 5}, "energy": energy,
+    }  # fmt: skip
+    base = {
+        "name": "experts", "data": {"name": "glyphs", "train": 256, "test": 64, "size": 16}, "model": model,
+        "train": {"epochs": 2.0, "batch": 32}, "optimiser": {"lr": 0.01},
+        "stages": {"capsules": {"optimiser": {"name": "SGD", "lr": 0.2, "options": {"momentum": 0.9}}}},
+    }  # fmt: skip
+    return recipe_of({**base, **over})
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _short_judge():
+    """A judge of a few steps: what it thinks is of no matter here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runs, "JUDGE_STEPS", 20)
+        yield
+
+
+@pytest.fixture(scope="module")
+def shelf(tmp_path_factory) -> Path:
+    """A folder with two seeds of the recipe, evaluated together once."""
+    folder = tmp_path_factory.mktemp("experts")
+    for seed in (0, 1):
+        train(experts(seed=seed), folder / f"s{seed}", quiet=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def result(shelf):
+    return evaluate_runs([shelf / "s0", shelf / "s1"])
+
+
+@pytest.fixture(scope="module")
+def material(shelf):
+    torch.manual_seed(0)
+    model = load(shelf / "s0")
+    return material_of(model, experts().data.load(), CNN(CNNConfig(widths=(4,), hidden=6), model.spec).eval())
+
+
+def test_every_row_has_every_metric(result):
+    assert list(result.metrics) == METRICS and list(result.controls) == list(CONTROLS)
+    for name, row in {"run": result.metrics, **result.controls}.items():
+        lacks = set() if name in ("run", *TRAINED, "random W") else {"tied_mse"}
+        assert set(row) == set(METRICS) - lacks, name
+        for metric, values in row.items():
+            assert len(values) == 2 and torch.tensor(values).isfinite().all(), (name, metric)
+            assert row["autoencoder_mse"] == result.metrics["autoencoder_mse"]
+    assert result.seeds == [0, 1] and result.recipe == "experts"
+    assert result.config == to_dict(experts())
+    assert result.budget["steps"] == 48 and result.budget["memory"] > 50 and 0 <= result.budget["judge_accuracy"] <= 1
+
+
+def test_a_repetition_trains_nothing_and_finds_the_same(shelf, result):
+    kept = {path: path.stat().st_mtime_ns for path in shelf.rglob("checkpoint.safetensors")}
+    assert {str(path.parent.relative_to(shelf)) for path in kept} >= {
+        "s0", "s1", "s0/controls/paper", "s0/controls/offset", "s1/controls/paper", "s1/controls/offset",
+    }  # fmt: skip
+    assert len([path for path in kept if path.parent.name.startswith("judge-glyphs-")]) == 1
+    again = evaluate_runs([shelf / "s1"], only=[*TRAINED, "random W", "k-means"])
+    assert {path: path.stat().st_mtime_ns for path in shelf.rglob("checkpoint.safetensors")} == kept
+    assert list(again.controls) == [*TRAINED, "random W", "k-means"]
+    assert again.metrics == {name: values[1:] for name, values in result.metrics.items()}
+    for name, row in again.controls.items():
+        assert row == {metric: values[1:] for metric, values in result.controls[name].items()}, name
+
+
+def test_controls_stand_on_the_autoencoder_of_the_run_and_train_as_long(shelf, result):
+    own = load_run(shelf / "s0")
+    for name, mode in (("paper", "paper"), ("offset", "offset")):
+        control = load_run(shelf / "s0" / "controls" / name)
+        assert control.recipe.name == f"experts-{mode}" and control.recipe.model.energy.mode == mode
+        was, now = own.recipe.stages["capsules"], control.recipe.stages["capsules"]
+        rate = was.optimiser.lr / (4 if name == "paper" else 1)
+        assert now == replace(was, optimiser=replace(was.optimiser, lr=rate))
+        assert control.step == own.step - 16  # the autoencoder's
+        states = own.model.autoencoder.state_dict(), control.model.autoencoder.state_dict()
+        assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])
+        assert not torch.equal(own.model.energy.W, control.model.energy.W)
+    routing = load_run(shelf / "s0" / "controls" / "paper").recipe.model.energy.routing
+    assert (routing.iterations, routing.agreement, routing.over) == (3, "cosine", "children")
+
+
+def test_a_control_of_another_autoencoder_is_refused(shelf, result, material):
+    other = load(shelf / "s1")
+    with pytest.raises(TrainingError, match="another autoencoder"):
+        capsules._trained(capsules._variant(experts(), "paper"), shelf / "s0" / "controls" / "paper", other)
+    with pytest.raises(TrainingError, match=r"dimension = 4, now it is 2.*; for this control: delete"):
+        changed = replace(experts(), model=replace(experts().model, dimension=2))
+        capsules._trained(capsules._variant(changed, "paper"), shelf / "s0" / "controls" / "paper", material.model)
+
+
+def test_the_run_s_numbers_are_those_of_the_model_itself(material):
+    model, row = material.model, measure(Experts(material.model), material)
+    with torch.no_grad():
+        pixels = material.images
+        capsules_, seen = model.encode(pixels), model.look(pixels)
+        samples = torch.stack([model.sample(j, SAMPLES, "empirical", 0) for j in range(4)])
+        assert row["bottleneck_mse"] == pytest.approx(float((model.reconstruct(pixels) - pixels).square().mean()), 1e-5)
+        assert row["tied_mse"] == pytest.approx(float((model.reconstruct_tied(pixels) - pixels).square().mean()), 1e-5)
+        drawn = model.draw(model.features(pixels))
+        assert row["autoencoder_mse"] == pytest.approx(float((drawn - pixels).square().mean()), 1e-5)
+        assert row["cka"] == pytest.approx(cross_capsule_cka(squash(seen.z)), 1e-4)
+        assert torch.allclose(Experts(model).codes(material.features), capsules_.pose, atol=1e-6)
+        verdicts = judge_probabilities(material.judge, samples.flatten(0, 1)).view(4, SAMPLES, -1)
+    assert verdicts.shape[:2] == (4, 50)
+    assert {name: row[name] for name in METRICS[:3]} == judge_samples(verdicts)
+
+
+class Knows:
+    """A subject that knows the classes, and draws one test image of its own class for each."""
+
+    def __init__(self, material, labels=None):
+        self.m, self.seen = material, material.labels if labels is None else labels
+        self.asked = []
+
+    def codes(self, f):
+        labels = self.m.fitted_labels if f is self.m.fitted else self.m.labels
+        return torch.nn.functional.one_hot(labels, 10).float()
+
+    def views(self, f):
+        return self.codes(f)[: len(f), :2, None]
+
+    def winners(self, f):
+        return self.seen
+
+    def rebuild(self, f):
+        return f
+
+    def rebuild_tied(self, f):
+        return None
+
+    def samples(self, n, seed):
+        self.asked.append(n)
+        first = [int((self.m.labels == j).nonzero()[0]) for j in range(10)]
+        return self.m.images[first][:, None].repeat(1, n, 1, 1, 1)
+
+
+class Sure(CNN):
+    """A judge that is sure of the class of images that it has been told, and unsure of all others."""
+
+    def __init__(self, spec, images, labels):
+        super().__init__(CNNConfig(widths=(4,), hidden=6), spec)
+        self.images, self.labels = images, labels
+
+    def scores(self, images):
+        same = (images[:, None] == self.images).flatten(2).all(-1)  # [n m]
+        known = torch.nn.functional.one_hot(self.labels[same.int().argmax(-1)], 10).float()
+        return torch.where(same.any(-1, keepdim=True), known, 0.1)
+
+
+def test_a_subject_that_knows_the_classes_has_known_numbers(material):
+    judge = Sure(ImageSpec(1, 16, 16, 10), material.images, material.labels)
+    knows = Knows(material)
+    row = measure(knows, replace(material, judge=judge))
+    assert knows.asked == [SAMPLES]
+    for name in ("confident_fraction", "consistency", "argmax_nmi", "purity", "knn", "linear_probe"):
+        assert row[name] == pytest.approx(1.0), name
+    assert row["classes_covered"] == 10 and row["capsules_used"] == len(material.labels.unique())
+    assert row["bottleneck_mse"] == pytest.approx(row["autoencoder_mse"]) and "tied_mse" not in row
+    blind = measure(Knows(material, torch.zeros_like(material.labels)), replace(material, judge=judge))
+    assert blind["argmax_nmi"] == 0 and blind["capsules_used"] == 1
+
+
+def test_random_weights_are_the_initial_ones_times_a_number(material):
+    recipe = experts()
+    model = capsules._random(recipe, material).model
+    start = set_up(replace(recipe, model=model.config), material.model.spec).model.energy.W
+    ratio = model.energy.W / start
+    assert torch.allclose(ratio, ratio.mean(), rtol=1e-4) and model.energy.mask is None
+    z = model.energy.look(model.energy.visible(material.fitted)).z
+    assert float(z.square().sum(-1).mean()) == pytest.approx(1, abs=1e-4)
+    assert torch.allclose(model.energy.offset, material.fitted.mean(0), atol=1e-4)
+    again = capsules._random(recipe, material).model
+    assert torch.equal(model.energy.W, again.energy.W) and torch.equal(model.decoder.U, again.decoder.U)
+    with torch.no_grad():  # least squares do better on what they were fitted to than the mean does
+        rebuilt = model.decoder(model.energy.look(model.energy.visible(material.fitted)).hidden)
+        spread = material.fitted - material.fitted.mean(0)
+        assert (rebuilt - material.fitted).square().mean() < 0.9 * spread.square().mean()
+
+
+def test_views_of_rivals_have_no_gate(material):
+    f = material.features
+    local = fit_local_pca(material.fitted.flatten(1), 4, 4)
+    views = capsules._RivalOf(local, material.model).views(f)
+    winners, codes = local.winners(f.flatten(1)), local.codes(f.flatten(1))
+    rows = torch.arange(len(f))
+    assert torch.allclose(views[rows, winners], codes[rows, winners], atol=1e-4)
+    assert (views != 0).any(-1).all() and views.shape == codes.shape
+    means = fit_kmeans(material.fitted.flatten(1), 4, 4)
+    assert capsules._RivalOf(means, material.model).views(f).shape == (len(f), 4, 1)
+
+
+def test_images_bounds_what_is_measured_and_the_sample_is_fixed(shelf, material):
+    few = material_of(material.model, experts().data.load(), material.judge, images=10)
+    assert few.features.shape[0] == 10 and torch.equal(few.images, material.images[:10])
+    assert len(few.real) == 64 and len(few.fitted) == 256
+    assert evaluate_runs([shelf / "s0"], images=10, only=()).controls == {}
+    with pytest.raises(RecipeError, match="0 images"):
+        evaluate_runs([shelf / "s0"], images=0)
+
+
+def test_names_of_controls_are_checked_before_any_work(monkeypatch, shelf):
+    assert chosen(None) == CONTROLS and chosen(["RBM", "paper"]) == ("paper", "RBM") and chosen([]) == ()
+    with pytest.raises(RecipeError, match="did you mean 'local PCA'"):
+        evaluate_runs([shelf / "s0"], only=["locl PCA"])
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    assert chosen(["PCA", "paper"]) == ("paper", "PCA")
+    with pytest.raises(RecipeError, match="scikit-learn"):
+        chosen(None)
+
+
+def test_a_run_of_another_recipe_is_a_row_and_the_run_itself_is_none(shelf, tmp_path):
+    own = experts(name="plain", energy={"mode": "offset"})
+    train(own, tmp_path / "plain", quiet=True)
+    judge = next(shelf.glob("judge-*")) if list(shelf.glob("judge-*")) else shelf / "judge"
+    result = evaluate_runs([tmp_path / "plain"], [shelf / "s0"], only=["offset only", "PCA"], judge=judge)
+    assert list(result.controls) == ["experts", "PCA"]  # "offset only" would be the run itself
+    assert not (tmp_path / "plain" / "controls").exists() and not list(tmp_path.glob("judge-*"))
+
+
+def test_what_cannot_be_compared_is_refused(shelf, tmp_path):
+    cut = experts(name="cut")
+    data = {**to_dict(cut)["data"], "test": 32}
+    train(experts(name="less", data=data), tmp_path / "less", quiet=True)
+    with pytest.raises(RecipeError, match="on other data"):
+        evaluate_runs([shelf / "s0"], [tmp_path / "less"])
+    train(tiny(train={"epochs": 0.2}), tmp_path / "classifier", quiet=True)
+    with pytest.raises(RecipeError, match="another kind of model"):
+        evaluate_runs([shelf / "s0"], [tmp_path / "classifier"])
+    with pytest.raises(RecipeError, match="is a classifier"):
+        evaluate_runs([tmp_path / "classifier"], images=5)
+    assert set(evaluate_runs([tmp_path / "classifier"]).controls) == {"untrained", "nearest mean"}
+
+
+def test_a_run_that_was_cut_off_is_refused(shelf, monkeypatch):
+    def cut_off(path):
+        return SimpleNamespace(meta={"stage": "capsules", "finished": False})
+
+    monkeypatch.setattr(runs, "read_checkpoint", cut_off)
+    with pytest.raises(TrainingError, match="not trained to its end"):
+        evaluate_runs([shelf / "s0"])
+
+
+def test_the_judge_belongs_to_the_data_not_to_the_run(tmp_path):
+    here = runs.judge_folder(experts(), tmp_path / "a")
+    assert here.parent == tmp_path and here.name.startswith("judge-glyphs-")
+    assert here == runs.judge_folder(experts(name="b", seed=4), tmp_path / "b")
+    data = {**to_dict(experts())["data"], "test": 32}
+    assert here != runs.judge_folder(experts(data=data), tmp_path / "a")
+
+
+def test_a_wide_table_goes_on_below(result):
+    rows = rows_of(result)
+    text = text_table(rows, width=100)
+    blocks = [block.splitlines() for block in text.split("\n\n")]
+    assert len(blocks) > 1 and max(map(len, text.splitlines())) <= 100
+    assert all(len(block) == len(rows) and block[1].startswith("experts ") for block in blocks)
+    words = " ".join(block[0] for block in blocks).split()
+    assert words == " ".join(rows[0]).split()
+    used = rows[0].index("capsules used")
+    assert rows[1][used].count(".") == 2 and len(rows[1][used].split(".")[-1]) == 1

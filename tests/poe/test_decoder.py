@@ -1,0 +1,212 @@
+"""The decoder U by its three rules, and the poses that are gathered on the way."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import reference as paper
+import torch
+from torch import Tensor
+from torch.nn.functional import binary_cross_entropy
+
+from torchcaps.math.squash import squash
+from torchcaps.models.poe import DecoderConfig, EnergyConfig
+from torchcaps.models.poe.capsules import CapsuleEnergy
+from torchcaps.models.poe.decoder import CapsuleDecoder, paper_update, share_out
+from torchcaps.models.poe.stages import DecoderStage, collect
+from torchcaps.types import Batch
+
+B, I, J, K, D = 8, 4, 3, 2, 3
+near = partial(torch.testing.assert_close, rtol=1e-11, atol=1e-12)
+
+
+def normal(*shape: int, seed: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def number(value: Any) -> Tensor:
+    return torch.tensor(value, dtype=torch.float64)
+
+
+def codes(b: int = B) -> Tensor:
+    """x [b j k] in which the first image has all capsules on, the second two, the third only the last."""
+    x = squash(2 * normal(b, J, K, seed=2))
+    x[1, 0] = 0
+    x[2, :2] = 0
+    return x
+
+
+# --- Routing in reverse -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("iterations", [1, 2, 3])
+def test_children_are_shared_among_the_capsules_that_are_on(iterations: int) -> None:
+    U, x = normal(J, I, D, K, seed=1), codes()
+    e = share_out(x, U, iterations)  # [b j i]
+    near(e, number([paper.share_out(x_b, U.tolist(), iterations) for x_b in x.tolist()]))
+    near(e.sum(1), torch.ones(B, I).double())
+    assert not e[1, 0].any() and torch.equal(e[2, 2], torch.ones(I).double())  # none for 0, all for one alone
+    if iterations > 1:
+        assert float((e[0] - 1 / J).abs().max()) > 0.01
+
+
+def test_without_any_capsule_there_is_nothing_to_share() -> None:
+    assert not share_out(torch.zeros(2, J, K), normal(J, I, D, K, seed=1).float()).any()
+
+
+def test_the_update_of_section_4_1() -> None:
+    U, x, z = normal(J, I, D, K, seed=1), codes(), normal(B, I, D, seed=3)
+    e = share_out(x, U)
+    wanted = [paper.update_U(U.tolist(), *one) for one in zip(x.tolist(), z.tolist(), e.tolist(), strict=True)]
+    near(paper_update(U, x, z, e), number(wanted).mean(0))
+
+
+@pytest.mark.parametrize("rule", ["least squares", "gradient", "paper"])
+def test_the_pre_activations_of_a_code(rule: Any) -> None:
+    """z_i = sum_j e_ji U_ji x_j + a_i, with e = 1 unless the rule is the paper's."""
+    decoder, x = CapsuleDecoder(DecoderConfig(rule), I, J, D, K).double(), codes()
+    decoder.intercept.copy_(normal(I, D, seed=4))
+    U, a, wanted = decoder.U.tolist(), decoder.intercept.tolist(), []
+    for x_b in x.tolist():
+        e = paper.share_out(x_b, U) if rule == "paper" else [[1.0] * I] * J
+        wanted.append(
+            [
+                [
+                    sum(e[j][i] * U[j][i][d][k] * x_b[j][k] for j in range(J) for k in range(K)) + a[i][d]
+                    for d in range(D)
+                ]
+                for i in range(I)
+            ]
+        )
+    near(decoder(x).detach(), number(wanted))
+
+
+# --- The stage --------------------------------------------------------------------------------------------------------
+
+
+def features_of(images: Tensor) -> Tensor:
+    """Pixels as features: [b 1 i d] in [0, 1] -> [b i d] in [-2, 2]."""
+    return 4 * images.flatten(0, 1) - 2
+
+
+def stage_of(rule: Any, ridge: float = 1e-3, mode: Any = "competition") -> tuple[DecoderStage, CapsuleEnergy]:
+    """A stage over a frozen encoder, in float64, where the features are the pixels."""
+    torch.manual_seed(0)
+    energy = CapsuleEnergy(EnergyConfig(mode, bias_start=0.7), I, J, D, K).double()
+    energy.W.data.copy_(normal(I, J, K, D, seed=1))
+    energy.settle(features_of(images(40)))
+    decoder = CapsuleDecoder(DecoderConfig(rule, ridge), I, J, D, K).double()
+    return DecoderStage(decoder, energy, features_of, lambda f: ((f + 2) / 4).sigmoid().unsqueeze(1)), energy
+
+
+def images(n: int) -> Tensor:
+    return torch.rand(n, 1, I, D, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+
+
+def batches(x: Tensor, size: int = B) -> list[Batch]:
+    return [Batch(x[n : n + size], torch.zeros(size), torch.arange(n, n + size)) for n in range(0, len(x), size)]
+
+
+@pytest.mark.parametrize("ridge", [1e-3, 0.5])
+@pytest.mark.parametrize("mode", ["competition", "paper"])
+def test_least_squares_with_a_ridge(mode: str, ridge: float) -> None:
+    """The numbers of numpy for the same rows, and one row a weight of the size of the ridge; none for the intercept."""
+    stage, energy = stage_of("least squares", ridge, mode)
+    x = images(40)
+    stage.decoder.gram.fill_(7.0)  # the first step forgets what an earlier run left
+    for step, batch in enumerate(batches(x)):
+        stage.objective(batch, step)
+    stage.finish()
+    code = energy.look(energy.visible(features_of(x))).hidden.flatten(1).numpy()
+    lam = ridge * (code**2).mean() * len(x)
+    rows = np.concatenate([code, np.ones((len(x), 1))], 1)
+    rows = np.concatenate([rows, np.sqrt(lam) * np.eye(J * K, J * K + 1)])
+    right = np.concatenate([features_of(x).flatten(1).numpy(), np.zeros((J * K, I * D))])
+    solution = torch.from_numpy(np.linalg.lstsq(rows, right, rcond=None)[0])
+    close = partial(torch.testing.assert_close, rtol=1e-8, atol=1e-9)
+    close(stage.decoder.U.detach().permute(0, 3, 1, 2).reshape(J * K, I * D), solution[:-1])
+    close(stage.decoder.intercept.flatten(), solution[-1])
+    assert not stage.by_gradient
+
+
+def test_least_squares_of_capsules_that_never_win_is_finite() -> None:
+    stage, energy = stage_of("least squares")
+    energy.W.data[:, 1] = 0
+    energy.bias[1] = 0
+    for step, batch in enumerate(batches(images(8), size=4)):
+        stage.objective(batch, step)
+    stage.finish()
+    assert torch.isfinite(stage.decoder.U).all() and float(stage.decoder.U.detach()[1].abs().max()) < 1e-6
+
+
+@pytest.mark.parametrize("rule", ["least squares", "gradient", "paper"])
+def test_poses_of_the_images_that_a_capsule_won(rule: str) -> None:
+    stage, energy = stage_of(rule)
+    x = images(40)
+    for step, batch in enumerate(batches(x)):
+        stage.objective(batch, step)
+    seen = energy.look(energy.visible(features_of(x)))
+    won = energy.winners(seen)
+    counts = [int((won == j).sum()) for j in range(J)]
+    assert sorted(counts)[1] > 3
+    for j in range(J):
+        z = seen.z[won == j, j].numpy()
+        near(stage.decoder.weight[j], number(counts[j] / B))
+        if counts[j]:
+            near(stage.decoder.pose_mean()[j], torch.from_numpy(z.mean(0)))
+            near(stage.decoder.pose_covariance()[j], torch.from_numpy(np.cov(z.T, bias=True)))
+
+
+def test_poses_of_a_capsule_that_won_nothing_are_0_and_without_competition_all_count() -> None:
+    decoder = CapsuleDecoder(DecoderConfig(), I, J, D, K)
+    assert not decoder.pose_mean().any() and not decoder.pose_covariance().any()
+    stage, energy = stage_of("least squares", mode="offset")
+    x = images(16)
+    for step, batch in enumerate(batches(x)):
+        stage.objective(batch, step)
+    z = energy.look(energy.visible(features_of(x))).z
+    near(stage.decoder.pose_mean(), z.mean(0))
+    near(stage.decoder.pose_covariance()[1], torch.from_numpy(np.cov(z[:, 1].T.numpy(), bias=True)))
+
+
+def test_the_papers_rule_as_a_loss() -> None:
+    stage, energy = stage_of("paper", mode="offset")
+    [batch] = batches(images(B))
+    stage.objective(batch, 0)["loss"].backward()
+    features = features_of(batch.images)
+    h, target = energy.look(energy.visible(features)).hidden, features - energy.offset
+    U = stage.decoder.U.detach()
+    e = [paper.share_out(h_b, U.tolist()) for h_b in h.tolist()]
+    wanted = [paper.update_U(U.tolist(), *one) for one in zip(h.tolist(), target.tolist(), e, strict=True)]
+    near(stage.decoder.U.grad, -number(wanted).mean(0))
+    assert torch.equal(stage.decoder.intercept, energy.offset)
+
+
+def test_the_gradient_rule_lowers_the_loss_of_the_pixels() -> None:
+    stage, energy = stage_of("gradient")
+    [batch] = batches(images(32), size=32)
+    optimiser = torch.optim.Adam(stage.parameters(), lr=0.05)
+    losses = []
+    for step in range(30):
+        terms = stage.objective(batch, step)
+        losses.append(float(terms["loss"].detach()))
+        optimiser.zero_grad()
+        terms["loss"].backward()
+        optimiser.step()
+    assert losses[-1] < losses[0] - 0.02
+    assert [name for name, _ in stage.named_parameters()] == ["decoder.U"] and energy.W.grad is None
+    code = energy.look(energy.visible(features_of(batch.images))).hidden
+    drawn = ((stage.decoder(code).detach() + 2) / 4).sigmoid().unsqueeze(1)
+    terms = stage.objective(batch, 30)
+    near(terms["loss"].detach(), binary_cross_entropy(drawn, batch.images))
+    near(terms["mse"], (drawn - batch.images).square().mean())
+
+
+def test_features_are_collected_in_parts() -> None:
+    bytes_ = torch.arange(3 * I * D, dtype=torch.uint8).view(3, 1, I, D)
+    kept = collect(features_of, bytes_.repeat(400, 1, 1, 1))
+    assert kept.shape == (1200, I, D) and kept.dtype == torch.float16
+    assert torch.equal(kept[600:603], features_of(bytes_.float() / 255).half())

@@ -1,0 +1,293 @@
+"""Products of expert capsules in training: three stages, no bit changed by kill -9, two processes as one.
+
+As a script, `test_training.py killed FOLDER` trains each of RUNS into a folder of its own with a kill -9 at each of
+MOMENTS, and `test_training.py both FOLDER`, under torchrun, trains them without dropout: torch is imported once.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from torchcaps.config import merge
+from torchcaps.errors import CheckpointError, DataError, TorchcapsError, TrainingError
+from torchcaps.models.autoencoder import Autoencoder
+from torchcaps.models.poe import PoE
+from torchcaps.models.poe.stages import CapsuleStage, DecoderStage
+from torchcaps.testing import assert_finite, assert_resumes
+from torchcaps.testing import resume as instrument
+from torchcaps.train import load, load_run, train
+from torchcaps.train.checkpoint import Checkpoint
+from torchcaps.train.checkpoint import load as read_checkpoint
+from torchcaps.train.checkpoint import save as write_checkpoint
+from torchcaps.train.journal import read_journal
+from torchcaps.train.recipe import Recipe, recipe_of
+
+STAGES: dict[str, type[Any]] = {"autoencoder": Autoencoder, "capsules": CapsuleStage, "decoder": DecoderStage}
+PARTS = ("autoencoder", "energy", "decoder")
+MOMENTS = ("autoencoder:4", "capsules:prepare", "capsules:5", "decoder:4", "decoder:finish")
+TABLES: dict[str, Any] = {
+    "name": "tiny",
+    "seed": 3,
+    "data": {"name": "glyphs", "train": 64, "test": 16, "size": 14},
+    "model": {
+        "name": "poe", "capsules": 4, "dimension": 3, "child_dimension": 4,
+        "autoencoder": {"channels": [4, 8], "kernel": 5},
+        "energy": {"ramp": 4, "loosen": 6, "particles": 8},
+    },
+    "optimiser": {"name": "Adam", "lr": 0.01},
+    "train": {"epochs": 1.0, "batch": 8, "save_every": 3, "log_every": 2},
+    "stages": {"capsules": {"optimiser": {"name": "SGD", "lr": 0.2, "options": {"momentum": 0.9}}}},
+}  # fmt: skip
+RUNS: dict[str, dict[str, Any]] = {
+    "least-squares": {},
+    "gradient": {
+        "energy": {
+            "chain": "persistent", "magnitudes": "bernoulli", "steps": 2, "gradient": "autograd",
+            "routing": {"iterations": 3, "agreement": "cosine", "over": "children"},
+        },
+        "decoder": {"rule": "gradient"},
+    },
+}  # fmt: skip
+
+
+class LostError(Exception):
+    """The process is gone, and all that it had in memory."""
+
+
+def recipe(model: dict[str, Any] | None = None, **over: Any) -> Recipe:
+    return recipe_of(merge(merge(TABLES, {"model": model or {}}), over))
+
+
+def undropped(name: str) -> Recipe:
+    return recipe(merge(RUNS[name], {"autoencoder": {"dropout": 0.0}}))
+
+
+def state(folder: Path) -> dict[str, torch.Tensor]:
+    return dict(load_run(folder).model.state_dict())
+
+
+def launch(*words: str) -> None:
+    """A process of its own, with one thread."""
+    alone = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, *words], env=alone, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Each of RUNS, with nothing happening to it."""
+    folder = tmp_path_factory.mktemp("whole")
+    for name, model in RUNS.items():
+        train(recipe(model), folder / name, quiet=True)
+    return folder
+
+
+# --- What is trained --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_each_stage_changes_its_own_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    def lose(self: object, images: object) -> None:
+        raise LostError
+
+    seen = []
+    for cut in (*STAGES.values(), None):
+        with monkeypatch.context() as patch:
+            if cut is None:
+                assert train(recipe(RUNS[name]), tmp_path, resume=True, quiet=True).step == 24
+            else:
+                patch.setattr(cut, "prepare", lose)
+                with pytest.raises(LostError):
+                    train(recipe(RUNS[name]), tmp_path, resume=True, quiet=True)
+        if cut is not Autoencoder:  # there is no checkpoint before the first stage
+            seen.append(state(tmp_path))
+    for before, after, part in zip(seen, seen[1:], PARTS[1:], strict=False):
+        changed = {key for key in before if not torch.equal(before[key], after[key])}
+        assert {key.split(".")[0] for key in changed} == {part}
+    learnt = {"energy.W", "energy.bias", "energy.offset", "energy.power", "energy.mask.frequency", "energy.particles"}
+    learnt -= set() if name == "gradient" else {"energy.particles"}
+    assert {key for key in seen[0] if not torch.equal(seen[0][key], seen[1][key])} >= learnt
+
+
+def test_training_teaches(tmp_path: Path) -> None:
+    """More of each stage: the drawn and the decoded images come closer to the data than a mean image does."""
+    r = recipe(train={"epochs": 12.0}, stages={"capsules": {"train": {"epochs": 12.0}}})
+    model = train(r, tmp_path, quiet=True).model.eval()
+    assert isinstance(model, PoE)
+    images = r.data.load().train.images.float() / 255
+    with torch.no_grad():
+        drawn, decoded = model.autoencoder(images), model.reconstruct(images)
+    plain = (images - images.mean(0)).square().mean()
+    assert (drawn - images).square().mean() < 0.8 * plain
+    assert (decoded - images).square().mean() < 0.97 * plain
+    entries = [e for e in read_journal(tmp_path / "journal.jsonl") if e["stage"] == "capsules"]
+    assert all(math.isfinite(e[key]) for e in entries for key in ("loss", "gap", "error"))
+
+
+# --- Cut off, and together --------------------------------------------------------------------------------------------
+
+
+def test_kill_9_in_each_stage_changes_no_bit(tmp_path: Path, whole: Path) -> None:
+    launch(__file__, "killed", str(tmp_path))
+    for name in RUNS:
+        instrument._assert_same(whole / name, tmp_path / name)
+        one, other = (read_journal(folder / name / "journal.jsonl") for folder in (whole, tmp_path))
+        assert [e["step"] for e in one if e["step"] % 2 == 0] == [e["step"] for e in other if e["step"] % 2 == 0]
+        assert [e["loss"] for e in one if e["step"] % 2 == 0] == [e["loss"] for e in other if e["step"] % 2 == 0]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", RUNS)
+def test_kills_at_random_moments_of_each_stage(tmp_path: Path, name: str) -> None:
+    tables = merge(TABLES, {"model": RUNS[name]})
+    path = tmp_path / "tiny.toml"
+    path.write_text("\n".join(f"{key} = {_toml(value)}" for key, value in tables.items()) + "\n")
+    words = [word for stage in STAGES for word in (f"--stages.{stage}.train.epochs", "60")]
+    assert assert_resumes(str(path), tmp_path, kills=9, words=words) >= 5
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{key} = {_toml(entry)}" for key, entry in value.items()) + " }"
+    return f'"{value}"' if isinstance(value, str) else str(value)
+
+
+def test_two_processes_equal_one_in_every_stage(tmp_path: Path) -> None:
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    launch(*torchrun, __file__, "both", str(tmp_path / "two"))
+    for name in RUNS:
+        train(undropped(name), tmp_path / "one" / name, quiet=True)
+        one, two = state(tmp_path / "one" / name), state(tmp_path / "two" / name)
+        for part in PARTS:
+            apart = {key: _farthest(one[key], two[key]) for key in one if key.startswith(part)}
+            assert max(apart.values()) <= 1e-6, apart
+
+
+def _farthest(a: torch.Tensor, b: torch.Tensor) -> float:
+    assert a.shape == b.shape
+    return float((a - b).abs().max()) if a.numel() else 0.0
+
+
+# --- Hard cases -------------------------------------------------------------------------------------------------------
+
+
+def own(folder: Path, images: np.ndarray[Any, Any]) -> dict[str, Any]:
+    """A table [data] with these images for both training and test."""
+    labels = np.arange(len(images)) % 2
+    np.savez(folder / "own.npz", images=images, labels=labels, test_images=images, test_labels=labels)
+    return {"name": "npz", "path": str(folder / "own.npz")}
+
+
+@pytest.mark.parametrize("rule", ["least squares", "gradient", "paper"])
+@pytest.mark.parametrize("mode", ["competition", "offset", "paper"])
+def test_images_that_are_all_black(tmp_path: Path, mode: str, rule: str) -> None:
+    data = own(tmp_path, np.zeros((16, 14, 14), np.uint8))
+    tables = merge(TABLES, {"model": {"energy": {"mode": mode}, "decoder": {"rule": rule}}})
+    model = train(recipe_of({**tables, "data": data}), tmp_path / "run", quiet=True).model.eval()
+    assert isinstance(model, PoE)
+    assert_finite(dict(model.state_dict()))
+    for entry in read_journal(tmp_path / "run" / "journal.jsonl"):
+        assert_finite({key: value for key, value in entry.items() if key != "stage"})
+    assert_finite([model.sample(0), model.reconstruct(torch.zeros(1, 1, 14, 14))])
+
+
+@pytest.mark.parametrize(("n", "batch"), [(3, 3), (3, 1), (1, 1)])
+def test_fewer_images_than_capsules(tmp_path: Path, n: int, batch: int) -> None:
+    loop = {"batch": batch, "epochs": 8.0}
+    few = recipe(data={"train": n}, train=loop, stages={"capsules": {"train": loop}})
+    model = train(few, tmp_path, quiet=True).model.eval()
+    assert isinstance(model, PoE)
+    assert_finite([dict(model.state_dict()), *(model.sample(j) for j in range(4))])
+
+
+def refused(error: type[TorchcapsError], text: str) -> Any:
+    return pytest.raises(error, match=rf"\A[^\n]*{text}[^\n]*\Z")
+
+
+def test_another_shape_is_refused_in_one_line(tmp_path: Path, whole: Path) -> None:
+    run = whole / "least-squares"
+    with refused(TrainingError, r"model\.capsules = 4, now it is 5"):
+        train(recipe({"capsules": 5}), run, resume=True, quiet=True)
+    with refused(TrainingError, r"model\.energy\.mode = 'competition', now it is 'offset'"):
+        train(recipe({"energy": {"mode": "offset"}}), run, resume=True, quiet=True)
+    trained = load_run(run).model
+    with refused(TrainingError, "stage 'capsules' does not fit"):
+        train(recipe({"dimension": 2}), tmp_path / "a", quiet=True, given={"capsules": trained.stages()["capsules"]})
+    with refused(TrainingError, "stage 'autoencoder' does not fit"):
+        given = {"autoencoder": trained.stages()["autoencoder"]}
+        train(recipe({"autoencoder": {"channels": [4, 4]}}), tmp_path / "a", quiet=True, given=given)
+    with refused(DataError, "batch of 8 is more than the 3 training images"):
+        train(recipe(data={"train": 3}), tmp_path / "a", quiet=True)
+    assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize("change", [{"capsules": 5}, {"dimension": 2}, {"decoder": {"rule": "gradient"}}])
+def test_a_checkpoint_of_another_shape_is_refused_in_one_line(tmp_path: Path, whole: Path, change: Any) -> None:
+    checkpoint = read_checkpoint(whole / "least-squares" / "checkpoint.safetensors")
+    meta = {**checkpoint.meta, "recipe": merge(checkpoint.meta["recipe"], {"model": change})}
+    write_checkpoint(tmp_path / "checkpoint.safetensors", Checkpoint(checkpoint.tensors, meta))
+    with refused(CheckpointError, "belongs to another kind of run"):
+        load(tmp_path)
+
+
+def test_a_stage_that_is_given_is_taken_over(tmp_path: Path, whole: Path) -> None:
+    trained = load(whole / "least-squares")
+    given = {name: trained.stages()[name] for name in ("autoencoder", "capsules")}
+    outcome = train(recipe({"decoder": {"rule": "paper"}}), tmp_path, quiet=True, given=given)
+    mine, theirs = outcome.model.state_dict(), trained.state_dict()
+    for key in mine:
+        if not key.startswith("decoder"):
+            assert torch.equal(mine[key], theirs[key])
+    assert outcome.step == 8 and not torch.equal(mine["decoder.U"], theirs["decoder.U"])
+
+
+# --- As a script ------------------------------------------------------------------------------------------------------
+
+
+def _killed_at(moment: str, name: str, folder: Path) -> bool:
+    """Go on with a run in a process of its own, until kill -9 just before the moment."""
+    child = os.fork()
+    if child == 0:
+        stage, what = moment.split(":")
+        method = "objective" if what.isdigit() else what
+        plain = getattr(STAGES[stage], method)
+
+        def meant(self: Any, *words: Any) -> Any:
+            if not what.isdigit() or words[1] == int(what):
+                os.kill(os.getpid(), signal.SIGKILL)
+            return plain(self, *words)
+
+        setattr(STAGES[stage], method, meant)
+        train(recipe(RUNS[name]), folder / name, resume=True, quiet=True)
+        os._exit(0)
+    return os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
+
+
+def _killed(folder: Path) -> None:
+    recipe()  # imports what an optimiser needs, once for all
+    for name in RUNS:
+        for moment in MOMENTS:
+            if not _killed_at(moment, name, folder):
+                sys.exit(f"not killed at {moment}")
+    for name in RUNS:
+        train(recipe(RUNS[name]), folder / name, resume=True, quiet=True)
+
+
+def _both(folder: Path) -> None:
+    for attempt, name in enumerate(RUNS):
+        os.environ["TORCHELASTIC_RESTART_COUNT"] = str(attempt)  # or the second team meets what the first one left
+        train(undropped(name), folder / name, quiet=True)
+
+
+if __name__ == "__main__":
+    {"killed": _killed, "both": _both}[sys.argv[1]](Path(sys.argv[2]))

@@ -1,0 +1,220 @@
+"""The scikit-learn transformer: sklearn's own checks, planted clusters, the way back, and bad input."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from sklearn.base import clone
+from sklearn.metrics import normalized_mutual_info_score
+from sklearn.model_selection import GridSearchCV
+from sklearn.utils.estimator_checks import check_estimator, parametrize_with_checks
+
+import torchcaps
+from torchcaps.errors import DataError, RecipeError, ShapeError, TrainingError
+from torchcaps.estimators import PoECapsules
+
+
+def planted(n=300, p=22, rank=3, seed=0):
+    """Three centres in p dimensions, each with its own subspace in which its rows vary, and a little noise."""
+    g = np.random.default_rng(seed)
+    y = np.arange(n) % 3
+    centres, axes = 2 * g.normal(size=(3, p)), g.normal(size=(3, rank, p))
+    inside = np.einsum("nr,nrp->np", 0.5 * g.normal(size=(n, rank)), axes[y])
+    return centres[y] + inside + 0.05 * g.normal(size=(n, p)), y
+
+
+@pytest.fixture(scope="module")
+def three():
+    """Fitted to two thirds of the planted rows, whose first column is made constant; the rest is for tests."""
+    X, y = planted(450)
+    X[:, 0] = 7.5
+    return PoECapsules(n_capsules=3, pose_dim=8, child_dim=4).fit(X[:300]), X, y
+
+
+@parametrize_with_checks(
+    [PoECapsules(epochs=8), PoECapsules(3, 2, 2, mode="offset", epochs=4), PoECapsules(1, 1, 1, mode="paper", epochs=4)]
+)
+def test_sklearn_conventions(estimator, check):
+    check(estimator)
+    assert clone(estimator).get_params() == estimator.get_params()
+
+
+@pytest.mark.long
+def test_sklearn_conventions_with_defaults():
+    assert {r["status"] for r in check_estimator(PoECapsules())} <= {"passed", "skipped"}
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_planted_clusters_are_found(seed):
+    X, y = planted(300, seed=seed)
+    capsules = PoECapsules(n_capsules=3, pose_dim=8, epochs=60, random_state=seed).fit(X)
+    assert normalized_mutual_info_score(y, capsules.labels_) >= 0.9
+
+
+def test_unseen_rows_go_to_their_clusters(three):
+    capsules, X, y = three
+    assert normalized_mutual_info_score(y[300:], capsules.predict(X[300:])) >= 0.9
+    assert np.array_equal(capsules.labels_, capsules.predict(X[:300]))
+
+
+def test_poses_lead_back_to_unseen_rows_better_than_the_cluster_means(three):
+    capsules, X, y = three
+    back = capsules.inverse_transform(capsules.transform(X[300:]))
+    error = ((back - X[300:]) ** 2).sum()
+    means = np.stack([X[:300][y[:300] == j].mean(0) for j in range(3)])[y[300:]]
+    assert error < 0.1 * ((X[:300].mean(0) - X[300:]) ** 2).sum()
+    assert error < 0.7 * ((means - X[300:]) ** 2).sum()
+    assert np.allclose(back[:, 0], 7.5)
+
+
+def read_by_loops(capsules, row):
+    """Definition: poses, winner and familiarity of one row, number by number, for uniform coupling."""
+    I, J, K, d = capsules.W_.shape
+    x = np.zeros((I, d))
+    for p, value in enumerate(row):
+        if capsules.scale_[p] > 0:
+            x[p // d, p % d] = (value - capsules.mean_[p]) / capsules.scale_[p]
+    for i in range(I):
+        away = x[i] - capsules.offset_[i]
+        length = np.sqrt((away**2).sum())
+        x[i] = away * length / (1 + length**2)
+    poses, cosines, experts = np.zeros((J, K)), [], []
+    for j in range(J):
+        z = capsules.bias_[j] + sum(capsules.W_[i, j] @ x[i] for i in range(I)) / I
+        expected = np.stack([capsules.W_[i, j].T @ z for i in range(I)])
+        cosines.append((expected * x).sum() / np.sqrt((expected**2).sum() * (x**2).sum()))
+        poses[j] = z * np.sqrt((z**2).sum()) / (1 + (z**2).sum())
+        experts.append(np.log(1 + (z**2).sum()))
+    winner = int(np.argmax(cosines))
+    poses[np.arange(J) != winner] = 0
+    return poses.ravel(), winner, experts[winner]
+
+
+def test_every_answer_equals_its_definition(three):
+    capsules, X, _ = three
+    X = X[300:310] + np.random.default_rng(0).normal(size=(10, X.shape[1]))  # the constant column moves, to no effect
+    codes, winners, scores = capsules.transform(X), capsules.predict(X), capsules.score_samples(X)
+    for row, code, winner, score in zip(X, codes, winners, scores, strict=True):
+        expected = read_by_loops(capsules, row)
+        assert np.allclose(code, expected[0], atol=1e-12)
+        assert winner == expected[1]
+        assert score == pytest.approx(expected[2])
+
+
+def test_the_way_back_is_the_ridge_regression_of_its_docstring(three):
+    from sklearn.linear_model import Ridge
+
+    capsules, X, _ = three
+    codes, varies = capsules.transform(X[:300]), capsules.scale_ > 0
+    target = ((X[:300] - capsules.mean_) / np.where(varies, capsules.scale_, 1))[:, varies]
+    ridge = Ridge(alpha=300 * 1e-3 * codes.var(0).mean()).fit(codes, target)
+    assert np.allclose(capsules.decoder_[:, varies], ridge.coef_.T, atol=1e-6)
+    assert np.allclose(capsules.intercept_[varies], ridge.intercept_, atol=1e-6)
+    assert not capsules.decoder_[:, ~varies].any()
+
+
+def test_chunks_do_not_show(three, monkeypatch):
+    capsules, X, _ = three
+    whole = capsules.transform(X)
+    monkeypatch.setattr("torchcaps.estimators.CHUNK", 7)
+    assert np.allclose(capsules.transform(X), whole, atol=1e-12)
+
+
+def test_fit_is_a_function_of_its_seed_and_leaves_input_and_global_random_numbers_alone():
+    X, _ = planted(60)
+    kept = X.copy()
+    torch.manual_seed(5)
+    expected = torch.rand(1)
+    torch.manual_seed(5)
+    first, again, other = (PoECapsules(4, 3, epochs=5, random_state=s).fit(X) for s in (1, 1, 2))
+    first.transform(X)
+    assert torch.equal(torch.rand(1), expected)
+    assert np.array_equal(first.W_, again.W_) and not np.array_equal(first.W_, other.W_)
+    assert np.array_equal(X, kept)
+
+
+def test_single_precision_gives_the_same_and_comes_back_as_single():
+    X, _ = planted(60)
+    double = PoECapsules(4, 3, epochs=5).fit(X)
+    codes = double.transform(X.astype(np.float32))
+    assert codes.dtype == np.float32 == double.inverse_transform(codes).dtype
+    assert np.allclose(codes, double.transform(X), atol=1e-5)
+
+
+def test_what_is_learnt_is_plain_arrays(three):
+    capsules, _, _ = three
+    learnt = {name: value for name, value in vars(capsules).items() if name.endswith("_")}
+    assert {"W_", "bias_", "offset_", "mean_", "scale_", "labels_", "decoder_", "intercept_"} <= set(learnt)
+    assert all(isinstance(v, np.ndarray | int) for v in learnt.values())
+    assert capsules.n_iter_ == 100 * 3 and capsules.W_.shape == (6, 3, 8, 4)
+
+
+def test_without_competition_all_capsules_take_part():
+    X, _ = planted(60)
+    poses = PoECapsules(4, 3, mode="offset", epochs=5).fit_transform(X).reshape(60, 4, 3)
+    assert (np.abs(poses).sum(-1) > 0).all()
+    names = PoECapsules(4, 3, epochs=1).fit(X).get_feature_names_out()
+    assert list(names[:2]) == ["poecapsules0", "poecapsules1"] and len(names) == 12
+
+
+def test_a_grid_search_may_set_numpy_numbers():
+    X, y = planted(60)
+    search = GridSearchCV(
+        PoECapsules(pose_dim=2, epochs=2), {"n_capsules": np.array([2, 3])}, cv=2,
+        scoring=lambda e, X, y=None: normalized_mutual_info_score(y, e.predict(X)),
+    )  # fmt: skip
+    assert search.fit(X, y).best_params_["n_capsules"] in (2, 3)
+
+
+@pytest.mark.parametrize("X", [np.ones((5, 3)), np.ones((1, 1)), np.full((9, 2), 0.1, np.float32), np.eye(3) * 1e-300])
+def test_poor_input_gives_finite_answers(X):
+    capsules = PoECapsules(4, 3, epochs=3).fit(X)
+    assert np.isfinite(capsules.transform(X)).all() and np.isfinite(capsules.score_samples(X)).all()
+    assert np.allclose(capsules.inverse_transform(capsules.transform(X)), X, atol=1e-6 + abs(X).max() * (X.std() > 0))
+
+
+def test_values_far_beyond_training_are_finite(three):
+    capsules, X, _ = three
+    far = np.full((1, X.shape[1]), 1e300)
+    assert np.isfinite(capsules.transform(far)).all() and np.isfinite(capsules.score_samples(-far)).all()
+
+
+@pytest.mark.parametrize(
+    ("setting", "line"),
+    [
+        ({"n_capsules": 0}, "n_capsules"),
+        ({"pose_dim": 2.5}, "pose_dim"),
+        ({"mode": "competitoin"}, "did you mean 'competition'"),
+        ({"learning_rate": -1.0}, "learning_rate"),
+        ({"gain": "much"}, "gain"),
+    ],
+)
+def test_a_wrong_setting_is_named_in_one_line(setting, line):
+    with pytest.raises(RecipeError, match=line) as caught:
+        PoECapsules(**setting).fit(np.eye(4))
+    assert "\n" not in str(caught.value)
+
+
+def test_other_bad_input_is_named_in_one_line(three):
+    capsules, _, _ = three
+    with pytest.raises(ShapeError, match="5 columns; 24"):
+        capsules.inverse_transform(np.zeros((2, 5)))
+    with pytest.raises(DataError, match="column 1 of X"):
+        PoECapsules(epochs=1).fit(np.array([[0.0, 1e200], [1.0, -1e200]]))
+    with pytest.raises(TrainingError, match="learning_rate"):
+        PoECapsules(2, 2, epochs=30, learning_rate=1e38).fit(planted(30)[0])
+
+
+def test_scikit_learn_is_asked_for_only_when_needed():
+    code = (
+        "import sys; sys.modules['sklearn'] = None; import torchcaps\n"
+        "try: torchcaps.PoECapsules\n"
+        "except torchcaps.errors.RecipeError as e: print(e)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.count("\n") == 1 and "pip install 'torchcaps[sklearn]'" in done.stdout
+    assert torchcaps.PoECapsules is PoECapsules

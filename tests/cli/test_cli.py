@@ -13,7 +13,9 @@ import pytest
 
 from tiny import tiny_toml
 from torchcaps.cli import main
+from torchcaps.cli.demo import Demo
 from torchcaps.cli.parse import COMMANDS
+from torchcaps.errors import DataError
 from torchcaps.train import load_run
 
 
@@ -182,23 +184,57 @@ def test_ctrl_c_says_how_to_go_on_and_that_command_finishes(tmp_path):
 
 def test_demo_trains_evaluates_and_reports(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr("torchcaps.train.recipe._shelf", lambda: _small_shelf(tmp_path))
-    code, out, _ = run(capsys, "demo", "--out", str(tmp_path / "demo"), "--quiet")
+    words = ["demo", "--out", str(tmp_path / "demo"), "--data", "glyphs", "--quiet"]
+    code, out, _ = run(capsys, *words)
     assert code == 0
-    for row in ("capsnet-glyphs", "cnn-glyphs", "untrained", "nearest mean"):
-        assert row in out
+    for row in ("poe-glyphs", "paper", "offset only", "random W", "PCA", "k-means", "RBM"):
+        assert f"\n{row} " in out
     page = (tmp_path / "demo" / "report.html").read_text()
-    assert page.count("data:image/png;base64,") == 4
+    assert page.count("data:image/png;base64,") == 8
     assert "http" not in page
-    again = run(capsys, "demo", "--out", str(tmp_path / "demo"), "--quiet")
-    assert again[0] == 0 and again[1].splitlines()[:5] == out.splitlines()[:5]
+    again = run(capsys, *words)
+    assert again[0] == 0 and again[1] == out
+
+
+def test_demo_without_mnist_says_that_it_draws_digits(capsys, tmp_path, monkeypatch):
+    def nothing(*words, **more):
+        raise DataError("no such file")
+
+    monkeypatch.setattr("torchcaps.data.sources.require", nothing)
+    monkeypatch.setattr("torchcaps.data.sources.fetch_set", nothing)
+    demo = Demo(out=tmp_path)
+    assert demo._data() == "glyphs"
+    assert "drawn by code" in capsys.readouterr().err
+    with pytest.raises(DataError):
+        Demo(out=tmp_path, data="mnist")._data()
 
 
 def _small_shelf(folder):
-    text = tiny_toml(folder).read_text()
-    for name, model in {"capsnet-glyphs": None, "cnn-glyphs": 'name = "cnn"\nwidths = [4]\nhidden = 8\n'}.items():
-        head, rest = text.split("[model]\n")
-        body, tail = rest.split("[optimiser]")
-        path = folder / "shelf" / f"{name}.toml"
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(f"{head}[model]\n{model or body}[optimiser]{tail}")
-    return folder / "shelf"
+    (folder / "poe-glyphs.toml").write_text(TINY_POE)
+    return folder
+
+
+TINY_POE = """
+[data]
+name = "glyphs"
+train = 160
+test = 60
+size = 16
+[model]
+name = "poe"
+capsules = 4
+dimension = 4
+child_dimension = 4
+[model.autoencoder]
+channels = [8, 8]
+kernel = 5
+[model.energy]
+ramp = 4
+loosen = 8
+[train]
+epochs = 1.0
+batch = 20
+[stages.capsules.optimiser]
+name = "SGD"
+lr = 0.5
+"""

@@ -2,77 +2,143 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from torchcaps.evaluate import Result
+    from torchcaps.train import Recipe
 
 __all__ = ["Demo"]
 
+_RECIPES = {"mnist": "poe-quick", "glyphs": "poe-glyphs"}
+
 _TEXT = (
     "A capsule is a small group of numbers that stands for one thing: how long the vector is says whether the thing "
-    "is there, where it points says how it looks. The network you just trained has one capsule a digit. The capsules "
-    "of the layer below each vote for every digit, and routing by agreement decides which votes count.",
-    "The table shows how often it errs on images it has never seen, beside a plain convolutional network trained on "
-    "the same images for as many steps, the very same capsule network before training, and the nearest mean image. "
-    "Below, the images are redrawn from sixteen numbers of one capsule; then each number is changed in turn.",
+    "is there, where it points says how it looks. Nobody told the {capsules} capsules you just trained what a digit "
+    "is: they saw {images:,} pictures without labels, competed for each, and every capsule learnt from those it won. "
+    "Below, each column is one capsule drawing on its own. Most draw one form of one digit in varying shapes; a few "
+    "may be undecided.",
+    "Pictures alone prove little, so an independent judge, a network that did learn the labels, looks at {samples} "
+    "drawings of each capsule. {confident:.0%} of them it recognises with certainty (confident fraction), and those "
+    "of one capsule agree on the digit {consistent:.0%} of the time (consistency). Beside it stand controls on the "
+    "same features: the paper's algorithm as printed, which collapses to the mean picture; no competition; random "
+    "weights; and PCA, k-means and a restricted Boltzmann machine. Smaller is better for the errors (mse) and for "
+    "frechet, the distance between drawings and real images; cka says how alike the capsules are; larger is better "
+    "for the others.",
 )
+
+_PICTURES = {
+    "samples": "Every capsule alone, a column each.",
+    "wins": "What each capsule wins: the mean of its test images, then its drawings.",
+    "reconstructions": "Test images, redrawn from the numbers of the winning capsule, and by the encoder in reverse.",
+    "sweeps": "The busiest capsule: each of its numbers moved in turn, from -2.5 to 2.5 deviations.",
+    "interpolation": "From the code of one image to that of another.",
+    "completion": "Half of an image hidden, and completed by going to and fro between image and capsules.",
+    "routing": "Where in the image the winning capsule gets its evidence from.",
+}
 
 
 @dataclass(frozen=True)
 class Demo:
-    """Train the smallest real capsule network on built-in digits, beside controls, and write a report.
+    """Train products of expert capsules without labels, measure them beside controls, and write a report.
 
-    Takes a minute or two on two cores; run again, it goes on where it was cut off.
+    On MNIST digits if they are here or can be fetched, else on digits drawn by code. Takes a few minutes on two cores;
+    run again, it goes on where it was cut off.
 
-    Example: torchcaps demo --out runs/demo
+    Example: torchcaps demo --out runs/demo --data glyphs
     """
 
     out: Path = Path("runs/demo")
-    """Folder for the two runs and report.html."""
+    """Folder for the runs and report.html."""
+    data: Literal["auto", "mnist", "glyphs"] = "auto"
+    """Which images; auto is MNIST, and glyphs where that cannot be had."""
+    data_dir: Path | None = None
+    """Folder to look for MNIST in."""
     epochs: float | None = None
-    """Train for this long instead of what the recipes say."""
+    """Train every stage for this long instead of what the recipe says."""
     quiet: bool = False
     """No progress bars."""
 
     def run(self) -> int:
         from torchcaps.evaluate import evaluate_runs, write_result
+        from torchcaps.evaluate.capsules import chosen
         from torchcaps.evaluate.figures import require_matplotlib
         from torchcaps.evaluate.report import rows_of, text_table
+        from torchcaps.train import train
 
         require_matplotlib()
-        names = ("capsnet-glyphs", "cnn-glyphs")
-        if not all(self._train(name) for name in names):
+        chosen(None)  # asks for scikit-learn before anything is trained
+        recipe = self._recipe()
+        folder = self.out / recipe.name
+        if not train(recipe, folder, resume=True, quiet=self.quiet).finished:
             print("stopped; torchcaps demo goes on from here")
             return 1
-        result = evaluate_runs([self.out / names[0]], [self.out / names[1]])
+        result = evaluate_runs([folder])
         write_result(self.out, result)
         print(text_table(rows_of(result)))
-        print(f"\nreport: {self._report(rows_of(result), names)}")
+        print(f"\nreport: {self._report(recipe, folder, result)}")
         return 0
 
-    def _train(self, name: str) -> bool:
-        from torchcaps.train import load_recipe, train
+    def _recipe(self) -> Recipe:
+        from torchcaps.train import load_recipe
+        from torchcaps.train.recipe import stage_names
 
-        over = {} if self.epochs is None else {"train": {"epochs": self.epochs}}
-        return train(load_recipe(name, over), self.out / name, resume=True, quiet=self.quiet).finished
+        name = self._data()
+        recipe = load_recipe(_RECIPES[name])
+        over: dict[str, Any] = {}
+        if self.epochs is not None:
+            over["stages"] = {stage: {"train": {"epochs": self.epochs}} for stage in stage_names(recipe.model)}
+        if name == "mnist" and self.data_dir:
+            over["data"] = {"data_dir": str(self.data_dir)}
+        return load_recipe(_RECIPES[name], over)
 
-    def _report(self, rows: list[list[str]], names: tuple[str, ...]) -> Path:
-        from torchcaps.evaluate import figures
-        from torchcaps.evaluate.report import html_report
-        from torchcaps.models import CapsNet
-        from torchcaps.train import load_run
+    def _data(self) -> Literal["mnist", "glyphs"]:
+        """The data set to use: MNIST must be here, or be fetched, before it is chosen."""
+        from torchcaps.data.sources import fetch_set, require
+        from torchcaps.errors import DataError
+
+        if self.data == "glyphs":
+            return "glyphs"
+        try:
+            try:
+                require("mnist", self.data_dir)
+            except DataError:
+                if self.data_dir:
+                    raise
+                print("MNIST is not on this machine; fetching it", file=sys.stderr)
+                fetch_set("mnist", progress=not self.quiet)
+        except DataError as error:
+            if self.data == "mnist":
+                raise
+            print(f"MNIST cannot be had ({error}); using digits drawn by code instead", file=sys.stderr)
+            return "glyphs"
+        return "mnist"
+
+    def _report(self, recipe: Recipe, folder: Path, result: Result) -> Path:
+        from torchcaps.evaluate.capsule_figures import Wish, picture
+        from torchcaps.evaluate.capsules import SAMPLES
+        from torchcaps.evaluate.report import html_report, rows_of
+        from torchcaps.models import PoE
+        from torchcaps.train import load
+        from torchcaps.train.display import progress
         from torchcaps.train.files import write_atomically
-        from torchcaps.train.journal import read_journal
 
-        loaded = load_run(self.out / names[0])
-        assert isinstance(loaded.model, CapsNet)
-        test = loaded.recipe.data.load().test
-        curves = [(name, read_journal(self.out / name / "journal.jsonl")) for name in names]
+        model, splits = load(folder), recipe.data.load()
+        assert isinstance(model, PoE)
+        test = splits.test.images.float() / 255
         pictures = [
-            ("Training accuracy over the steps.", figures.learning_curve(curves)),
-            ("Test images, and each redrawn from its longest capsule.", figures.reconstructions(loaded.model, test)),
-            ("Each of 16 numbers of one capsule, from -.25 to .25.", figures.perturbations(loaded.model, test)),
-            ("Where the winning capsule's votes come from.", figures.coupling_maps(loaded.model, test)),
+            (caption, png)
+            for kind, caption in progress(list(_PICTURES.items()), "drawing")
+            for png in picture(kind, model, Wish(), test if kind == "wins" else test[:8]).values()
         ]
+        facts = {
+            "capsules": model.capsules, "images": len(splits.train), "samples": SAMPLES,
+            "confident": result.metrics["confident_fraction"][0], "consistent": result.metrics["consistency"][0],
+        }  # fmt: skip
+        text = [paragraph.format(**facts) for paragraph in _TEXT]
         path = self.out / "report.html"
-        write_atomically(path, [html_report("torchcaps demo", _TEXT, rows, pictures).encode()])
+        write_atomically(path, [html_report("torchcaps demo", text, rows_of(result), pictures).encode()])
         return path

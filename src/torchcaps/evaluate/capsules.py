@@ -44,7 +44,7 @@ from torchcaps.models.poe.stages import DecoderStage
 from torchcaps.routing import Dynamic
 from torchcaps.train import Recipe, train
 from torchcaps.train.display import progress
-from torchcaps.train.recipe import stage_of
+from torchcaps.train.recipe import Stage, stage_of
 from torchcaps.train.training import set_up, take_over
 from torchcaps.types import Batch
 
@@ -56,6 +56,8 @@ FITTED = 5000
 SAMPLES = 50
 VIEWED = 1000
 CHUNK = 250
+STEPS = 1000
+"""Of W, and a sixth as many of U, that a trained control takes at most: they have long settled by then."""
 
 CONTROLS = ("paper", "offset only", "random W", *RIVALS)
 NEED_SKLEARN = frozenset(RIVALS) - {"PCA"}
@@ -161,6 +163,7 @@ class Material:
     images: Tensor  # [m c h w]
     real: Tensor  # [r p] the judge's features of test images
     autoencoder_mse: float
+    trained_on: int  # images
 
 
 @torch.no_grad()
@@ -173,7 +176,7 @@ def material_of(model: PoE, splits: Splits, judge: CNN, images: int = IMAGES) ->
     features = _features(model, test.images)
     return Material(
         model, judge, _features(model, train.images), train.labels, features, test.labels, pixels,
-        judge_features(judge, real), _pixel_error(model, features, pixels),
+        judge_features(judge, real), _pixel_error(model, features, pixels), len(splits.train),
     )  # fmt: skip
 
 
@@ -220,7 +223,7 @@ def run_and_controls(
 ) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
     """The row of the run in `folder`, and those of its controls; one that would be the run again is left out.
 
-    The controls that are trained, for as long as the run's own W, are kept in FOLDER/controls.
+    The controls that are trained, for as long as the run's own W but not beyond STEPS, are kept in FOLDER/controls.
     """
     subjects: dict[str, Callable[[], Subject]] = {"": partial(Experts, material.model)}
     for name in names:
@@ -228,30 +231,40 @@ def run_and_controls(
             subjects[name] = partial(_rival, name, material, recipe.seed)
         elif name == "random W":
             subjects[name] = partial(_random, recipe, material)
-        elif (variant := _variant(recipe, name)).model != recipe.model:
+        elif (variant := _variant(recipe, name, material.trained_on)).model != recipe.model:
             subjects[name] = partial(Experts, _trained(variant, folder / "controls" / name.split()[0], material.model))
     bar = progress(list(subjects.items()), "measuring the run and its controls")
     rows = {name: measure(make(), material) for name, make in bar}
     return rows.pop(""), rows
 
 
-def _variant(recipe: Recipe, name: str) -> Recipe:
+def _variant(recipe: Recipe, name: str, images: int) -> Recipe:
     """The run's recipe with another energy: "offset only" is centred and no more, "paper" Algorithm 1 as printed.
 
     In mode "paper" all J capsules are soon the same and answer together, so that a step counts J times: with the run's
     own rate the first dozen steps overshoot. It gets 1 / J of that.
     """
     model = cast(PoEConfig, recipe.model)
+    stages = {
+        name: _shortened(stage_of(recipe, name), most, images)
+        for name, most in (("capsules", STEPS), ("decoder", STEPS // 6))
+    }
     if name == "offset only":
         energy = replace(model.energy, mode="offset")
-        return replace(recipe, name=f"{recipe.name}-offset", model=replace(model, energy=energy))
+        return replace(recipe, name=f"{recipe.name}-offset", model=replace(model, energy=energy), stages=stages)
     energy = replace(model.energy, mode="paper", routing=Dynamic(iterations=3, agreement="cosine", over="children"))
-    stage = stage_of(recipe, "capsules")
+    stage = stages["capsules"]
     slow = replace(stage, optimiser=replace(stage.optimiser, lr=stage.optimiser.lr / model.capsules))
     return replace(
         recipe, name=f"{recipe.name}-paper", model=replace(model, energy=energy),
-        stages={**recipe.stages, "capsules": slow},
+        stages={**stages, "capsules": slow},
     )  # fmt: skip
+
+
+def _shortened(stage: Stage, steps: int, images: int) -> Stage:
+    """A stage of at most so many steps on a training set of so many images."""
+    most = steps * stage.train.batch / images
+    return replace(stage, train=replace(stage.train, epochs=min(stage.train.epochs, most)))
 
 
 def _trained(recipe: Recipe, folder: Path, model: PoE) -> PoE:

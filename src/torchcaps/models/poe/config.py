@@ -57,7 +57,7 @@ class EnergyConfig:
     sharpness: NonNegativeFloat = 120.0
     ramp: Count = 200
     loosen: Count = 2800
-    boost: NonNegativeFloat = 0.002
+    boost: NonNegativeFloat = 0.005
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ TABLES: dict[str, Any] = {
     "stages": {"capsules": {"optimiser": {"name": "SGD", "lr": 0.05, "options": {"momentum": 0.9}}}},
 }  # fmt: skip
 RUNS: dict[str, dict[str, Any]] = {
-    "least-squares": {},
+    "least-squares": {"energy": {"magnitudes": "bernoulli"}},
     "gradient": {
         "energy": {
             "chain": "persistent", "magnitudes": "bernoulli", "steps": 2, "gradient": "autograd",

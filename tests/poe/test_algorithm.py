@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import Any
 
 import pytest
@@ -20,8 +19,14 @@ from torchcaps.routing import Dynamic
 
 B, I, J, K, D = 4, 5, 3, 3, 2
 OVERS = ("children", "parents")
-near = partial(torch.testing.assert_close, rtol=1e-11, atol=1e-12)
-roughly = partial(torch.testing.assert_close, rtol=1e-6, atol=1e-7)
+
+
+def near(value: Any, wanted: Any) -> None:
+    torch.testing.assert_close(value, wanted, rtol=1e-11, atol=1e-12)
+
+
+def roughly(value: Any, wanted: Any) -> None:
+    torch.testing.assert_close(value, wanted, rtol=1e-6, atol=1e-7)
 
 
 def normal(*shape: int, seed: int) -> Tensor:

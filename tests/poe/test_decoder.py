@@ -20,7 +20,10 @@ from torchcaps.models.poe.stages import DecoderStage, collect
 from torchcaps.types import Batch
 
 B, I, J, K, D = 8, 4, 3, 2, 3
-near = partial(torch.testing.assert_close, rtol=1e-11, atol=1e-12)
+
+
+def near(value: Any, wanted: Any) -> None:
+    torch.testing.assert_close(value, wanted, rtol=1e-11, atol=1e-12)
 
 
 def normal(*shape: int, seed: int) -> Tensor:

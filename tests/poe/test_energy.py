@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import Any
 
 import pytest
@@ -19,8 +18,11 @@ from torchcaps.models.poe import energy
 from torchcaps.testing import assert_finite
 
 B, I, J, K, D = 3, 4, 3, 3, 2
-near = partial(torch.testing.assert_close, rtol=1e-12, atol=1e-12)
 sizes = st.floats(1e-3, 1e3)
+
+
+def near(value: Any, wanted: Any) -> None:
+    torch.testing.assert_close(value, wanted, rtol=1e-12, atol=1e-12)
 
 
 def normal(*shape: int, seed: int) -> Tensor:

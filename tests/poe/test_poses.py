@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import pytest
@@ -19,10 +18,13 @@ from torchcaps.models.poe.decoder import CapsuleDecoder
 from torchcaps.routing import Dynamic
 from torchcaps.types import Capsules, ImageSpec
 
-near = partial(torch.testing.assert_close, rtol=1e-9, atol=1e-9)
 MEAN = torch.tensor([[0.5, -1.0, 0.2], [0.0, 0.0, 0.0]], dtype=torch.float64)
 ROOT = torch.tensor([[1.0, 0.3, 0.0], [0.0, 0.5, -0.2], [0.0, 0.0, 0.8]], dtype=torch.float64)
 COVARIANCE = torch.stack([ROOT @ ROOT.T, torch.diag(torch.tensor([0.2, 3.0, 0.1]).double())])
+
+
+def near(value: Any, wanted: Any) -> None:
+    torch.testing.assert_close(value, wanted, rtol=1e-9, atol=1e-9)
 
 
 def decoder(mean: Tensor = MEAN, covariance: Tensor = COVARIANCE, weight: float = 2.5) -> CapsuleDecoder:

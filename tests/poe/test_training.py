@@ -194,8 +194,10 @@ def own(folder: Path, images: np.ndarray[Any, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("rule", ["least squares", "gradient", "paper"])
 @pytest.mark.parametrize("mode", ["competition", "offset", "paper"])
-def test_images_that_are_all_black(tmp_path: Path, mode: str, rule: str) -> None:
-    data = own(tmp_path, np.zeros((16, 14, 14), np.uint8))
+def test_images_that_are_black_but_for_one_pixel(tmp_path: Path, mode: str, rule: str) -> None:
+    images = np.zeros((16, 14, 14), np.uint8)
+    images[3, 0, 0] = 1
+    data = own(tmp_path, images)
     tables = merge(TABLES, {"model": {"energy": {"mode": mode}, "decoder": {"rule": rule}}})
     model = train(recipe_of({**tables, "data": data}), tmp_path / "run", quiet=True).model.eval()
     assert isinstance(model, PoE)
@@ -205,25 +207,37 @@ def test_images_that_are_all_black(tmp_path: Path, mode: str, rule: str) -> None
     assert_finite([model.sample(0), model.reconstruct(torch.zeros(1, 1, 14, 14))])
 
 
-@pytest.mark.parametrize(("n", "batch"), [(3, 3), (3, 1), (1, 1)])
-def test_fewer_images_than_capsules(tmp_path: Path, n: int, batch: int) -> None:
-    loop = {"batch": batch, "epochs": 8.0}
-    few = recipe(data={"train": n}, train=loop, stages={"capsules": {"train": loop}})
+def refused(error: type[TorchcapsError], text: str) -> Any:
+    return pytest.raises(error, match=rf"\A[^\n]*{text}[^\n]*\Z")
+
+
+def test_images_that_are_all_the_same_are_refused(tmp_path: Path) -> None:
+    tables = {**TABLES, "data": own(tmp_path, np.full((16, 14, 14), 7, np.uint8))}
+    with refused(DataError, "all 16 training images are the same"):
+        train(recipe_of(tables), tmp_path / "run", quiet=True)
+
+
+@pytest.mark.parametrize("n", [3, 1])
+def test_fewer_images_than_capsules_are_refused(tmp_path: Path, n: int) -> None:
+    loop = {"batch": 1}
+    with refused(DataError, f"{n} training images for 4 capsules"):
+        train(recipe(data={"train": n}, train=loop, stages={"capsules": {"train": loop}}), tmp_path, quiet=True)
+
+
+def test_as_many_images_as_capsules_will_do(tmp_path: Path) -> None:
+    loop = {"batch": 2, "epochs": 8.0}
+    few = recipe(data={"train": 4}, train=loop, stages={"capsules": {"train": loop}})
     model = train(few, tmp_path, quiet=True).model.eval()
     assert isinstance(model, PoE)
     assert_finite([dict(model.state_dict()), *(model.sample(j) for j in range(4))])
 
 
-def refused(error: type[TorchcapsError], text: str) -> Any:
-    return pytest.raises(error, match=rf"\A[^\n]*{text}[^\n]*\Z")
-
-
 def test_another_shape_is_refused_in_one_line(tmp_path: Path, whole: Path) -> None:
-    run = whole / "least-squares"
+    run, same = whole / "least-squares", RUNS["least-squares"]
     with refused(TrainingError, r"model\.capsules = 4, now it is 5"):
-        train(recipe({"capsules": 5}), run, resume=True, quiet=True)
+        train(recipe({**same, "capsules": 5}), run, resume=True, quiet=True)
     with refused(TrainingError, r"model\.energy\.mode = 'competition', now it is 'offset'"):
-        train(recipe({"energy": {"mode": "offset"}}), run, resume=True, quiet=True)
+        train(recipe(merge(same, {"energy": {"mode": "offset"}})), run, resume=True, quiet=True)
     trained = load_run(run).model
     with refused(TrainingError, "stage 'capsules' does not fit"):
         train(recipe({"dimension": 2}), tmp_path / "a", quiet=True, given={"capsules": trained.stages()["capsules"]})

@@ -49,6 +49,9 @@ class AutoencoderConfig:
 class Autoencoder(Model):
     """Images [b c h w] in [0, 1] -> features [b C2 h' w'] -> images, with tied filters."""
 
+    fewest = 1
+    """Training images that what is built on the features needs at least."""
+
     def __init__(self, config: AutoencoderConfig, spec: ImageSpec) -> None:
         super().__init__()
         check_spec(spec, smallest=2 * config.kernel - 1)
@@ -69,6 +72,13 @@ class Autoencoder(Model):
     def grid(self) -> tuple[int, int]:
         """(h', w'), the places of the features."""
         return self._grid
+
+    def prepare(self, images: Tensor) -> None:
+        """Refuse, before hours of training, images [n c h w] that nothing can be learnt from."""
+        if len(images) < self.fewest:
+            raise DataError(f"{len(images)} training images for {self.fewest} capsules; at least one each is wanted")
+        if bool((images == images[:1]).all()):
+            raise DataError(f"all {len(images)} training images are the same; nothing can be learnt from them")
 
     def encode(self, images: Tensor) -> Tensor:
         """Features h [b C2 h' w']; in training with dropout on the first layer."""

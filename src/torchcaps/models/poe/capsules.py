@@ -145,7 +145,7 @@ class CapsuleEnergy(nn.Module):
         A step of c W, which is what z and the reconstruction see, is c² times the step that eq. 18 takes of W, and its
         effect grows with the power |x|² of the data and with the gain; a gate takes most images from a capsule.
         """
-        taken = 1.0 if gate is None else float(mean_over_team(gate.mean()))
+        taken = 1.0 if gate is None else float(gate[:1].mean())  # ranks are a permutation: every image's is the same
         return 1 / (self.share**2 * self.gain * float(self.power) * taken)
 
     @torch.no_grad()

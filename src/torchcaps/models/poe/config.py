@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from torchcaps.config import Count, NonNegativeFloat, PositiveFloat
+from torchcaps.config import Count, NonNegativeFloat, PositiveFloat, check
 from torchcaps.models.autoencoder import AutoencoderConfig
 from torchcaps.routing import Dynamic
 from torchcaps.types import ImageSpec
@@ -59,6 +59,9 @@ class EnergyConfig:
     loosen: Count = 2800
     boost: NonNegativeFloat = 0.005
 
+    def __post_init__(self) -> None:
+        check(self)
+
 
 @dataclass(frozen=True)
 class DecoderConfig:
@@ -71,6 +74,9 @@ class DecoderConfig:
 
     rule: Literal["least squares", "gradient", "paper"] = "least squares"
     ridge: PositiveFloat = 1e-3
+
+    def __post_init__(self) -> None:
+        check(self)
 
 
 @dataclass(frozen=True)
@@ -85,6 +91,9 @@ class PoEConfig:
     autoencoder: AutoencoderConfig = field(default_factory=AutoencoderConfig)
     energy: EnergyConfig = field(default_factory=EnergyConfig)
     decoder: DecoderConfig = field(default_factory=DecoderConfig)
+
+    def __post_init__(self) -> None:
+        check(self)
 
     def build(self, spec: ImageSpec) -> PoE:
         from torchcaps.models.poe.model import PoE

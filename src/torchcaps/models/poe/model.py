@@ -36,6 +36,7 @@ class PoE(Model):
             raise RecipeError(f"child_dimension = {d} does not divide the {channels} channels of the autoencoder")
         self.autoencoder = config.autoencoder.build(spec)
         children = self.autoencoder.grid[0] * self.autoencoder.grid[1] * (channels // d)
+        self.autoencoder.fewest = config.capsules
         sizes = (children, config.capsules, d, config.dimension)
         self.energy = CapsuleEnergy(config.energy, *sizes)
         self.decoder = CapsuleDecoder(config.decoder, *sizes)
@@ -103,11 +104,12 @@ class PoE(Model):
         training visited, as in figure 2 (b, d). "empirical": a Gaussian with the mean and covariance of z_j over the
         training images that capsule j won.
         """
-        chosen = [capsule] if isinstance(capsule, int) else list(capsule)
+        chosen = [int(j) for j in (capsule if isinstance(capsule, Sequence) else [capsule])]
+        poses.check_domain(domain)
         for j in chosen:
             if not 0 <= j < self.capsules:
                 raise ShapeError(f"capsule {j} is wanted; there are 0 to {self.capsules - 1}")
-        if n < 1:
+        if not isinstance(n, int) or n < 1:
             raise ShapeError(f"n = {n} images are wanted; at least 1 makes sense")
         pose = self.energy.W.new_zeros(n, self.capsules, self.dimension)
         for j in chosen:

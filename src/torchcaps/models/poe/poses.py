@@ -10,7 +10,7 @@ from torchcaps.math.random import normal
 from torchcaps.math.squash import squash
 from torchcaps.models.poe.decoder import CapsuleDecoder
 
-__all__ = ["DOMAINS", "draw", "interpolate", "sweep"]
+__all__ = ["DOMAINS", "check_domain", "draw", "interpolate", "sweep"]
 
 DOMAINS = ("empirical", "complete", "restricted")
 
@@ -20,6 +20,7 @@ _TURNED = 0.2
 
 def draw(decoder: CapsuleDecoder, j: int, n: int, domain: str, seed: int) -> Tensor:
     """[n k] poses of capsule j from a domain; sample m is a function of (seed, j, m)."""
+    check_domain(domain)
     k = decoder.first.shape[1]
     z = normal(seed, j, torch.arange(n), count=k, dtype=torch.float64)
     if domain == "empirical":
@@ -28,9 +29,12 @@ def draw(decoder: CapsuleDecoder, j: int, n: int, domain: str, seed: int) -> Ten
     elif domain == "restricted":
         side = z @ _visited(decoder, j)
         z = torch.where(side.unsqueeze(-1) < 0, -z, z)
-    elif domain != "complete":
-        raise RecipeError(f"unknown domain '{domain}'{nearest(domain, DOMAINS)}")
     return squash(z).to(decoder.U.dtype)
+
+
+def check_domain(domain: str) -> None:
+    if domain not in DOMAINS:
+        raise RecipeError(f"unknown domain '{domain}'{nearest(domain, DOMAINS)}")
 
 
 def _root(covariance: Tensor) -> Tensor:

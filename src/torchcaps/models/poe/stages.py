@@ -37,8 +37,9 @@ class CapsuleStage(Model):
         self.energy.settle(self._cache)
 
     def objective(self, batch: Batch, step: int) -> dict[str, Tensor]:
-        x = self.energy.visible(self._of(batch))
-        return self.energy.contrast(x, step, (self._seed, batch.indices))
+        with torch.autocast(batch.images.device.type, enabled=False):  # the products without votes know one precision
+            x = self.energy.visible(self._of(batch))
+            return self.energy.contrast(x, step, (self._seed, batch.indices))
 
     def finish(self) -> None:
         self._cache = None
@@ -60,6 +61,10 @@ class DecoderStage(Model):
         self.by_gradient = decoder.config.rule != "least squares"
 
     def objective(self, batch: Batch, step: int) -> dict[str, Tensor]:
+        with torch.autocast(batch.images.device.type, enabled=False):
+            return self._learn(batch, step)
+
+    def _learn(self, batch: Batch, step: int) -> dict[str, Tensor]:
         (energy,) = self._frozen
         with torch.no_grad():
             features = self._features(batch.images)

@@ -66,7 +66,7 @@ def drawn(capsys, *words: object) -> dict[str, bytes]:
 def test_all_pictures_go_beside_the_run(capsys, folder):
     names = set(drawn(capsys, folder, "--count", 2))
     sweeps = {name for name in names if name.startswith("sweeps-")}
-    assert names - sweeps == ALL and len(sweeps) == 1
+    assert names - sweeps == ALL and len(sweeps) == 2
     assert {path.name for path in (folder / "pictures").iterdir()} == {f"{name}.png" for name in names}
 
 
@@ -90,9 +90,10 @@ def test_the_seed_picks_the_test_images(capsys, folder, tmp_path):
 
 def test_sweeps_of_chosen_capsules_and_all_of_one(capsys, folder, tmp_path):
     sweeps = drawn(capsys, folder, "--what", "sweeps", "--capsule", 2, 0, "--out", tmp_path)
-    assert list(sweeps) == ["sweeps-2", "sweeps-0"] and sweeps["sweeps-2"] != sweeps["sweeps-0"]
+    assert list(sweeps) == [f"sweeps-{j}-{kind}" for j in (2, 0) for kind in ("axes", "numbers")]
+    assert len(set(sweeps.values())) == 4
     single = set(drawn(capsys, folder, "--capsule", 1, "--count", 1, "--out", tmp_path))
-    assert single == ALL - {"pairs-empirical", "interpolation"} | {"sweeps-1"}
+    assert single == ALL - {"pairs-empirical", "interpolation"} | {"sweeps-1-axes", "sweeps-1-numbers"}
 
 
 def test_samples_need_no_data(capsys, folder, tmp_path, monkeypatch):

@@ -257,8 +257,11 @@ def test_every_figure_is_a_png_and_the_same_again(routed, kind):
 
 def test_figures_show_what_is_wished(uniform):
     model, images = uniform
-    assert list(picture("sweeps", model, Wish((3, 1)))) == ["sweeps-3", "sweeps-1"]
-    assert list(picture("sweeps", model, Wish())) == [f"sweeps-{g.most_used(model, 1)[0]}"]
+    assert list(picture("sweeps", model, Wish((3, 1)))) == [
+        f"sweeps-{j}-{kind}" for j in (3, 1) for kind in ("axes", "numbers")
+    ]
+    used = g.most_used(model, 1)[0]
+    assert list(picture("sweeps", model, Wish())) == [f"sweeps-{used}-axes", f"sweeps-{used}-numbers"]
     samples = {d: picture("samples", model, Wish(count=1, domain=d)) for d in ("complete", "restricted")}
     assert list(samples["complete"]) == ["samples-complete"] and list(samples["restricted"]) == ["samples-restricted"]
     wide = size_of(samples["complete"]["samples-complete"])

@@ -98,6 +98,16 @@ def test_a_capsule_that_won_nothing_has_poses_all_the_same() -> None:
 # --- Sweeps and ways --------------------------------------------------------------------------------------------------
 
 
+def test_a_principal_sweep_moves_along_the_axes_of_the_covariance_widest_first() -> None:
+    made = unsquash(poses.sweep(decoder(), 0, steps=3, reach=1.5, principal=True).double())  # [k n k]
+    values = torch.linalg.eigvalsh(COVARIANCE[0]).flip(0).tolist()
+    for row, value in zip(made, values, strict=True):
+        step = (row[2] - row[1]) / 1.5
+        assert torch.allclose(row[1], MEAN[0].double(), atol=1e-5)
+        assert torch.allclose(COVARIANCE[0].double() @ step, value * step, atol=1e-4)
+        assert float(step @ step) == pytest.approx(max(value, 0.0), abs=1e-4)
+
+
 def test_a_sweep_moves_one_number_at_a_time() -> None:
     made = poses.sweep(decoder(), 0, steps=5, reach=2.0)
     assert made.shape == (3, 5, 3)

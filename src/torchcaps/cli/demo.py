@@ -34,7 +34,8 @@ _PICTURES = {
     "samples": "Every capsule alone, a column each.",
     "wins": "What each capsule wins: the mean of its test images, then its drawings.",
     "reconstructions": "Test images, redrawn from the numbers of the winning capsule, and by the encoder in reverse.",
-    "sweeps": "The busiest capsule: each of its numbers moved in turn, from -2.5 to 2.5 deviations.",
+    "sweeps": "The busiest capsule, each dimension of its pose moved in turn from -2 to 2 deviations: along the "
+    "principal axes of the poses it met, then one number at a time.",
     "interpolation": "From the code of one image to that of another.",
     "completion": "Half of an image hidden, and completed by going to and fro between image and capsules.",
     "routing": "Where in the image the winning capsule gets its evidence from.",

@@ -76,12 +76,16 @@ def _pairs(model: PoE, wish: Wish, _: Tensor) -> dict[str, Rows]:
 
 
 def _sweeps(model: PoE, wish: Wish, _: Tensor) -> dict[str, Rows]:
-    """One picture a capsule, a row a number of its pose; of the most used one unless capsules are named."""
-    chosen = wish.capsules or generation.most_used(model, 1)
-    return {
-        f"sweeps-{j}": [(f"number {k + 1}", pixels(row)) for k, row in enumerate(generation.sweeps(model, j))]
-        for j in chosen
-    }
+    """Two pictures a capsule, a row a dimension of its pose: its principal axes, and its numbers as they are.
+
+    Of the most used one unless capsules are named.
+    """
+    drawn = {}
+    for j in wish.capsules or generation.most_used(model, 1):
+        for kind, word in (("axes", "axis"), ("numbers", "number")):
+            rows = generation.sweeps(model, j, reach=2.0, principal=kind == "axes")
+            drawn[f"sweeps-{j}-{kind}"] = [(f"{word} {k + 1}", pixels(row)) for k, row in enumerate(rows)]
+    return drawn
 
 
 def _interpolation(model: PoE, wish: Wish, images: Tensor) -> dict[str, Rows]:

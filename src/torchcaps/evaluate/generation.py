@@ -93,13 +93,13 @@ def interpolation(model: PoE, start: Tensor, end: Tensor, steps: int = 9) -> Ten
         return model.decode(poses.interpolate(code[0], code[1], steps))
 
 
-def sweeps(model: PoE, capsule: int, steps: int = 9, reach: float = 2.5) -> Tensor:
+def sweeps(model: PoE, capsule: int, steps: int = 9, reach: float = 2.5, principal: bool = False) -> Tensor:
     """[k n c h w]: a capsule's mean pose, drawn with each of its k numbers moved by -reach ... reach deviations."""
     _check_capsule(model, capsule)
     if steps < 1:
         raise RecipeError(f"steps = {steps}; at least 1 is wanted")
     with _at_rest(model):
-        moved = poses.sweep(model.decoder, capsule, steps, reach)  # [k n k]
+        moved = poses.sweep(model.decoder, capsule, steps, reach, principal)  # [k n k]
         pose = moved.new_zeros(model.dimension * steps, model.capsules, model.dimension)  # [(k n) j k]
         pose[:, capsule] = moved.flatten(0, 1)
         images = model.decode(pose)

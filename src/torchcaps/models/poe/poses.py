@@ -54,12 +54,19 @@ def _visited(decoder: CapsuleDecoder, j: int) -> Tensor:
     return axis * torch.where(axis @ mean < 0, -1.0, 1.0)
 
 
-def sweep(decoder: CapsuleDecoder, j: int, steps: int = 9, reach: float = 2.5) -> Tensor:
-    """[k n k] capsule j's mean pose with each of its k numbers in turn moved by -reach ... reach of its deviations."""
-    mean, deviation = decoder.pose_mean()[j], decoder.pose_covariance()[j].diagonal().clamp_min(0).sqrt()
-    k = len(mean)
+def sweep(decoder: CapsuleDecoder, j: int, steps: int = 9, reach: float = 2.5, principal: bool = False) -> Tensor:
+    """[k n k] capsule j's mean pose with each of its k numbers in turn moved by -reach ... reach of its deviations.
+
+    Training may turn a capsule's space as it likes, so its numbers go together; `principal` turns it back: each row
+    then moves along one axis of the poses' covariance, the widest first.
+    """
+    mean, covariance = decoder.pose_mean()[j], decoder.pose_covariance()[j]
+    axes = torch.diag(covariance.diagonal().clamp_min(0).sqrt())  # [k k], a row an axis, a deviation long
+    if principal:
+        values, vectors = torch.linalg.eigh(covariance)
+        axes = (vectors * values.clamp_min(0).sqrt()).T.flip(0)
     moves = torch.linspace(-reach, reach, steps, dtype=mean.dtype)
-    z = mean + torch.eye(k, dtype=mean.dtype).unsqueeze(1) * (moves.view(1, -1, 1) * deviation)  # [k n k]
+    z = mean + axes.unsqueeze(1) * moves.view(1, -1, 1)  # [k n k]
     return squash(z).to(decoder.U.dtype)
 
 

@@ -102,15 +102,17 @@ def test_a_repetition_trains_nothing_and_finds_the_same(shelf, result):
         assert row == {metric: values[1:] for metric, values in result.controls[name].items()}, name
 
 
-def test_controls_stand_on_the_autoencoder_of_the_run_and_train_as_long(shelf, result):
+def test_controls_stand_on_the_autoencoder_of_the_run_and_train_a_quarter_as_long(shelf, result):
     own = load_run(shelf / "s0")
     for name, mode in (("paper", "paper"), ("offset", "offset")):
         control = load_run(shelf / "s0" / "controls" / name)
         assert control.recipe.name == f"experts-{mode}" and control.recipe.model.energy.mode == mode
         was, now = own.recipe.stages["capsules"], control.recipe.stages["capsules"]
         rate = was.optimiser.lr / (4 if name == "paper" else 1)
-        assert now == replace(was, optimiser=replace(was.optimiser, lr=rate))
-        assert control.step == own.step - 16  # the autoencoder's
+        quarter = replace(was.train, epochs=was.train.epochs / 4)
+        assert now == replace(was, optimiser=replace(was.optimiser, lr=rate), train=quarter)
+        steps = round(was.train.epochs * 8)
+        assert control.step == own.step - 16 - (steps - round(quarter.epochs * 8))  # without the autoencoder's
         states = own.model.autoencoder.state_dict(), control.model.autoencoder.state_dict()
         assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])
         assert not torch.equal(own.model.energy.W, control.model.energy.W)
@@ -121,10 +123,10 @@ def test_controls_stand_on_the_autoencoder_of_the_run_and_train_as_long(shelf, r
 def test_a_control_of_another_autoencoder_is_refused(shelf, result, material):
     other = load(shelf / "s1")
     with pytest.raises(TrainingError, match="another autoencoder"):
-        capsules._trained(capsules._variant(experts(), "paper"), shelf / "s0" / "controls" / "paper", other)
+        capsules._trained(capsules._variant(experts(), "paper", 256), shelf / "s0" / "controls" / "paper", other)
     with pytest.raises(TrainingError, match=r"dimension = 4, now it is 2.*; for this control: delete"):
         changed = replace(experts(), model=replace(experts().model, dimension=2))
-        capsules._trained(capsules._variant(changed, "paper"), shelf / "s0" / "controls" / "paper", material.model)
+        capsules._trained(capsules._variant(changed, "paper", 256), shelf / "s0" / "controls" / "paper", material.model)
 
 
 def test_the_run_s_numbers_are_those_of_the_model_itself(material):

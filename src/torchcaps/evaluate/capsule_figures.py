@@ -80,7 +80,7 @@ def _sweeps(model: PoE, wish: Wish, _: Tensor) -> dict[str, Rows]:
 
     Of the most used one unless capsules are named.
     """
-    drawn = {}
+    drawn: dict[str, Rows] = {}
     for j in wish.capsules or generation.most_used(model, 1):
         for kind, word in (("axes", "axis"), ("numbers", "number")):
             rows = generation.sweeps(model, j, reach=2.0, principal=kind == "axes")

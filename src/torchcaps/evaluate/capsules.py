@@ -56,8 +56,8 @@ FITTED = 5000
 SAMPLES = 50
 VIEWED = 1000
 CHUNK = 250
-STEPS = 1000
-"""Of W, and a sixth as many of U, that a trained control takes at most: they have long settled by then."""
+SHARE, DECODED = 0.25, 166
+"""Of the run's own steps of W, and at most so many of U, that a trained control takes: it has settled long before."""
 
 CONTROLS = ("paper", "offset only", "random W", *RIVALS)
 NEED_SKLEARN = frozenset(RIVALS) - {"PCA"}
@@ -223,7 +223,7 @@ def run_and_controls(
 ) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
     """The row of the run in `folder`, and those of its controls; one that would be the run again is left out.
 
-    The controls that are trained, for as long as the run's own W but not beyond STEPS, are kept in FOLDER/controls.
+    The controls that are trained, for a quarter of the run's own steps, are kept in FOLDER/controls.
     """
     subjects: dict[str, Callable[[], Subject]] = {"": partial(Experts, material.model)}
     for name in names:
@@ -245,9 +245,10 @@ def _variant(recipe: Recipe, name: str, images: int) -> Recipe:
     own rate the first dozen steps overshoot. It gets 1 / J of that.
     """
     model = cast(PoEConfig, recipe.model)
+    capsules, decoder = stage_of(recipe, "capsules"), stage_of(recipe, "decoder")
     stages = {
-        name: _shortened(stage_of(recipe, name), most, images)
-        for name, most in (("capsules", STEPS), ("decoder", STEPS // 6))
+        "capsules": _shortened(capsules, SHARE * capsules.train.epochs),
+        "decoder": _shortened(decoder, DECODED * decoder.train.batch / images),
     }
     if name == "offset only":
         energy = replace(model.energy, mode="offset")
@@ -261,10 +262,9 @@ def _variant(recipe: Recipe, name: str, images: int) -> Recipe:
     )  # fmt: skip
 
 
-def _shortened(stage: Stage, steps: int, images: int) -> Stage:
-    """A stage of at most so many steps on a training set of so many images."""
-    most = steps * stage.train.batch / images
-    return replace(stage, train=replace(stage.train, epochs=min(stage.train.epochs, most)))
+def _shortened(stage: Stage, epochs: float) -> Stage:
+    """A stage of at most so many epochs."""
+    return replace(stage, train=replace(stage.train, epochs=min(stage.train.epochs, epochs)))
 
 
 def _trained(recipe: Recipe, folder: Path, model: PoE) -> PoE:

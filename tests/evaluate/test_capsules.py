@@ -76,8 +76,10 @@ def material(shelf):
 
 
 def test_every_row_has_every_metric(result):
-    assert list(result.metrics) == METRICS and list(result.controls) == list(CONTROLS)
-    for name, row in {"run": result.metrics, **result.controls}.items():
+    assert list(result.metrics) == METRICS and list(result.controls) == [*CONTROLS, "real images"]
+    (real,) = result.controls["real images"]["confident_fraction"]
+    assert 0 <= real <= 1 and len(result.controls["real images"]) == 1
+    for name, row in {"run": result.metrics, **{name: result.controls[name] for name in CONTROLS}}.items():
         lacks = set() if name in ("run", *TRAINED, "random W") else {"tied_mse"}
         assert set(row) == set(METRICS) - lacks, name
         for metric, values in row.items():
@@ -96,7 +98,8 @@ def test_a_repetition_trains_nothing_and_finds_the_same(shelf, result):
     assert len([path for path in kept if path.parent.name.startswith("judge-glyphs-")]) == 1
     again = evaluate_runs([shelf / "s1"], only=[*TRAINED, "random W", "k-means"])
     assert {path: path.stat().st_mtime_ns for path in shelf.rglob("checkpoint.safetensors")} == kept
-    assert list(again.controls) == [*TRAINED, "random W", "k-means"]
+    assert list(again.controls) == [*TRAINED, "random W", "k-means", "real images"]
+    assert again.controls.pop("real images") == result.controls["real images"]
     assert again.metrics == {name: values[1:] for name, values in result.metrics.items()}
     for name, row in again.controls.items():
         assert row == {metric: values[1:] for metric, values in result.controls[name].items()}, name
@@ -234,7 +237,7 @@ def test_images_bounds_what_is_measured_and_the_sample_is_fixed(shelf, material)
     few = material_of(material.model, experts().data.load(), material.judge, images=10)
     assert few.features.shape[0] == 10 and torch.equal(few.images, material.images[:10])
     assert len(few.real) == 64 and len(few.fitted) == 256
-    assert evaluate_runs([shelf / "s0"], images=10, only=()).controls == {}
+    assert evaluate_runs([shelf / "s0"], images=10, only=()).controls.keys() == {"real images"}
     with pytest.raises(RecipeError, match="0 images"):
         evaluate_runs([shelf / "s0"], images=0)
 
@@ -254,7 +257,7 @@ def test_a_run_of_another_recipe_is_a_row_and_the_run_itself_is_none(shelf, tmp_
     train(own, tmp_path / "plain", quiet=True)
     judge = next(shelf.glob("judge-*")) if list(shelf.glob("judge-*")) else shelf / "judge"
     result = evaluate_runs([tmp_path / "plain"], [shelf / "s0"], only=["offset only", "PCA"], judge=judge)
-    assert list(result.controls) == ["experts", "PCA"]  # "offset only" would be the run itself
+    assert list(result.controls) == ["experts", "PCA", "real images"]  # "offset only" would be the run itself
     assert not (tmp_path / "plain" / "controls").exists() and not list(tmp_path.glob("judge-*"))
 
 

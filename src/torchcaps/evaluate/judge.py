@@ -17,7 +17,7 @@ from torchcaps.train.recipe import Loop
 __all__ = ["judge_features", "judge_probabilities", "train_judge"]
 
 
-def train_judge(data: DataConfig, folder: Path, *, epochs: float = 2.0, seed: int = 1000, quiet: bool = False) -> CNN:
+def train_judge(data: DataConfig, folder: Path, *, epochs: float = 5.0, seed: int = 1000, quiet: bool = False) -> CNN:
     """The judge of a data set, in evaluation mode: trained into `folder`, or taken from there if it was before.
 
     `data` is a recipe's [data], not its images: it stands in the judge's own recipe, so that a folder with the judge
@@ -27,7 +27,7 @@ def train_judge(data: DataConfig, folder: Path, *, epochs: float = 2.0, seed: in
     if labels.ndim != 1:
         raise DataError(f"labels of shape {list(labels.shape)}; a judge needs one label an image: choose other data")
     settings = Loop(epochs=epochs, batch=min(128, len(labels)))
-    recipe = Recipe(name="judge", seed=seed, data=data, model=CNNConfig(), train=settings)
+    recipe = Recipe(name="judge", seed=seed, data=data, model=CNNConfig(kernel=3), train=settings)
     outcome = train(recipe, folder, resume=True, quiet=quiet)
     if not outcome.finished:
         raise TrainingError(f"the judge in '{folder}' is not trained to its end; run the command again to go on")

@@ -17,6 +17,7 @@ from torchcaps.data import Splits
 from torchcaps.errors import RecipeError, TrainingError
 from torchcaps.evaluate.capsules import IMAGES, Experts, Material, chosen, material_of, measure, run_and_controls
 from torchcaps.evaluate.classification import classification, nearest_mean, untrained
+from torchcaps.evaluate.generative import judge_samples
 from torchcaps.evaluate.judge import judge_probabilities, train_judge
 from torchcaps.evaluate.results import Metrics, Result, gather, versions
 from torchcaps.metrics import accuracy
@@ -28,7 +29,7 @@ from torchcaps.train.run import Loaded, load_run
 __all__ = ["evaluate_runs", "judge_folder"]
 
 JUDGE_STEPS = 300
-"""A judge of few images sees them more than twice: so many steps of 128 images it takes at least."""
+"""A judge of few images sees them more than five times: so many steps of 128 images it takes at least."""
 
 
 def evaluate_runs(
@@ -119,7 +120,7 @@ def _capsules(
         _check_comparable(run, folder, first)
     splits = first.data.load()
     steps = len(splits.train) // min(128, len(splits.train))
-    cnn = train_judge(first.data, judge or judge_folder(first, folders[0]), epochs=max(2.0, JUDGE_STEPS / steps))
+    cnn = train_judge(first.data, judge or judge_folder(first, folders[0]), epochs=max(5.0, JUDGE_STEPS / steps))
     own, beside = [], []
     for run, folder in zip(runs, folders, strict=True):
         material = _material(run, splits, cnn, images)
@@ -133,7 +134,9 @@ def _capsules(
         )
     table = {name: gather(rows) for name, rows in named.items()}
     table |= {name: gather(rows[name] for rows in beside) for name in beside[0]}
-    right = accuracy(judge_probabilities(cnn, material.images), material.labels)
+    verdicts = judge_probabilities(cnn, material.images)
+    table["real images"] = {"confident_fraction": [judge_samples(verdicts.unsqueeze(0))["confident_fraction"]]}
+    right = accuracy(verdicts, material.labels)
     return _result(runs, gather(own), table, {"judge_accuracy": right, **_peak_memory()})
 
 

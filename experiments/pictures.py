@@ -1,6 +1,6 @@
-"""Draw the pictures of README and docs from a run of the demo.
+"""Draw the pictures of docs/poe.md from trained runs.
 
-torchcaps demo && python experiments/pictures.py runs/demo/capsnet-glyphs
+python experiments/pictures.py runs/poe-mnist-0 runs/poe-fashion-0
 """
 
 from __future__ import annotations
@@ -8,20 +8,31 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from torchcaps.evaluate.figures import overview
-from torchcaps.models import CapsNet
+from torchcaps.evaluate.capsule_figures import Wish, picture
+from torchcaps.models.poe import PoE
 from torchcaps.train import load_run
+from torchcaps.train.files import write_atomically
 
-ROOT = Path(__file__).parents[1]
+PICTURES = Path(__file__).parents[1] / "docs" / "pictures"
 
 
-def main(run: str) -> None:
-    loaded = load_run(run)
-    assert isinstance(loaded.model, CapsNet)
-    path = ROOT / "docs" / "pictures" / "demo.png"
-    path.write_bytes(overview(loaded.model, loaded.recipe.data.load().test))
-    print(f"wrote {path.relative_to(ROOT)}")
+def main(folders: list[str]) -> None:
+    for folder in folders:
+        run = load_run(folder)
+        assert isinstance(run.model, PoE), f"{folder} is no run of products of expert capsules"
+        name = run.recipe.name
+        _write(f"{name}-samples", picture("samples", run.model, Wish(count=4)), "samples-empirical")
+        if name == "poe-mnist":
+            test = run.recipe.data.load().test.images[:10].float() / 255
+            _write(f"{name}-completion", picture("completion", run.model, Wish(), test), "completion")
+            sweeps = picture("sweeps", run.model, Wish())
+            _write(f"{name}-sweeps", sweeps, next(key for key in sweeps if key.endswith("-axes")))
+
+
+def _write(name: str, drawn: dict[str, bytes], which: str) -> None:
+    write_atomically(PICTURES / f"{name}.png", [drawn[which]])
+    print(PICTURES / f"{name}.png")
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(sys.argv[1:])

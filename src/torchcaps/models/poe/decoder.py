@@ -18,14 +18,21 @@ from torchcaps.models.poe.config import DecoderConfig
 __all__ = ["CapsuleDecoder", "paper_update", "share_out"]
 
 
-def share_out(x: Tensor, U: Tensor, iterations: int = 3) -> Tensor:
+def _votes(x: Tensor, U: Tensor) -> Tensor:
+    """U_ji x_j [b j i d], one matrix product a capsule."""
+    j, i, d, k = U.shape
+    votes = torch.bmm(x.transpose(0, 1), U.reshape(j, i * d, k).transpose(1, 2))  # [j b (i d)]
+    return votes.view(j, len(x), i, d).transpose(0, 1)
+
+
+def share_out(x: Tensor, U: Tensor, iterations: int = 3, votes: Tensor | None = None) -> Tensor:
     """e [b j i]: routing by agreement in reverse, softmax over the capsules j that are on (x_j not 0)."""
-    votes = torch.einsum("jidk,bjk->bjid", U, x)
+    votes = _votes(x, U) if votes is None else votes
     off = ~x.bool().any(-1)  # [b j]
     logits = votes.new_zeros(votes.shape[:3]).masked_fill(off.unsqueeze(-1), -torch.inf)
     e = _softmax(logits)
     for _ in range(iterations - 1):
-        total = torch.einsum("bji,bjid->bid", e, votes)
+        total = (e.unsqueeze(-1) * votes).sum(1)  # [b i d]
         logits = logits + cosine(votes, total.unsqueeze(1))
         e = _softmax(logits)
     return e
@@ -41,11 +48,22 @@ def paper_update(U: Tensor, x: Tensor, z: Tensor, e: Tensor) -> Tensor:
 
     [j i d k], with z~_i = sum_j e_ji U_ji x_j and x~_j = squash(sum_i e_ji U_jiᵀ z~_i).
     """
-    model_z = torch.einsum("bji,jidk,bjk->bid", e, U, x)
-    model_x = squash(torch.einsum("bji,jidk,bid->bjk", e, U, model_z))
-    data = torch.einsum("bji,bid,bjk->jidk", e, z / (1 + z.square().sum(-1, keepdim=True)), x)
-    model = torch.einsum("bji,bid,bjk->jidk", e, model_z / (1 + model_z.square().sum(-1, keepdim=True)), model_x)
-    return 2 * (data - model) / len(x)
+    flat = U.flatten(1, 2)  # [j (i d) k]
+    model_z = (e.unsqueeze(-1) * _votes(x, U)).sum(1)  # [b i d]
+    model_x = squash(torch.bmm(_spread(e, model_z), flat).transpose(0, 1))  # [b j k]
+    data = torch.bmm(_spread(e, _pull(z)).transpose(1, 2), x.transpose(0, 1))  # [j (i d) k]
+    model = torch.bmm(_spread(e, _pull(model_z)).transpose(1, 2), model_x.transpose(0, 1))
+    return (data - model).view_as(U) / len(x)
+
+
+def _spread(e: Tensor, z: Tensor) -> Tensor:
+    """e_ji z_i [j b (i d)], of e [b j i] and z [b i d]."""
+    return (e.unsqueeze(-1) * z.unsqueeze(1)).transpose(0, 1).flatten(2)
+
+
+def _pull(z: Tensor) -> Tensor:
+    """2 z / (1 + |z|²)."""
+    return 2 * z / (1 + z.square().sum(-1, keepdim=True))
 
 
 class CapsuleDecoder(nn.Module):
@@ -75,8 +93,8 @@ class CapsuleDecoder(nn.Module):
 
     def forward(self, pose: Tensor) -> Tensor:
         if self.config.rule == "paper":
-            e = share_out(pose, self.U)
-            return torch.einsum("bji,jidk,bjk->bid", e, self.U, pose) + self.intercept
+            votes = _votes(pose, self.U)
+            return (share_out(pose, self.U, votes=votes).unsqueeze(-1) * votes).sum(1) + self.intercept
         return torch.einsum("jidk,bjk->bid", self.U, pose) + self.intercept
 
     def pose_mean(self) -> Tensor:

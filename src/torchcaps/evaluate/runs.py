@@ -95,7 +95,16 @@ def _result(
         "parameters": sum(p.numel() for p in runs[0].model.parameters()),
         **more_budget,
     }
-    return Result(first.name, to_dict(first), [run.recipe.seed for run in runs], metrics, rows, {}, budget, versions())
+    seeds = [run.recipe.seed for run in runs]
+    return Result(first.name, _config(first), seeds, metrics, rows, {}, budget, versions())
+
+
+def _config(recipe: Recipe) -> dict[str, Any]:
+    """The recipe, but for where this machine keeps its data."""
+    config = to_dict(recipe)
+    if "data_dir" in config["data"]:
+        config["data"]["data_dir"] = "none"
+    return config
 
 
 def _trained(runs: Sequence[Loaded]) -> dict[str, Metrics]:

@@ -33,6 +33,7 @@ def draw(decoder: CapsuleDecoder, j: int, n: int, domain: str, seed: int) -> Ten
 
 
 def check_domain(domain: str) -> None:
+    """Refuse a domain that there is not, with the nearest one."""
     if domain not in DOMAINS:
         raise RecipeError(f"unknown domain '{domain}'{nearest(domain, DOMAINS)}")
 

@@ -22,9 +22,7 @@ def model_and_test():
     return model, test
 
 
-@pytest.mark.parametrize(
-    "draw", [figures.reconstructions, figures.perturbations, figures.coupling_maps, figures.overview]
-)
+@pytest.mark.parametrize("draw", [figures.reconstructions, figures.perturbations, figures.coupling_maps])
 def test_every_picture_is_a_png_and_depends_on_the_model(model_and_test, draw):
     model, test = model_and_test
     first = draw(model, test)

@@ -18,7 +18,6 @@ __all__ = [
     "coupling_maps",
     "image_grid",
     "learning_curve",
-    "overview",
     "perturbations",
     "reconstructions",
     "require_matplotlib",
@@ -71,14 +70,6 @@ def coupling_maps(model: CapsNet, data: Dataset, count: int = 6) -> bytes:
     """Where in the image the winning capsule gets its children from, iteration by iteration."""
     images = data.images[:count].float() / 255
     return image_grid([("image", images.mean(1)), *_maps(model, data, count)], scale=0.8)
-
-
-def overview(model: CapsNet, data: Dataset, count: int = 11) -> bytes:
-    """The three in one picture; of the dimensions, the four that move the image most."""
-    strips = _strips(model, data, 0.25, count)
-    moved = (strips[:, -1] - strips[:, 0]).square().sum((1, 2)).argsort(descending=True)[:4]
-    swept = [(f"number {int(n) + 1}", strips[n]) for n in moved]
-    return image_grid([*_redrawn(model, data, count), *swept, *_maps(model, data, count)])
 
 
 @torch.inference_mode()

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.kernels import voteless
-from torchcaps.layers.sparse import SparseMask, rank_mask
+from torchcaps.layers.sparse import SparseMask, rank, rank_mask
 from torchcaps.math.random import uniform
 from torchcaps.math.squash import squash
 from torchcaps.models.base import mean_over_team
@@ -75,7 +75,7 @@ class CapsuleEnergy(nn.Module):
         if self.mask is None:
             return Seen(x, coupling, z, None, None)
         support = self.support(x, z) * (self.mask.boost if boosted else 1)
-        ranks = support.argsort(dim=-1, descending=True, stable=True).argsort(dim=-1, stable=True)
+        ranks = rank(support)
         gate = rank_mask(ranks, self.config.sharpness if sharpness is None else sharpness).to(z.dtype)
         return Seen(x, coupling, z, gate, ranks)
 
@@ -159,7 +159,7 @@ class CapsuleEnergy(nn.Module):
             drawn = None
             if self.config.magnitudes == "bernoulli":
                 drawn = uniform(draws[0], step, n, draws[1], count=z.shape[1], dtype=z.dtype)
-            x = squash(self.expect(energy.hidden(z, seen.gate, drawn), seen.coupling))
+            x = energy.reverse(energy.hidden(z, seen.gate, drawn), self.W, seen.coupling, self.gain)
         return x
 
     def _from_particles(self, step: int) -> Seen:

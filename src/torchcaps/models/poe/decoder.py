@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from torchcaps.math.squash import cosine, squash
 from torchcaps.models.poe.config import DecoderConfig
+from torchcaps.models.poe.energy import pull
 
 __all__ = ["CapsuleDecoder", "paper_update", "share_out"]
 
@@ -51,19 +52,14 @@ def paper_update(U: Tensor, x: Tensor, z: Tensor, e: Tensor) -> Tensor:
     flat = U.flatten(1, 2)  # [j (i d) k]
     model_z = (e.unsqueeze(-1) * _votes(x, U)).sum(1)  # [b i d]
     model_x = squash(torch.bmm(_spread(e, model_z), flat).transpose(0, 1))  # [b j k]
-    data = torch.bmm(_spread(e, _pull(z)).transpose(1, 2), x.transpose(0, 1))  # [j (i d) k]
-    model = torch.bmm(_spread(e, _pull(model_z)).transpose(1, 2), model_x.transpose(0, 1))
+    data = torch.bmm(_spread(e, pull(z)).transpose(1, 2), x.transpose(0, 1))  # [j (i d) k]
+    model = torch.bmm(_spread(e, pull(model_z)).transpose(1, 2), model_x.transpose(0, 1))
     return (data - model).view_as(U) / len(x)
 
 
 def _spread(e: Tensor, z: Tensor) -> Tensor:
     """e_ji z_i [j b (i d)], of e [b j i] and z [b i d]."""
     return (e.unsqueeze(-1) * z.unsqueeze(1)).transpose(0, 1).flatten(2)
-
-
-def _pull(z: Tensor) -> Tensor:
-    """2 z / (1 + |z|²)."""
-    return 2 * z / (1 + z.square().sum(-1, keepdim=True))
 
 
 class CapsuleDecoder(nn.Module):

@@ -58,9 +58,12 @@ def hidden(z: Tensor, gate: Tensor | None = None, draw: Tensor | None = None) ->
     return x if gate is None else x * gate.unsqueeze(-1)
 
 
-def reverse(x: Tensor, W: Tensor, c: Coupling) -> Tensor:
-    """Algorithm 1, lines 4-5: squash(sum_j c_ij W_ijᵀ x_j) [b i d], what hidden capsules x [b j k] expect to see."""
-    return squash(voteless.reverse(x, W, c))
+def reverse(x: Tensor, W: Tensor, c: Coupling, gain: float = 1.0) -> Tensor:
+    """Algorithm 1, lines 4-5: squash(sum_j c_ij W_ijᵀ x_j) [b i d], what hidden capsules x [b j k] expect to see.
+
+    The gain before squash is ours, 1 in the paper.
+    """
+    return squash(gain * voteless.reverse(x, W, c))
 
 
 class _Contrast(torch.autograd.Function):

@@ -27,9 +27,9 @@ def collect(features: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
 class CapsuleStage(Model):
     """Trains W on the features of the autoencoder, which stands still; they are computed once."""
 
-    def __init__(self, energy: CapsuleEnergy, features: Callable[[Tensor], Tensor], seed: int = 0) -> None:
+    def __init__(self, energy: CapsuleEnergy, features: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
-        self.energy, self._features, self._seed = energy, features, seed
+        self.energy, self._features = energy, features
         self._cache: Tensor | None = None
 
     def prepare(self, images: Tensor) -> None:
@@ -39,7 +39,7 @@ class CapsuleStage(Model):
     def objective(self, batch: Batch, step: int) -> dict[str, Tensor]:
         with torch.autocast(batch.images.device.type, enabled=False):  # the products without votes know one precision
             x = self.energy.visible(self._of(batch))
-            return self.energy.contrast(x, step, (self._seed, batch.indices))
+            return self.energy.contrast(x, step, (0, batch.indices))
 
     def finish(self) -> None:
         self._cache = None

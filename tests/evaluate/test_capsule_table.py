@@ -10,6 +10,7 @@ import torch
 
 from tiny import tiny
 from torchcaps.config import to_dict
+from torchcaps.data import MnistConfig
 from torchcaps.errors import RecipeError, TrainingError
 from torchcaps.evaluate import capsules, evaluate_runs, runs
 from torchcaps.evaluate.capsules import CONTROLS, SAMPLES, Experts, chosen, material_of, measure
@@ -88,6 +89,12 @@ def test_every_row_has_every_metric(result):
     assert result.seeds == [0, 1] and result.recipe == "experts"
     assert result.config == to_dict(experts())
     assert result.budget["steps"] == 48 and result.budget["memory"] > 50 and 0 <= result.budget["judge_accuracy"] <= 1
+
+
+def test_results_do_not_say_where_a_machine_keeps_its_data():
+    recipe = replace(experts(), data=MnistConfig(data_dir="somewhere"))
+    assert runs._config(recipe) == to_dict(replace(recipe, data=MnistConfig()))
+    assert runs._config(experts()) == to_dict(experts())
 
 
 def test_a_repetition_trains_nothing_and_finds_the_same(shelf, result):

@@ -148,7 +148,7 @@ def test_local_pca_finds_planted_subspaces():
     for j in range(J):
         mine = int(found.winners(centres[j : j + 1]))
         assert same_span(found.axes[mine], axes[j], 0.02)
-        assert torch.allclose(found.deviation[mine], torch.tensor([3.0, 1.0]), rtol=0.2)
+        assert torch.allclose(found.scores[mine].std(0), torch.tensor([3.0, 1.0]), rtol=0.2)
 
 
 def test_local_pca_codes_and_rebuild_by_loops():
@@ -164,12 +164,12 @@ def test_local_pca_codes_and_rebuild_by_loops():
         assert torch.allclose(rebuilt[n], drawn, atol=1e-4)
 
 
-def test_local_pca_samples_have_the_moments_of_its_gaussians():
+def test_local_pca_samples_have_the_moments_of_its_groups():
     f, *_ = planted()
     found = fit_local_pca(f, J, K, 0)
     s = found.samples(4000, 0)
     for j in range(J):
-        wanted = found.axes[j].T @ torch.diag(found.deviation[j] ** 2) @ found.axes[j]  # [p p]
+        wanted = found.axes[j].T @ torch.diag(found.scores[j].var(0)) @ found.axes[j]  # [p p]
         assert torch.allclose(s[j].mean(0), found.means[j], atol=0.2)
         assert torch.allclose(torch.cov(s[j].T), wanted, atol=0.5)
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from torchcaps.errors import DataError
-from torchcaps.math.random import hash_counters, normal, permutation, seed_of, uniform
+from torchcaps.math.random import hash_counters, normal, permutation, resample, seed_of, uniform
 
 WORD = 2**64
 any_int64 = st.integers(-(2**63), 2**63 - 1)
@@ -180,3 +180,28 @@ def test_wrong_input_is_refused_in_one_line() -> None:
         uniform(0, torch.tensor([0.5]), count=1)
     with pytest.raises(DataError, match=r"^permutation of n=-1 .*data set$"):
         permutation(0, 0, -1)
+
+
+POINTS = torch.tensor([[0.0, 0.0], [2.0, 1.0], [4.0, -1.0], [2.0, 0.5]], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("breadth", [0.0, 0.5, 1.0])
+def test_resampled_points_keep_mean_and_covariance(breadth: float) -> None:
+    drawn = resample(POINTS, 3, 1, torch.arange(20_000), breadth=breadth)
+    torch.testing.assert_close(drawn.mean(0), POINTS.mean(0), rtol=0, atol=0.04)
+    torch.testing.assert_close(drawn.T.cov(), POINTS.T.cov(correction=0), rtol=0.03, atol=0.02)
+
+
+def test_resampling_without_breadth_draws_the_points_evenly_and_with_it_something_new() -> None:
+    drawn = resample(POINTS, 3, torch.arange(4000), breadth=0.0)
+    found = torch.cdist(drawn, POINTS).argmin(1)
+    torch.testing.assert_close(drawn, POINTS[found])
+    assert all(abs(int((found == n).sum()) - 1000) < 120 for n in range(4))
+    assert float(torch.cdist(resample(POINTS, 3, torch.arange(50)), POINTS).min()) > 1e-3
+
+
+def test_resampling_is_a_function_of_seed_and_counters() -> None:
+    whole = resample(POINTS.float(), 0, 5, torch.arange(9))
+    assert whole.dtype == torch.float32 and torch.equal(resample(POINTS.float(), 0, 5, torch.arange(4)), whole[:4])
+    assert not torch.equal(resample(POINTS.float(), 0, 6, torch.arange(9)), whole)
+    assert torch.equal(resample(POINTS[:1], 0, torch.arange(3)), POINTS[:1].expand(3, 2))

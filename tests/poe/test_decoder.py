@@ -15,7 +15,7 @@ from torch.nn.functional import binary_cross_entropy
 from torchcaps.math.squash import squash
 from torchcaps.models.poe import DecoderConfig, EnergyConfig
 from torchcaps.models.poe.capsules import CapsuleEnergy
-from torchcaps.models.poe.decoder import CapsuleDecoder, paper_update, share_out
+from torchcaps.models.poe.decoder import EXAMPLES, CapsuleDecoder, paper_update, share_out
 from torchcaps.models.poe.stages import DecoderStage, collect
 from torchcaps.types import Batch
 
@@ -161,6 +161,24 @@ def test_poses_of_the_images_that_a_capsule_won(rule: str) -> None:
         if counts[j]:
             near(stage.decoder.pose_mean()[j], torch.from_numpy(z.mean(0)))
             near(stage.decoder.pose_covariance()[j], torch.from_numpy(np.cov(z.T, bias=True)))
+
+
+@pytest.mark.parametrize("mode", ["competition", "offset"])
+def test_examples_are_the_first_poses_of_the_images_that_a_capsule_took_part_in(mode: str) -> None:
+    stage, energy = stage_of("least squares", mode=mode)
+    x = images(40)
+    stage.keep(torch.split(features_of(x), 7))
+    seen = energy.look(energy.visible(features_of(x)))
+    for j in range(J):
+        own = [z[j] for n, z in enumerate(seen.z) if mode == "offset" or int(energy.winners(seen)[n]) == j]
+        assert int(stage.decoder.kept[j]) == len(own)
+        near(stage.decoder.examples_of(j).double(), torch.stack(own) if own else torch.zeros(1, K).double())
+
+
+def test_no_more_examples_are_kept_than_there_is_room_for() -> None:
+    decoder = CapsuleDecoder(DecoderConfig(), I, J, D, K)
+    decoder.keep(torch.ones(EXAMPLES + 5, J, K), torch.ones(EXAMPLES + 5, J).bool())
+    assert decoder.examples_of(0).shape == (EXAMPLES, K) and bool((decoder.examples_of(J - 1) == 1).all())
 
 
 def test_poses_of_a_capsule_that_won_nothing_are_0_and_without_competition_all_count() -> None:

@@ -33,7 +33,16 @@ def decoder(mean: Tensor = MEAN, covariance: Tensor = COVARIANCE, weight: float 
     made.weight.fill_(weight)
     made.first.copy_(weight * mean)
     made.second.copy_(weight * (covariance + mean.unsqueeze(-1) * mean.unsqueeze(-2)))
+    made.keep(with_moments(mean, covariance), torch.ones(200, len(mean)).bool())
     return made
+
+
+def with_moments(mean: Tensor, covariance: Tensor, n: int = 200) -> Tensor:
+    """Poses [n j k] that have exactly these moments."""
+    noise = torch.randn(n, *mean.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    white = [torch.linalg.qr(each - each.mean(0)).Q * n**0.5 for each in noise.unbind(1)]
+    roots = [torch.linalg.cholesky(c + 1e-12 * torch.eye(len(c))) for c in covariance]
+    return torch.stack([m + w @ r.T for m, w, r in zip(mean, white, roots, strict=True)], 1)
 
 
 def drawn(j: int, domain: str, n: int = 20_000, seed: int = 0, made: CapsuleDecoder | None = None) -> Tensor:
@@ -215,6 +224,7 @@ def test_samples(domain: Any) -> None:
     model.decoder.weight.fill_(1)
     model.decoder.first.copy_(torch.randn(3, 4))
     model.decoder.second.copy_(torch.eye(4) + model.decoder.first.unsqueeze(-1) * model.decoder.first.unsqueeze(-2))
+    model.decoder.keep(torch.randn(9, 3, 4), torch.ones(9, 3).bool())
     model.train()
     made = model.sample(1, n=6, domain=domain, seed=3)
     assert made.shape == (6, *SPEC[:3]) and made.min() >= 0 and made.max() <= 1 and not made.requires_grad

@@ -44,7 +44,7 @@ from torchcaps.models.poe.stages import DecoderStage
 from torchcaps.routing import Dynamic
 from torchcaps.train import Recipe, train
 from torchcaps.train.display import progress
-from torchcaps.train.recipe import Stage, stage_of
+from torchcaps.train.recipe import OptimiserConfig, Stage, stage_of
 from torchcaps.train.training import set_up, take_over
 from torchcaps.types import Batch
 
@@ -241,8 +241,8 @@ def run_and_controls(
 def _variant(recipe: Recipe, name: str, images: int) -> Recipe:
     """The run's recipe with another energy: "offset only" is centred and no more, "paper" Algorithm 1 as printed.
 
-    In mode "paper" all J capsules are soon the same and answer together, so that a step counts J times: with the run's
-    own rate the first dozen steps overshoot. It gets 1 / J of that.
+    "paper" has the paper's own optimiser. All J capsules are soon the same there and answer together, so that a step
+    counts J times: with the rate that suits capsules in competition, 2, the first dozen steps overshoot. It gets 1 / J.
     """
     model = cast(PoEConfig, recipe.model)
     capsules, decoder = stage_of(recipe, "capsules"), stage_of(recipe, "decoder")
@@ -255,7 +255,7 @@ def _variant(recipe: Recipe, name: str, images: int) -> Recipe:
         return replace(recipe, name=f"{recipe.name}-offset", model=replace(model, energy=energy), stages=stages)
     energy = replace(model.energy, mode="paper", routing=Dynamic(iterations=3, agreement="cosine", over="children"))
     stage = stages["capsules"]
-    slow = replace(stage, optimiser=replace(stage.optimiser, lr=stage.optimiser.lr / model.capsules))
+    slow = replace(stage, optimiser=OptimiserConfig("SGD", 2 / model.capsules, {"momentum": 0.9}))
     return replace(
         recipe, name=f"{recipe.name}-paper", model=replace(model, energy=energy),
         stages={**stages, "capsules": slow},
@@ -297,6 +297,7 @@ def _random(recipe: Recipe, material: Material) -> Experts:
     power = torch.cat([energy.look(energy.visible(x)).z.square().sum(-1) for x in torch.split(f, CHUNK)]).mean()
     energy.W.div_(power.sqrt().clamp_min(torch.finfo(power.dtype).tiny))
     stage = DecoderStage(model.decoder, energy, lambda features: features, model.draw)
+    stage.keep(torch.split(f, CHUNK))
     stage.objective(Batch(f, material.fitted_labels, torch.arange(len(f))), 0)
     stage.finish()
     return Experts(model)

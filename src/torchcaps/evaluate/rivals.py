@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from torchcaps.errors import DataError, RecipeError, ShapeError
-from torchcaps.math.random import normal, uniform
+from torchcaps.math.random import normal, resample, uniform
 
 __all__ = [
     "PCA",
@@ -112,12 +112,13 @@ class KMeans:
 class LocalPCA:
     """The strongest fair rival: in each of J k-means clusters the K leading axes, a mixture of K-dimensional Gaussians.
 
-    As for capsules in competition, the code of a row is 0 in all groups but the winner.
+    As for capsules in competition, the code of a row is 0 in all groups but the winner; and as theirs, its samples are
+    drawn from the scores of the rows that a group won.
     """
 
     means: Tensor  # [j p]
     axes: Tensor  # [j k p]
-    deviation: Tensor  # [j k]
+    scores: tuple[Tensor, ...]  # [n k] of each group
 
     def codes(self, f: Tensor) -> Tensor:
         scores = torch.einsum("np,jkp->njk", f, self.axes) - torch.einsum("jp,jkp->jk", self.means, self.axes)
@@ -130,8 +131,8 @@ class LocalPCA:
         return self.means[self.winners(f)] + torch.einsum("njk,jkp->np", self.codes(f), self.axes)
 
     def samples(self, n: int, seed: int) -> Tensor:
-        j, k = self.deviation.shape
-        scores = _noise(seed, j, n, k) * self.deviation[:, None]  # [j n k]
+        drawn = [resample(own, seed, j, torch.arange(n)) for j, own in enumerate(self.scores)]
+        scores = torch.stack(drawn)  # [j n k]
         return self.means[:, None] + torch.einsum("jnk,jkp->jnp", scores, self.axes)
 
 
@@ -195,7 +196,8 @@ def fit_local_pca(f: Tensor, capsules: int, dimension: int, seed: int = 0) -> Lo
     winners = found.winners(x)
     clusters = [x[winners == j] if (winners == j).any() else found.centroids[j, None] for j in range(capsules)]
     parts = [_principal(cluster, dimension) for cluster in clusters]
-    return LocalPCA(*(torch.stack(column) for column in zip(*parts, strict=True)))
+    scores = tuple((cluster - p.mean) @ p.axes.T for cluster, p in zip(clusters, parts, strict=True))
+    return LocalPCA(torch.stack([p.mean for p in parts]), torch.stack([p.axes for p in parts]), scores)
 
 
 def fit_rbm(f: Tensor, capsules: int, dimension: int, seed: int = 0) -> RBM:

@@ -18,7 +18,7 @@ from torchcaps.errors import RecipeError, TrainingError
 from torchcaps.evaluate.capsules import IMAGES, Experts, Material, chosen, material_of, measure, run_and_controls
 from torchcaps.evaluate.classification import classification, nearest_mean, untrained
 from torchcaps.evaluate.generative import judge_samples
-from torchcaps.evaluate.judge import judge_probabilities, train_judge
+from torchcaps.evaluate.judge import RATE, judge_probabilities, train_judge
 from torchcaps.evaluate.results import Metrics, Result, gather, versions
 from torchcaps.metrics import accuracy
 from torchcaps.models import CNN, PoE, PoEConfig
@@ -64,9 +64,9 @@ def evaluate_runs(
 
 
 def judge_folder(recipe: Recipe, folder: Path) -> Path:
-    """Beside a run's folder: one judge for all runs on the same data, whatever their models."""
+    """Beside a run's folder: one judge for all runs on the same data, whatever their models; older judges stay."""
     data = _data_of(recipe)
-    digest = zlib.crc32(json.dumps(data, sort_keys=True).encode())
+    digest = zlib.crc32(json.dumps([data, RATE], sort_keys=True).encode())
     return folder.parent / f"judge-{data['name']}-{digest:08x}"
 
 

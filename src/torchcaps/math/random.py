@@ -21,7 +21,7 @@ from torch import Tensor
 
 from torchcaps.errors import DataError
 
-__all__ = ["hash_counters", "normal", "permutation", "seed_of", "uniform"]
+__all__ = ["hash_counters", "normal", "permutation", "resample", "seed_of", "uniform"]
 
 
 def _word(value: int) -> int:
@@ -61,6 +61,29 @@ def normal(seed: int, *counters: int | Tensor, count: int, dtype: torch.dtype = 
     u = (_shift_right(h, 12).double() + 0.5) * 2.0**-52
     z: Tensor = torch.special.ndtri(u)
     return z.to(dtype)
+
+
+def resample(points: Tensor, seed: int, *counters: int | Tensor, breadth: float = 0.5) -> Tensor:  # [... k]
+    """New points like those of `points` [n k], one for each element of the counters: a smoothed bootstrap.
+
+        mean + sqrt(1 - h²) (point - mean) + h C^(1/2) noise        h = breadth, C the covariance (divisor n)
+
+    so that mean and covariance are kept for any h in [0, 1]: 0 draws the points themselves, 1 a Gaussian.
+    """
+    n, k = points.shape
+    one = torch.minimum((uniform(seed, *counters, count=1, dtype=torch.float64) * n).long(), torch.tensor(n - 1))
+    mean = points.double().mean(0)
+    away = points.double() - mean  # [n k]
+    noise = normal(seed, *counters, count=k, dtype=torch.float64) @ _root(away.T @ away / n)
+    drawn: Tensor = mean + (1 - breadth * breadth) ** 0.5 * away[one.squeeze(-1)] + breadth * noise
+    return drawn.to(points.dtype)
+
+
+def _root(covariance: Tensor) -> Tensor:
+    """The symmetric square root of a covariance matrix; what rounding made negative is 0."""
+    values, vectors = torch.linalg.eigh(covariance)
+    root: Tensor = (vectors * values.clamp_min(0).sqrt()) @ vectors.T
+    return root
 
 
 def permutation(seed: int, epoch: int, n: int) -> Tensor:  # [n]

@@ -51,13 +51,13 @@ class EnergyConfig:
     particles: Count = 128
     gradient: Literal["closed", "autograd"] = "closed"
     init: PositiveFloat = 0.0007
-    bias: NonNegativeFloat = 1.0
+    bias: NonNegativeFloat = 2.0
     bias_start: NonNegativeFloat = 3.0
     gain: PositiveFloat = 200.0
     sharpness: NonNegativeFloat = 120.0
     ramp: Count = 200
     loosen: Count = 2800
-    boost: NonNegativeFloat = 0.005
+    boost: NonNegativeFloat = 0.01
 
     def __post_init__(self) -> None:
         check(self)

@@ -16,7 +16,10 @@ from torchcaps.math.squash import cosine, squash
 from torchcaps.models.poe.config import DecoderConfig
 from torchcaps.models.poe.energy import pull
 
-__all__ = ["CapsuleDecoder", "paper_update", "share_out"]
+__all__ = ["EXAMPLES", "CapsuleDecoder", "paper_update", "share_out"]
+
+EXAMPLES = 256
+"""Poses of training images that are kept of each capsule, at most."""
 
 
 def _votes(x: Tensor, U: Tensor) -> Tensor:
@@ -71,6 +74,8 @@ class CapsuleDecoder(nn.Module):
     weight: Tensor
     first: Tensor
     second: Tensor
+    examples: Tensor
+    kept: Tensor
 
     def __init__(
         self, config: DecoderConfig, children: int, capsules: int, child_dimension: int, dimension: int
@@ -86,12 +91,25 @@ class CapsuleDecoder(nn.Module):
         self.register_buffer("weight", torch.zeros(capsules, dtype=torch.float64))
         self.register_buffer("first", torch.zeros(capsules, dimension, dtype=torch.float64))
         self.register_buffer("second", torch.zeros(capsules, dimension, dimension, dtype=torch.float64))
+        self.register_buffer("examples", torch.zeros(capsules, EXAMPLES, dimension))
+        self.register_buffer("kept", torch.zeros(capsules, dtype=torch.int64))
 
     def forward(self, pose: Tensor) -> Tensor:
         if self.config.rule == "paper":
             votes = _votes(pose, self.U)
             return (share_out(pose, self.U, votes=votes).unsqueeze(-1) * votes).sum(1) + self.intercept
         return torch.einsum("jidk,bjk->bid", self.U, pose) + self.intercept
+
+    def keep(self, z: Tensor, taken: Tensor) -> None:
+        """Keep the first poses z [n j k] of the images that each capsule takes part in, taken [n j]."""
+        for j in range(len(self.kept)):
+            own = z[taken[:, j], j][:EXAMPLES]  # [n k]
+            self.examples[j, : len(own)] = own
+            self.kept[j] = len(own)
+
+    def examples_of(self, j: int) -> Tensor:
+        """[n k] the poses kept of capsule j; a single 0 if it took part in no image."""
+        return self.examples[j, : max(1, int(self.kept[j]))]
 
     def pose_mean(self) -> Tensor:
         """[j k] mean of z_j over the images that capsule j takes part in; 0 if there are none."""

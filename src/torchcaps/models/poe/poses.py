@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from torchcaps.errors import RecipeError, nearest
-from torchcaps.math.random import normal
+from torchcaps.math.random import normal, resample
 from torchcaps.math.squash import squash
 from torchcaps.models.poe.decoder import CapsuleDecoder
 
@@ -21,12 +21,11 @@ _TURNED = 0.2
 def draw(decoder: CapsuleDecoder, j: int, n: int, domain: str, seed: int) -> Tensor:
     """[n k] poses of capsule j from a domain; sample m is a function of (seed, j, m)."""
     check_domain(domain)
-    k = decoder.first.shape[1]
-    z = normal(seed, j, torch.arange(n), count=k, dtype=torch.float64)
+    which = torch.arange(n)
     if domain == "empirical":
-        mean, root = decoder.pose_mean()[j], _root(decoder.pose_covariance()[j])
-        z = mean + z @ root
-    elif domain == "restricted":
+        return squash(resample(decoder.examples_of(j), seed, j, which)).to(decoder.U.dtype)
+    z = normal(seed, j, which, count=decoder.first.shape[1], dtype=torch.float64)
+    if domain == "restricted":
         side = z @ _visited(decoder, j)
         z = torch.where(side.unsqueeze(-1) < 0, -z, z)
     return squash(z).to(decoder.U.dtype)
@@ -36,13 +35,6 @@ def check_domain(domain: str) -> None:
     """Refuse a domain that there is not, with the nearest one."""
     if domain not in DOMAINS:
         raise RecipeError(f"unknown domain '{domain}'{nearest(domain, DOMAINS)}")
-
-
-def _root(covariance: Tensor) -> Tensor:
-    """The symmetric square root of a covariance matrix; what rounding made negative is 0."""
-    values, vectors = torch.linalg.eigh(covariance)
-    root: Tensor = vectors @ torch.diag(values.clamp_min(0).sqrt()) @ vectors.T
-    return root
 
 
 def _visited(decoder: CapsuleDecoder, j: int) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from torch.nn.functional import binary_cross_entropy
 
 from torchcaps.models.base import Model, mean_over_team
 from torchcaps.models.poe.capsules import CapsuleEnergy, Seen
-from torchcaps.models.poe.decoder import CapsuleDecoder, paper_update, share_out
+from torchcaps.models.poe.decoder import EXAMPLES, CapsuleDecoder, paper_update, share_out
 from torchcaps.types import Batch
 
 __all__ = ["CapsuleStage", "DecoderStage", "collect"]
@@ -60,6 +60,19 @@ class DecoderStage(Model):
         self.decoder, self._frozen, self._features, self._draw = decoder, (energy,), features, draw
         self.by_gradient = decoder.config.rule != "least squares"
 
+    def prepare(self, images: Tensor) -> None:
+        """Look at evenly spaced images, so many that an average capsule finds as many poses as it may keep."""
+        count = min(len(images), EXAMPLES * len(self.decoder.kept))
+        some = images[torch.linspace(0, len(images) - 1, count).long()]
+        self.keep([self._features(part.float() / 255) for part in torch.split(some, CHUNK)])
+
+    @torch.no_grad()
+    def keep(self, features: Sequence[Tensor]) -> None:
+        """Keep poses of features, parts of [n i d]."""
+        (energy,) = self._frozen
+        seen = [energy.look(energy.visible(part)) for part in features]
+        self.decoder.keep(torch.cat([s.z for s in seen]), torch.cat([_taken(s) for s in seen]))
+
     def objective(self, batch: Batch, step: int) -> dict[str, Tensor]:
         with torch.autocast(batch.images.device.type, enabled=False):
             return self._learn(batch, step)
@@ -85,7 +98,7 @@ class DecoderStage(Model):
     def _gather(self, seen: Seen) -> None:
         """Means over the batch, added up: their ratios are what counts."""
         d, z = self.decoder, seen.z.double()
-        taken = z.new_ones(z.shape[:2]) if seen.gate is None else (seen.gate > 0.5).double()  # [b j]
+        taken = _taken(seen).double()
         d.weight.add_(mean_over_team(taken.mean(0)))
         d.first.add_(mean_over_team(torch.einsum("bj,bjk->jk", taken, z) / len(z)))
         d.second.add_(mean_over_team(torch.einsum("bj,bjk,bjl->jkl", taken, z, z) / len(z)))
@@ -117,6 +130,11 @@ class DecoderStage(Model):
         d = self.decoder
         if d.config.rule == "least squares":
             d.U.data.copy_(_solve(d.gram, d.cross, d.config.ridge, d.U.shape, d.intercept))
+
+
+def _taken(seen: Seen) -> Tensor:
+    """[b j] which capsules take part in which image: all where nothing competes."""
+    return seen.z.new_ones(seen.z.shape[:2]).bool() if seen.gate is None else seen.gate > 0.5
 
 
 def _solve(gram: Tensor, cross: Tensor, ridge: float, shape: torch.Size, intercept: Tensor) -> Tensor:

@@ -6,7 +6,9 @@ from torchcaps.models.autoencoder import Autoencoder, AutoencoderConfig
 from torchcaps.models.base import Model, ModelConfig, check_images
 from torchcaps.models.baselines import CNN, CNNConfig
 from torchcaps.models.capsnet import CapsNet, CapsNetConfig, CapsNetOutput
+from torchcaps.models.matrix import MatrixCaps, MatrixConfig, MatrixInit, MatrixOutput
 from torchcaps.models.poe import PoE, PoEConfig
+from torchcaps.models.sparse import SparseCaps, SparseConfig, SparseOutput
 
 __all__ = [
     "CNN",
@@ -17,10 +19,17 @@ __all__ = [
     "CapsNet",
     "CapsNetConfig",
     "CapsNetOutput",
+    "MatrixCaps",
+    "MatrixConfig",
+    "MatrixInit",
+    "MatrixOutput",
     "Model",
     "ModelConfig",
     "PoE",
     "PoEConfig",
+    "SparseCaps",
+    "SparseConfig",
+    "SparseOutput",
     "check_images",
 ]
 
@@ -28,5 +37,7 @@ MODELS: dict[str, type] = {
     "autoencoder": AutoencoderConfig,
     "capsnet": CapsNetConfig,
     "cnn": CNNConfig,
+    "matrix": MatrixConfig,
     "poe": PoEConfig,
+    "sparse": SparseConfig,
 }

@@ -1,0 +1,205 @@
+"""Matrix capsules with EM routing (Hinton 2018).
+
+image -> convolution, ReLU (A channels) -> primary capsules (B types, 4x4 pose and a logistic switch)
+      -> convolutional capsules (C types) -> convolutional capsules (D types) -> class capsules, coordinates added
+      -> spread loss on their switches, with a margin that grows
+
+The defaults are those of the authors' released code where the paper is silent.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import relu
+
+from torchcaps.config import Count, NonNegativeFloat, PositiveFloat, check
+from torchcaps.layers import ClassCapsules, ConvCapsules, PrimaryCapsules
+from torchcaps.losses import LOSSES, spread_loss, spread_margin
+from torchcaps.math.gaussian import LOG_2PI
+from torchcaps.math.patches import Grid
+from torchcaps.math.pose import MATRIX
+from torchcaps.models.base import Model, check_images, check_spec
+from torchcaps.routing import EM
+from torchcaps.types import Batch, Capsules, ImageSpec, RoutingInfo
+
+__all__ = ["MatrixCaps", "MatrixConfig", "MatrixInit", "MatrixOutput", "Switches"]
+
+
+def _authors_routing() -> EM:
+    """lambda is .01 in their code, where it multiplies log sigma^2; here it multiplies log sigma, hence .02."""
+    return EM(final_inverse_temperature=0.02, damping=0.1)
+
+
+@dataclass(frozen=True)
+class MatrixInit:
+    """How training starts. Weights are normal, cut at two standard deviations; these are the deviations.
+
+    on, on_bias       of a primary capsule's switch: sigmoid(x - 1)
+    switch            (s, a) of the convolutional capsules' switches, see `Switches`
+    switch_classes    (s, a) of the class capsules' switches
+    """
+
+    conv: PositiveFloat = 0.05
+    conv_bias: float = 0.1
+    pose: PositiveFloat = 0.5
+    on: PositiveFloat = 3.0
+    on_bias: float = -1.0
+    capsules: PositiveFloat = 0.3
+    classes: PositiveFloat = 0.01
+    switch: tuple[float, float] = (0.5, 0.5)
+    switch_classes: tuple[float, float] = (2.0, 1.0)
+
+
+@dataclass(frozen=True)
+class MatrixConfig:
+    """Sizes, routing and loss; the defaults are the 68 K parameters of Hinton 2018 on 32x32 stereo pairs.
+
+    sizes         (A, B, C, D); the paper's large network is (32, 32, 32, 32)
+    pose          poses are 4x4 "matrix"es, V = M W, or "vector"s of 16 with W of 16x16
+    routing       to change one setting in Python, keep the others: replace(MatrixConfig().routing, iterations=2)
+    class_cooling what the inverse temperature of the class capsules is divided by
+    coordinates   scale of the pixel coordinates that are added to the votes for classes; 0 = off
+    loss          "spread", or one of the other two of table 1
+    margin, ramp  the rule by which the spread loss's margin grows, and its steps: see `losses.spread_margin`
+    """
+
+    sizes: tuple[Count, Count, Count, Count] = (64, 8, 16, 16)
+    kernel: Count = 5
+    stride: Count = 2
+    capsule_kernel: Count = 3
+    capsule_strides: tuple[Count, Count] = (2, 1)
+    pose: Literal["matrix", "vector"] = "matrix"
+    routing: EM = field(default_factory=_authors_routing)
+    class_cooling: PositiveFloat = 4.0
+    coordinates: NonNegativeFloat = 0.01
+    loss: Literal["spread", "margin", "cross-entropy"] = "spread"
+    margin: Literal["sigmoid", "linear"] = "sigmoid"
+    ramp: Count = 50_000
+    init: MatrixInit = field(default_factory=MatrixInit)
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    @property
+    def class_routing(self) -> EM:
+        """The routing into the class capsules: the same at a higher temperature, and classes always compete."""
+        cooled = self.routing.final_inverse_temperature / self.class_cooling
+        return replace(self.routing, final_inverse_temperature=cooled, competition="all")
+
+    @property
+    def smallest(self) -> int:
+        """The side of the smallest image in which every window fits once."""
+        side = 1
+        for stride in reversed(self.capsule_strides):
+            side = (side - 1) * stride + self.capsule_kernel
+        return (side - 1) * self.stride + self.kernel
+
+    def build(self, spec: ImageSpec) -> MatrixCaps:
+        return MatrixCaps(self, spec)
+
+
+class MatrixOutput(NamedTuple):
+    """Class capsules [b j 16], the three layers below them [b h w i 16], and the three routings from layer to layer."""
+
+    classes: Capsules
+    below: tuple[Capsules, ...]
+    infos: tuple[RoutingInfo, ...]
+
+
+_UNITS = {"beta_a": -2500.0, "beta_u": (LOG_2PI + 1) / 2}
+
+
+class Switches(nn.ParameterDict):
+    """The two learned biases of each parent type, in the units of the authors' code.
+
+    Their switch is logit = lambda' (mass (-sum_h log sigma_h^2 - s H (log 2 pi + 1)) - 5000 a), for H pose elements.
+    With lambda = 2 lambda' that is `routing.em`'s lambda (beta_a - mass sum_h (beta_u + log sigma_h)) where
+
+        beta_a = -2500 a        beta_u = s (log 2 pi + 1) / 2
+
+    The parameters are a and s themselves: an optimiser such as Adam moves all parameters by steps of one size, in
+    which beta_a alone, whose scale is thousands, would hardly move.
+    """
+
+    @staticmethod
+    def of(count: int, start: tuple[float, float]) -> Switches:
+        """`count` switches that start at (s, a)."""
+        s, a = start
+        values = {"beta_a": torch.full((count,), a), "beta_u": torch.full((count,), s)}
+        return Switches({name: nn.Parameter(value) for name, value in values.items()})
+
+    def __getitem__(self, name: str) -> Tensor:
+        own: Tensor = super().__getitem__(name)
+        return _UNITS[name] * own
+
+
+class MatrixCaps(Model):
+    """Images [b c h w] -> class capsules: a switch that says whether the class is there, a pose that says how."""
+
+    def __init__(self, config: MatrixConfig, spec: ImageSpec) -> None:
+        super().__init__()
+        check_spec(spec, smallest=config.smallest)
+        self.config, self.spec = config, spec
+        A, B, C, D = config.sizes
+        init, kernel, (first, second) = config.init, config.capsule_kernel, config.capsule_strides
+        trunk = Grid.of_image(spec.height, spec.width).window(config.kernel, config.stride).out
+        self.conv = nn.Conv2d(spec.channels, A, config.kernel, config.stride)
+        self.primary = PrimaryCapsules(trunk, A, B, MATRIX**2, activation="logistic")
+        self.first = ConvCapsules(
+            self.primary.grid, B, C, kernel=kernel, stride=first,
+            routing=config.routing, pose=config.pose, std=init.capsules,
+        )  # fmt: skip
+        self.second = ConvCapsules(
+            self.first.grid, C, D, kernel=kernel, stride=second,
+            routing=config.routing, pose=config.pose, std=init.capsules,
+        )  # fmt: skip
+        self.classes = ClassCapsules(
+            self.second.grid, D, spec.classes, routing=config.class_routing, pose=config.pose,
+            coordinate_scale=config.coordinates, std=init.classes,
+        )  # fmt: skip
+        self._begin(init)
+
+    def _begin(self, init: MatrixInit) -> None:
+        """What the layers do not start at by themselves: convolutions and switches."""
+        on = self.primary.on
+        assert on is not None, "logistic primary capsules have a switch"
+        starts = [(self.conv, init.conv, init.conv_bias), (self.primary.pose, init.pose, 0.0)]
+        for conv, std, bias in [*starts, (on, init.on, init.on_bias)]:
+            nn.init.trunc_normal_(conv.weight, std=std, a=-2 * std, b=2 * std)
+            if conv.bias is not None:
+                nn.init.constant_(conv.bias, bias)
+        self.first.learned = Switches.of(self.config.sizes[2], init.switch)
+        self.second.learned = Switches.of(self.config.sizes[3], init.switch)
+        self.classes.learned = Switches.of(self.spec.classes, init.switch_classes)
+
+    def forward(self, images: Tensor, *, trace: bool = False) -> MatrixOutput:
+        check_images(images, self.spec)
+        primary = self.primary(relu(self.conv(images)))  # [b h w B 16]
+        first, into_first = self.first(primary, trace=trace)  # [b h w C 16]
+        second, into_second = self.second(first, trace=trace)  # [b h w D 16]
+        classes, into_classes = self.classes(second, trace=trace)  # [b j 16]
+        return MatrixOutput(classes, (primary, first, second), (into_first, into_second, into_classes))
+
+    def encode(self, images: Tensor) -> Capsules:
+        """The class capsules [b j 16] and their activations."""
+        out: MatrixOutput = self(images)
+        return out.classes
+
+    def scores(self, images: Tensor) -> Tensor:
+        return self.encode(images).activation
+
+    def margin_at(self, step: int) -> float:
+        """The margin of the spread loss at a training step."""
+        return spread_margin(step, rule=self.config.margin, ramp=self.config.ramp)
+
+    def objective(self, batch: Batch, step: int) -> dict[str, Tensor]:
+        a = self.scores(batch.images)  # [b j]
+        right = (a.argmax(-1) == batch.labels).to(a.dtype).mean()
+        if self.config.loss != "spread":
+            return {"loss": LOSSES[self.config.loss](a, batch.labels), "accuracy": right}
+        margin = self.margin_at(step)
+        return {"loss": spread_loss(a, batch.labels, margin), "margin": a.new_tensor(margin), "accuracy": right}

@@ -1,0 +1,148 @@
+"""Sparse unsupervised capsules (Rawlinson 2018): CapsNet without labels, whose latent capsules compete.
+
+image -> convolution, ReLU -> primary capsules -> latent capsules v by dynamic routing
+      -> mask m by the rank of the support that routing gave them, v' = v m -> decoder that must redraw the image
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import relu
+
+from torchcaps.config import Count, NonNegativeFloat, PositiveFloat, Share, check
+from torchcaps.errors import RecipeError
+from torchcaps.layers import DenseCapsules, DenseDecoder, PrimaryCapsules, SparseMask
+from torchcaps.losses import reconstruction_loss
+from torchcaps.math.patches import Grid
+from torchcaps.models.base import Model, check_images, check_spec, mean_over_team
+from torchcaps.routing import Dynamic
+from torchcaps.types import Batch, Capsules, ImageSpec, RoutingInfo
+
+__all__ = ["SparseCaps", "SparseConfig", "SparseOutput", "support"]
+
+
+@dataclass(frozen=True)
+class SparseConfig:
+    """Sizes and competition; the defaults are those of Rawlinson 2018, which trains on 40x40 images.
+
+    sparse          False: the dense control, whose capsules all reach the decoder
+    gamma, cut      mask exp(-gamma rank / (L - 1)), 0 below the cut
+    alpha           of the moving average of how often each capsule comes first
+    boost, every    step of the boost, and the batches from one to the next
+    band            of lifetime frequencies in which a boost stays; none = (.64, 1.6) / L, the paper's [.04, .1] at
+                    L = 16 (the authors' code has [.03, .12])
+    reconstruction  weight of the sum of squared errors
+    """
+
+    capsules: Count = 16
+    dimension: Count = 16
+    channels: Count = 256
+    kernel: Count = 9
+    types: Count = 32
+    type_dimension: Count = 8
+    primary_kernel: Count = 9
+    primary_stride: Count = 2
+    routing: Dynamic = field(default_factory=Dynamic)
+    sparse: bool = True
+    gamma: NonNegativeFloat = 12.0
+    cut: Share = 0.01
+    alpha: Share = 0.99
+    boost: NonNegativeFloat = 0.1
+    every: Count = 50
+    band: tuple[Share, Share] | None = None
+    reconstruction: PositiveFloat = 0.005
+    decoder: tuple[Count, ...] = (512, 1024)
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.band is not None and self.band[0] > self.band[1]:
+            raise RecipeError(f"band = {list(self.band)}; the lower frequency first is wanted")
+
+    def build(self, spec: ImageSpec) -> SparseCaps:
+        return SparseCaps(self, spec)
+
+
+class SparseOutput(NamedTuple):
+    """Latent capsules [b j k] before the mask and behind it, the mask's ranks [b j] and support [b j], and how the
+    primary capsules [b h w i d] were routed."""
+
+    latent: Capsules
+    masked: Capsules
+    ranks: Tensor
+    support: Tensor
+    primary: Capsules
+    info: RoutingInfo
+
+
+def support(coupling: Tensor, types: int) -> Tensor:
+    """psi [b j] = sum over places of the largest coupling among the types there; coupling is [b (h w i) j]."""
+    return torch.unflatten(coupling, 1, (-1, types)).amax(2).sum(1)
+
+
+class SparseCaps(Model):
+    """Images [b c h w] -> latent capsules, few of which stay on; labels are never looked at."""
+
+    def __init__(self, config: SparseConfig, spec: ImageSpec) -> None:
+        super().__init__()
+        check_spec(spec, smallest=config.kernel + config.primary_kernel - 1)
+        self.config, self.spec = config, spec
+        trunk = Grid.of_image(spec.height, spec.width).window(config.kernel, 1)
+        self.conv = nn.Conv2d(spec.channels, config.channels, config.kernel)
+        self.primary = PrimaryCapsules(
+            trunk.out, config.channels, config.types, config.type_dimension,
+            kernel=config.primary_kernel, stride=config.primary_stride,
+        )  # fmt: skip
+        self.latent = DenseCapsules(
+            self.primary.count, config.capsules, config.type_dimension, config.dimension, routing=config.routing
+        )
+        self.mask = SparseMask(
+            config.capsules, gamma=config.gamma if config.sparse else 0.0, cut=config.cut, alpha=config.alpha,
+            delta=config.boost if config.sparse else 0.0, every=config.every, band=config.band,
+        )  # fmt: skip
+        self.decoder = DenseDecoder(config.capsules, config.dimension, spec[:3], config.decoder)
+
+    def forward(self, images: Tensor, *, trace: bool = False) -> SparseOutput:
+        check_images(images, self.spec)
+        primary = self.primary(relu(self.conv(images)))
+        latent, info = self.latent(primary, trace=trace)
+        psi = support(info.coupling[-1], self.config.types)
+        m, ranks = self.mask(psi)  # [b j]
+        masked = Capsules(latent.pose * m.unsqueeze(-1), latent.activation * m)
+        return SparseOutput(latent, masked, ranks, psi, primary, info)
+
+    def encode(self, images: Tensor) -> Capsules:
+        """The latent capsules v' [b j k] behind the mask: what decoder and read-out get to see."""
+        out: SparseOutput = self(images)
+        return out.masked
+
+    def decode(self, pose: Tensor) -> Tensor:
+        """Poses [b j k] -> images [b c h w] in [0, 1]."""
+        images: Tensor = self.decoder(pose)
+        return images
+
+    def reconstruct(self, images: Tensor) -> Tensor:
+        """Images redrawn from their masked capsules alone."""
+        return self.decode(self.encode(images).pose)
+
+    def objective(self, batch: Batch, step: int) -> dict[str, Tensor]:
+        out: SparseOutput = self(batch.images)
+        redrawn = reconstruction_loss(self.decode(out.masked.pose), batch.images)
+        if self.training:
+            self._remember(out.ranks)
+        frequency = self.mask.frequency
+        inside = ((frequency >= self.mask.low) & (frequency <= self.mask.high)).sum()
+        return {
+            "loss": self.config.reconstruction * redrawn,
+            "reconstruction": redrawn,
+            "capsules_in_band": inside.to(redrawn.dtype),
+        }
+
+    @torch.no_grad()
+    def _remember(self, ranks: Tensor) -> None:
+        """Lifetime statistics of the whole batch, the same in every process."""
+        first = (ranks == 0).to(self.mask.frequency.dtype).mean(0)  # [j]
+        self.mask.observe_share(mean_over_team(first))

@@ -1,0 +1,364 @@
+"""Sparse capsules: sizes, what the mask lets through, algorithm 1 in training, and the same in every process."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import Tensor
+
+from torchcaps.config import from_dict, to_dict
+from torchcaps.errors import DataError, RecipeError, ShapeError, TorchcapsError
+from torchcaps.models import MODELS, SparseCaps, SparseConfig
+from torchcaps.models.sparse import support
+from torchcaps.routing import Dynamic
+from torchcaps.types import Batch, ImageSpec
+
+SIZES: dict[str, Any] = {
+    "capsules": 5, "dimension": 4, "channels": 4, "kernel": 3, "types": 2, "type_dimension": 3, "primary_kernel": 3,
+    "primary_stride": 2, "gamma": 6.0, "alpha": 0.5, "every": 2, "decoder": (8, 6),
+}  # fmt: skip
+TINY = SparseConfig(**SIZES)
+SPECS = [ImageSpec(1, 8, 8, 3), ImageSpec(3, 9, 12, 2), ImageSpec(2, 13, 7, 5)]
+
+
+def batch(spec: ImageSpec = SPECS[0], b: int = 4, seed: int = 0) -> Batch:
+    make = torch.Generator().manual_seed(seed)
+    images = torch.rand(b, *spec[:3], generator=make)
+    return Batch(images, torch.randint(spec.classes, (b,), generator=make), torch.arange(b))
+
+
+def build(config: SparseConfig = TINY, spec: ImageSpec = SPECS[0], seed: int = 0) -> SparseCaps:
+    """A network whose routing is decided: with its own small start all support is nearly the same."""
+    torch.manual_seed(seed)
+    model = config.build(spec)
+    with torch.no_grad():
+        model.latent.W.mul_(20)
+        model.primary.pose.weight.mul_(5)
+    return model
+
+
+# --- Sizes --------------------------------------------------------------------------------------------------
+
+
+def test_it_is_registered_and_the_default_is_the_papers() -> None:
+    assert MODELS["sparse"] is SparseConfig
+    config = SparseConfig()
+    assert (config.capsules, config.dimension, config.gamma, config.cut) == (16, 16, 12.0, 0.01)
+    assert (config.alpha, config.boost, config.every, config.reconstruction) == (0.99, 0.1, 50, 0.005)
+    assert config.routing == Dynamic(iterations=3, agreement="dot", over="parents")
+
+
+@pytest.mark.parametrize(("side", "children"), [(40, 12 * 12 * 32), (28, 6 * 6 * 32)])
+def test_parameters_by_hand(side: int, children: int) -> None:
+    """40 -> 9x9 -> 32 -> 9x9/2 -> 12: 4,608 primary capsules of 8, and for each 16 matrices of 16x8."""
+    with torch.device("meta"):
+        model = SparseConfig().build(ImageSpec(1, side, side, 10))
+    assert model.primary.count == children
+    pixels = side * side
+    wanted = {
+        "conv": 9 * 9 * 256 + 256,
+        "primary": 256 * 9 * 9 * 256 + 256,
+        "latent": children * 16 * 16 * 8,
+        "mask": 0,
+        "decoder": 256 * 512 + 512 + 512 * 1024 + 1024 + 1024 * pixels + pixels,
+    }
+    assert {name: sum(p.numel() for p in part.parameters()) for name, part in model.named_children()} == wanted
+    assert sum(wanted.values()) == {40: 17_063_744, 28: 9_149_456}[side]
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_layer_by_layer_at_any_image_size(spec: ImageSpec) -> None:
+    model, images = build(spec=spec), batch(spec).images
+    out = model(images, trace=True)
+    primary = model.primary(model.conv(images).clamp_min(0))
+    latent, info = model.latent(primary)
+    torch.testing.assert_close(out.primary, primary)
+    torch.testing.assert_close(out.latent, latent)
+    assert out.info.coupling.shape == (3, 4, model.primary.count, 5)
+    mask, ranks = model.mask(support(info.coupling[-1], 2))
+    assert torch.equal(out.ranks, ranks)
+    torch.testing.assert_close(out.masked.pose, latent.pose * mask[..., None])
+    torch.testing.assert_close(out.masked.activation, out.masked.pose.square().sum(-1).sqrt(), atol=1e-6, rtol=1e-4)
+    torch.testing.assert_close(model.encode(images), out.masked)
+    redrawn = model.reconstruct(images)
+    assert redrawn.shape == images.shape
+    torch.testing.assert_close(redrawn, model.decoder(out.masked.pose))
+
+
+# --- The mask -----------------------------------------------------------------------------------------------
+
+
+def test_support_is_the_largest_coupling_at_each_place_summed_over_places() -> None:
+    make = torch.Generator().manual_seed(0)
+    places, types = 6, 3
+    c = torch.rand(2, places * types, 4, generator=make)
+    found = support(c, types)
+    for b in range(2):
+        for j in range(4):
+            wanted = sum(max(float(c[b, p * types + i, j]) for i in range(types)) for p in range(places))
+            assert float(found[b, j]) == pytest.approx(wanted, rel=1e-6)
+
+
+def test_children_of_one_place_lie_together_in_the_coupling() -> None:
+    """`support` reads the coupling as [b (h w i) j]: routed one by one, the children say the same."""
+    model, images = build(spec=SPECS[1]), batch(SPECS[1]).images
+    out = model(images)
+    c = out.info.coupling[-1].view(4, *out.primary.activation.shape[1:], 5)  # [b h w i j]
+    torch.testing.assert_close(out.support, c.amax(3).sum((1, 2)))
+    moved = out.primary._replace(pose=out.primary.pose.clone())
+    moved.pose[:, 1, 2, 0] = 0  # a child that says nothing agrees with nobody: uniform coupling
+    silent = model.latent(moved)[1].coupling[-1].view_as(c)
+    torch.testing.assert_close(silent[:, 1, 2, 0], torch.full((4, 5), 0.2))
+    assert not torch.allclose(silent[:, 1, 2, 1], torch.full((4, 5), 0.2))
+
+
+def test_the_mask_is_the_exponential_of_the_rank() -> None:
+    model, images = build(), batch(b=8).images
+    out = model(images)
+    for s in range(8):
+        order = sorted(range(5), key=lambda j: -float(out.support[s, j]))
+        for r, j in enumerate(order):
+            m = math.exp(-6.0 * r / 4)
+            wanted = out.latent.pose[s, j] * (m if m >= 0.01 else 0.0)
+            torch.testing.assert_close(out.masked.pose[s, j], wanted)
+    assert len(set(out.ranks.argmin(-1).tolist())) > 1  # not one capsule for all
+
+
+def test_masked_capsules_do_not_reach_the_decoder() -> None:
+    """gamma = 6 among 5: factors 1, .22, .05, .011 and, below the cut, 0."""
+    model, data = build(), batch(b=8)
+    out = model(data.images)
+    last = out.ranks == 4  # [b j]
+    assert int(last.sum()) == 8
+    assert not out.masked.pose[last].any() and not out.masked.activation[last].any()
+    assert bool(out.masked.pose[~last].any(-1).all())
+    pose = out.latent.pose.detach().requires_grad_()
+    mask, _ = model.mask(out.support)
+    loss = (model.decode(pose * mask[..., None]) - data.images).square().sum()
+    (grad,) = torch.autograd.grad(loss, pose)
+    assert not grad[last].any()
+    assert bool(grad[~last].any(-1).all())
+    changed = torch.where(last[..., None], torch.ones_like(pose) * 9, pose)
+    torch.testing.assert_close(model.decode(changed * mask[..., None]), model.decode(pose * mask[..., None]))
+
+
+def test_the_dense_control_lets_everything_through_and_boosts_nobody() -> None:
+    model, data = build(SparseConfig(**SIZES, sparse=False)), batch(b=8)
+    for step in range(6):
+        model.objective(data, step)
+    out = model(data.images)
+    torch.testing.assert_close(out.masked, out.latent)
+    assert torch.equal(model.mask.boost, torch.ones(5))
+    assert not torch.allclose(model.mask.frequency, torch.full((5,), 0.2))  # but it is known who would have won
+
+
+# --- Algorithm 1 --------------------------------------------------------------------------------------------
+
+
+def test_training_moves_the_boosts_as_algorithm_1_says() -> None:
+    model = build()
+    low, high = 0.64 / 5, 1.6 / 5
+    mu, g, moved = [0.2] * 5, [1.0] * 5, set()
+    for n in range(1, 41):
+        data = batch(b=8, seed=n % 3)
+        if n == 11:  # those who were boosted take the winners' places, so that some must come down again
+            model.latent.W.data = model.latent.W.data.flip(1)
+        psi = model(data.images).support.tolist()
+        model.objective(data, n)
+        first = [max(range(5), key=lambda j: row[j] * g[j]) for row in psi]  # eqs. (1), (2)
+        mu = [0.5 * mu[j] + 0.5 * first.count(j) / 8 for j in range(5)]  # eqs. (5)-(7)
+        before = list(g)
+        if n % 2 == 0:
+            g = [g[j] + 0.1 if mu[j] < low else max(1.0, g[j] - 0.1) if mu[j] > high else g[j] for j in range(5)]
+        moved |= {round(new - old, 6) for old, new in zip(before, g, strict=True)}
+        assert model.mask.frequency.tolist() == pytest.approx(mu, abs=1e-6)
+        assert model.mask.boost.tolist() == pytest.approx(g, abs=1e-5)
+    assert int(model.mask.batches) == 40
+    assert moved == {0.1, 0.0, -0.1}, moved
+    assert min(g) == 1.0
+
+
+def test_evaluation_leaves_the_statistics_alone_and_a_state_holds_them() -> None:
+    model, data = build(), batch(b=8)
+    for step in range(4):
+        model.objective(data, step)
+    before = {name: value.clone() for name, value in model.mask.state_dict().items()}
+    assert set(before) == {"frequency", "boost", "batches"}
+    assert int(before["batches"]) == 4 and not torch.equal(before["boost"], torch.ones(5))
+    model.eval()
+    model.objective(data, 4)
+    model.encode(data.images)
+    assert all(torch.equal(value, before[name]) for name, value in model.mask.state_dict().items())
+    other = build(seed=1)
+    other.load_state_dict(model.state_dict())
+    assert torch.equal(other.encode(data.images).pose, model.encode(data.images).pose)
+    assert torch.equal(other.mask.boost, before["boost"])
+
+
+def test_the_objective_counts_the_capsules_inside_the_band() -> None:
+    model, data = build(SparseConfig(**SIZES, band=(0.1, 0.3))), batch(b=8)
+    found = model.objective(data, 0)
+    wanted = sum(0.1 <= f <= 0.3 for f in model.mask.frequency.tolist())
+    assert float(found["capsules_in_band"]) == wanted
+    assert (model.mask.low, model.mask.high) == (0.1, 0.3)
+
+
+def _one_of_two(rank: int, folder: str) -> None:
+    """A process that sees its half of every batch; the halves are unlike, so alone it would learn other numbers."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+    model = build()
+    for n in range(6):
+        whole = batch(b=8, seed=n)
+        model.objective(Batch(*(part[4 * rank : 4 * rank + 4] for part in whole)), n)
+    state = {name: value.tolist() for name, value in model.mask.state_dict().items()}
+    Path(folder, f"{rank}.json").write_text(json.dumps(state))
+    dist.destroy_process_group()
+
+
+def test_two_processes_have_the_statistics_of_one_with_the_whole_batch(tmp_path: Path) -> None:
+    mp.spawn(_one_of_two, (str(tmp_path),), nprocs=2)
+    alone, half = build(), build()
+    for n in range(6):
+        whole = batch(b=8, seed=n)
+        alone.objective(whole, n)
+        half.objective(Batch(*(part[:4] for part in whole)), n)
+    one, other = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
+    assert one == other
+    for name, value in alone.mask.state_dict().items():
+        assert one[name] == pytest.approx(value.tolist(), abs=1e-6), name
+    assert not torch.allclose(half.mask.frequency, alone.mask.frequency)
+
+
+# --- What is trained ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_the_objective_is_the_reconstruction_alone_and_ignores_labels(spec: ImageSpec) -> None:
+    model, data = build(spec=spec).eval(), batch(spec)
+    found = model.objective(data, 0)
+    redrawn = model.reconstruct(data.images).detach()
+    error = sum(float((redrawn[s] - data.images[s]).square().sum()) for s in range(4)) / 4
+    assert found["reconstruction"].item() == pytest.approx(error, rel=1e-5)
+    assert found["loss"].item() == pytest.approx(0.005 * error, rel=1e-5)
+    for labels in (data.labels.roll(1), torch.full((4,), -7), torch.zeros(0)):
+        assert torch.equal(model.objective(data._replace(labels=labels), 0)["loss"], found["loss"])
+    with pytest.raises(TypeError, match="classifier"):
+        model.scores(data.images)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("sparse", [True, False])
+def test_the_gradient_reaches_every_parameter(spec: ImageSpec, sparse: bool) -> None:
+    model = build(SparseConfig(**SIZES, sparse=sparse), spec)
+    model.objective(batch(spec, b=16), 0)["loss"].backward()
+    for name, p in model.named_parameters():
+        assert p.grad is not None and bool(p.grad.isfinite().all()) and bool(p.grad.any()), name
+
+
+def test_some_steps_of_training_lower_the_loss() -> None:
+    torch.manual_seed(0)
+    model, data = TINY.build(SPECS[0]), batch(b=8)
+    data = data._replace(images=(data.images[:1] > 0.5).float().expand(8, 1, 8, 8))
+    optimiser = torch.optim.Adam(model.parameters(), 0.03)
+    losses = []
+    for step in range(60):
+        loss = model.objective(data, step)["loss"]
+        losses.append(loss.item())
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    assert losses[-1] < 0.2 * losses[0]
+
+
+def test_the_same_seed_makes_the_same_network_and_the_same_steps() -> None:
+    found = []
+    for _ in range(2):
+        model = build(seed=5)
+        for step in range(3):
+            model.objective(batch(b=8, seed=step), step)["loss"].backward()
+        found.append([*(p.grad for p in model.parameters()), *model.mask.buffers()])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+    assert not torch.equal(build(seed=5).conv.weight, build(seed=6).conv.weight)
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0, 1e6])
+def test_flat_images_make_no_nan(value: float) -> None:
+    model = build()
+    loss = model.objective(batch()._replace(images=torch.full((4, 1, 8, 8), value)), 0)["loss"]
+    loss.backward()
+    assert bool(loss.isfinite())
+    assert all(p.grad is not None and bool(p.grad.isfinite().all()) for p in model.parameters())
+
+
+# --- Errors -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("config", "size", "smallest"),
+    [
+        (TINY, (4, 12), 5), (SparseConfig(channels=2, types=1, decoder=(2,)), (28, 16), 17),
+        (SparseConfig(channels=2, types=1, decoder=(2,)), (1, 1), 17),
+    ],
+)  # fmt: skip
+def test_images_too_small_are_refused_in_one_line_that_names_a_size_that_fits(
+    config: SparseConfig, size: tuple[int, int], smallest: int
+) -> None:
+    with pytest.raises(ShapeError) as caught:
+        config.build(ImageSpec(1, *size, 3))
+    text = str(caught.value)
+    assert "\n" not in text
+    assert re.findall(r"(\d+)x\1 or more", text) == [str(smallest)]
+    assert config.build(ImageSpec(1, smallest, smallest, 3)).primary.grid.places == 1
+
+
+@pytest.mark.parametrize("spec", [ImageSpec(0, 8, 8, 3), ImageSpec(1, 8, 8, 0)])
+def test_images_without_channels_or_classes_are_refused(spec: ImageSpec) -> None:
+    with pytest.raises(ShapeError, match="at least 1") as caught:
+        build(spec=spec)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("images", "error", "says"),
+    [
+        (torch.zeros(2, 2, 8, 8), ShapeError, r"\[b 1 8 8\]"), (torch.zeros(0, 1, 8, 8), ShapeError, "empty batch"),
+        (torch.zeros(2, 1, 8, 8, dtype=torch.uint8), ShapeError, "255"),
+        (torch.full((2, 1, 8, 8), math.nan), DataError, "NaN"),
+    ],
+)  # fmt: skip
+def test_images_that_cannot_be_meant_are_refused(images: Tensor, error: type[TorchcapsError], says: str) -> None:
+    model, labels = build(), torch.zeros(len(images), dtype=torch.int64)
+    for use in (model, model.encode, model.reconstruct, lambda x: model.objective(Batch(x, labels, labels), 0)):
+        with pytest.raises(error, match=says) as caught:
+            use(images)
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"capsules": 0}, {"types": -1}, {"decoder": [0]}, {"gamma": -1.0}, {"alpha": 1.5}, {"every": 0},
+        {"band": [0.1]}, {"band": [0.2, 0.1]}, {"band": [-0.1, 0.1]}, {"reconstruction": 0.0},
+        {"routing": {"iterations": 0}}, {"sparse": 1}, {"cutt": 0.1},
+    ],
+)  # fmt: skip
+def test_values_out_of_range_are_refused_by_the_recipe(data: dict[str, Any]) -> None:
+    with pytest.raises(RecipeError, match=next(iter(data))) as caught:
+        from_dict(SparseConfig, data)
+    assert "\n" not in str(caught.value)
+
+
+def test_values_out_of_range_are_refused_in_python_and_the_others_survive_a_recipe() -> None:
+    with pytest.raises(RecipeError, match="capsules"):
+        SparseConfig(capsules=0)
+    for config in (TINY, SparseConfig(), SparseConfig(band=(0.03, 0.12), sparse=False)):
+        assert from_dict(SparseConfig, to_dict(config)) == config

@@ -56,12 +56,12 @@ def test_every_command_has_help(capsys, name):
     assert code == 0 and f"torchcaps {name}" in out
 
 
-@pytest.mark.parametrize("name", ["demo", "train", "evaluate", "generate", "data", "list"])
+@pytest.mark.parametrize("name", ["demo", "train", "evaluate", "generate", "data", "bench", "list"])
 def test_help_of_what_works_has_an_example(capsys, name):
     assert f"Example: torchcaps {name}" in run(capsys, name, "--help")[1]
 
 
-@pytest.mark.parametrize("name", ["explore", "bench"])
+@pytest.mark.parametrize("name", ["explore"])
 def test_what_is_not_built_yet_says_so(capsys, name):
     assert "not in this release" in refused(capsys, name)
 

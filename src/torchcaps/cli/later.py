@@ -8,7 +8,7 @@ import tyro
 
 from torchcaps.errors import RecipeError
 
-__all__ = ["Bench", "Explore"]
+__all__ = ["Explore"]
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,3 @@ class _Later:
 @dataclass(frozen=True)
 class Explore(_Later):
     """Look into a run in the browser (comes with the explorer)."""
-
-
-@dataclass(frozen=True)
-class Bench(_Later):
-    """Measure speed and memory as ratios (comes with the fast kernels)."""

@@ -10,12 +10,14 @@ from typing import Protocol
 import tyro
 
 from torchcaps import __version__
+from torchcaps.cli.bench import Bench
 from torchcaps.cli.catalogue import List
 from torchcaps.cli.data import Data
 from torchcaps.cli.demo import Demo
 from torchcaps.cli.evaluate import Evaluate
+from torchcaps.cli.export import Export
 from torchcaps.cli.generate import Generate
-from torchcaps.cli.later import Bench, Explore
+from torchcaps.cli.later import Explore
 from torchcaps.cli.train import Train
 from torchcaps.errors import RecipeError, nearest
 
@@ -33,6 +35,7 @@ COMMANDS: dict[str, type[Command]] = {
     "train": Train,
     "evaluate": Evaluate,
     "generate": Generate,
+    "export": Export,
     "explore": Explore,
     "data": Data,
     "bench": Bench,

@@ -1,0 +1,284 @@
+"""What can be measured, by names that say the sizes.
+
+    dynamic-IxD-JxK   a layer of dynamic routing, I children of D numbers to J parents of K; its step is forward and
+                      backward, to the children and to W
+    cd-IxD-JxK        a step of contrastive divergence of expert capsules, cosine, normalised over children, as printed
+    em-IxJ            a layer of EM routing, I children to J parents with 4x4 poses
+    em-A-B-C-D        MatrixCaps of these sizes on 2 x 32 x 32 images of 5 classes
+    capsnet-SIDE      CapsNet on 1 x SIDE x SIDE images of 10 classes
+    sparse-SIDE       SparseCaps on 1 x SIDE x SIDE images
+
+with 3 iterations, or T with `-tT` behind the name of a layer. A network's step is its objective, backward and Adam.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import relu
+
+from torchcaps.bench.cost import Cost, contrast_cost, cost_of
+from torchcaps.bench.reference import couple, plain_contrast
+from torchcaps.errors import RecipeError, nearest
+from torchcaps.kernels.threads import SWITCH
+from torchcaps.layers import DenseCapsules
+from torchcaps.math.pose import MATRIX
+from torchcaps.math.squash import norm, squash
+from torchcaps.models import MODELS, Model
+from torchcaps.models.poe.capsules import CapsuleEnergy
+from torchcaps.models.poe.config import EnergyConfig
+from torchcaps.routing import EM, Dynamic
+from torchcaps.train.recipe import Loop, OptimiserConfig
+from torchcaps.types import Batch, Capsules, ImageSpec
+
+__all__ = ["NAMES", "Case", "Work", "case_of", "kernels", "plainly"]
+
+NAMES = (
+    "dynamic-1152x8-10x16",
+    "dynamic-4608x8-16x16",
+    "cd-576x8-20x16",
+    "em-64-8-16-16",
+    "em-32-32-32-32",
+    "capsnet-28",
+    "sparse-40",
+)
+
+
+class Work(NamedTuple):
+    """Two things to time, on weights and inputs that are there already."""
+
+    forward: Callable[[], object]
+    step: Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Case:
+    """Each of `ours`, `plain` and `trunk` makes its work for a batch; only networks have a trunk."""
+
+    name: str
+    ours: Callable[[int], Work]
+    plain: Callable[[int], Work]
+    trunk: Callable[[int], Work] | None
+    cost: Callable[[], Cost]
+
+
+def case_of(name: str) -> Case:
+    """The case of that name, of any sizes."""
+    for form, make in _FORMS.items():
+        match = re.fullmatch(form, name)
+        if match:
+            numbers = [int(n) for n in match.groups() if n]
+            if min(numbers) < 1:
+                raise RecipeError(f"no case '{name}': its sizes are numbers from 1 on")
+            return make(name, *numbers)
+    raise RecipeError(f"no case '{name}'{nearest(name, NAMES)}")
+
+
+@contextmanager
+def kernels(value: str) -> Iterator[None]:
+    """Fast paths inside as TORCHCAPS_KERNELS=value says."""
+    before = os.environ.get(SWITCH)
+    os.environ[SWITCH] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[SWITCH]
+        else:
+            os.environ[SWITCH] = before
+
+
+def plainly(work: Work) -> Work:
+    """The same work without fast paths."""
+    return Work(_switched("plain", work.forward), _switched("plain", work.step))
+
+
+def _fastly(work: Work) -> Work:
+    """The same work with fast paths, whatever the environment says."""
+    return Work(_switched("fast", work.forward), _switched("fast", work.step))
+
+
+def _switched(value: str, act: Callable[[], object]) -> Callable[[], object]:
+    def acts() -> object:
+        with kernels(value):
+            return act()
+
+    return acts
+
+
+@contextmanager
+def _seeded() -> Iterator[None]:
+    """The same weights and inputs each time."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        yield
+
+
+# --- Layers -----------------------------------------------------------------------------------------------------------
+
+
+def _dynamic(name: str, i: int, d: int, j: int, k: int, iterations: int = 3) -> Case:
+    routing = Dynamic(iterations=iterations)
+    return _layer(name, lambda: DenseCapsules(i, j, d, k, routing=routing), (i, d), (j, k))
+
+
+def _em_layer(name: str, i: int, j: int, iterations: int = 3) -> Case:
+    k, routing = MATRIX**2, EM(iterations=iterations)
+    return _layer(name, lambda: DenseCapsules(i, j, k, k, routing=routing, pose="matrix"), (i, k), (j, k))
+
+
+def _layer(name: str, make: Callable[[], DenseCapsules], below: tuple[int, int], above: tuple[int, int]) -> Case:
+    """A layer with children [b (below)] to parents [b (above)]."""
+
+    def work(batch: int) -> Work:
+        with _seeded():
+            return _layer_work(make(), squash(torch.randn(batch, *below)), torch.randn(batch, *above))
+
+    def cost() -> Cost:
+        layer = make()
+        return cost_of(layer, lambda: layer(Capsules(torch.ones(1, *below), torch.ones(1, below[0]))))
+
+    return Case(name, lambda b: _fastly(work(b)), lambda b: plainly(work(b)), None, cost)
+
+
+def _layer_work(layer: DenseCapsules, pose: Tensor, gradient: Tensor) -> Work:
+    """Children that are to learn, too; what comes back from above is a gradient of the poses and the activations."""
+    children = Capsules(pose.requires_grad_(), norm(pose.detach()).requires_grad_())
+    above = [gradient, gradient[..., 0].contiguous()]
+
+    @torch.no_grad()
+    def forward() -> None:
+        layer(children)
+
+    def step() -> None:
+        children.pose.grad = children.activation.grad = None
+        layer.zero_grad()
+        parents, _ = layer(children)
+        torch.autograd.backward([parents.pose, parents.activation], above)
+
+    return Work(forward, step)
+
+
+def _contrast(name: str, i: int, d: int, j: int, k: int, iterations: int = 3) -> Case:
+    routing = Dynamic(iterations=iterations, agreement="cosine", over="children")
+
+    def parts(batch: int) -> tuple[CapsuleEnergy, Tensor]:
+        with _seeded():
+            return CapsuleEnergy(EnergyConfig(mode="paper", routing=routing), i, j, d, k), squash(
+                torch.randn(batch, i, d)
+            )
+
+    def ours(batch: int) -> Work:
+        energy, x = parts(batch)
+        draws = (0, torch.arange(batch))
+
+        def step() -> None:
+            energy.zero_grad()
+            torch.autograd.backward(energy.contrast(x, 0, draws)["gap"])
+
+        return _fastly(Work(lambda: energy.look(x), step))
+
+    def plain(batch: int) -> Work:
+        energy, x = parts(batch)
+        W = energy.W.detach()
+        return Work(lambda: couple(x, W, iterations), lambda: plain_contrast(x, W, iterations))
+
+    return Case(name, ours, plain, None, lambda: contrast_cost(i * j, k, d, iterations))
+
+
+# --- Networks ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Network:
+    """A model by its name in a recipe, and the images it sees."""
+
+    model: str
+    spec: ImageSpec
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def case(self, name: str) -> Case:
+        """Refuses sizes that the model does not take, when it is built."""
+        if self.model not in MODELS:
+            raise RecipeError(f"case '{name}' needs the model '{self.model}'{nearest(self.model, MODELS)}")
+        return Case(name, lambda b: _fastly(self._work(b)), lambda b: plainly(self._work(b)), self._trunk, self._cost)
+
+    def _build(self, batch: int) -> tuple[Model, Batch]:
+        with _seeded():
+            model: Model = MODELS[self.model](**self.options).build(self.spec)
+            images = torch.rand(batch, *self.spec[:3])
+            labels = torch.randint(self.spec.classes, (batch,))
+        if Loop().channels_last:
+            images = images.contiguous(memory_format=torch.channels_last)
+        return model.train(), Batch(images, labels, torch.arange(batch))
+
+    def _work(self, batch: int) -> Work:
+        model, data = self._build(batch)
+        return _network_work(list(model.parameters()), lambda: [model.objective(data, 0)["loss"]], [None])
+
+    def _trunk(self, batch: int) -> Work:
+        """Its convolutions alone: the first on the images, ReLU, the others on what that gives."""
+        model, data = self._build(batch)
+        first, *others = [m for m in model.modules() if isinstance(m, nn.Conv2d)]
+
+        def run() -> list[Tensor]:
+            features = relu(first(data.images))
+            return [conv(features) for conv in others] or [features]
+
+        with _seeded(), torch.no_grad():
+            gradients: list[Tensor | None] = [torch.randn_like(out) for out in run()]
+        parameters = [p for conv in (first, *others) for p in conv.parameters()]
+        return _network_work(parameters, run, gradients)
+
+    def _cost(self) -> Cost:
+        model, data = self._build(1)
+        return cost_of(model, lambda: model.objective(data, 0))
+
+
+def _network_work(
+    parameters: list[nn.Parameter], run: Callable[[], list[Tensor]], gradients: list[Tensor | None]
+) -> Work:
+    """What `run` makes of a batch, and a step by the optimiser that recipes have by default."""
+    optimiser = OptimiserConfig().build(parameters)
+
+    @torch.no_grad()
+    def forward() -> None:
+        run()
+
+    def step() -> None:
+        optimiser.zero_grad(set_to_none=True)
+        torch.autograd.backward(run(), gradients)
+        optimiser.step()
+
+    return Work(forward, step)
+
+
+def _matrix(name: str, *sizes: int) -> Case:
+    return _Network("matrix", ImageSpec(2, 32, 32, 5), {"sizes": sizes}).case(name)
+
+
+def _capsnet(name: str, side: int) -> Case:
+    return _Network("capsnet", ImageSpec(1, side, side, 10)).case(name)
+
+
+def _sparse(name: str, side: int) -> Case:
+    return _Network("sparse", ImageSpec(1, side, side, 10)).case(name)
+
+
+_SIZES = r"(\d+)x(\d+)-(\d+)x(\d+)(?:-t(\d+))?"
+
+_FORMS: dict[str, Callable[..., Case]] = {
+    f"dynamic-{_SIZES}": _dynamic,
+    f"cd-{_SIZES}": _contrast,
+    r"em-(\d+)x(\d+)(?:-t(\d+))?": _em_layer,
+    r"em-(\d+)-(\d+)-(\d+)-(\d+)": _matrix,
+    r"capsnet-(\d+)": _capsnet,
+    r"sparse-(\d+)": _sparse,
+}

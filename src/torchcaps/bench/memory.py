@@ -1,0 +1,91 @@
+"""Peak memory of a case, each measured in a process of its own.
+
+    python -m torchcaps.bench.probe capsnet-28 --batch 32 --what plain
+
+"Over import" is the most memory that the process ever held, less what it held once torchcaps, numba, all compiled
+loops and what torch fetches for an optimiser were imported: weights, inputs, gradients and the optimiser's state count,
+libraries do not. The figures are the kernel's resident set (VmRSS) and its peak (VmHWM). Not `ru_maxrss`, which a new
+process inherits from the one that starts it: a child of a bench that once held 10 GB would report 10 GB.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import pkgutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import torch
+
+from torchcaps.bench.cases import case_of
+from torchcaps.kernels import loops
+from torchcaps.train.recipe import OptimiserConfig
+
+__all__ = ["Peaks", "What", "available_mb", "measurable", "now_mb", "peak_mb", "peaks", "probe"]
+
+What = Literal["fast", "plain"]
+
+_STATUS, _MACHINE = Path("/proc/self/status"), Path("/proc/meminfo")
+
+
+class Peaks(NamedTuple):
+    """MB over import: weights and inputs, the peak of a forward pass, the peak of a step after it."""
+
+    held: float
+    forward: float
+    step: float
+
+
+def measurable() -> bool:
+    """Whether this system tells how much memory a process holds; Linux does."""
+    return _STATUS.exists()
+
+
+def now_mb() -> float:
+    """Memory that this process holds."""
+    return _read(_STATUS, "VmRSS")
+
+
+def peak_mb() -> float:
+    """The most that this process ever held."""
+    return _read(_STATUS, "VmHWM")
+
+
+def available_mb() -> float:
+    """Memory that the machine can still give; without limit where nobody knows."""
+    return _read(_MACHINE, "MemAvailable") if _MACHINE.exists() else math.inf
+
+
+def probe(name: str, batch: int, what: What) -> Peaks:
+    """Run the case once forward and one step; right only in a process that has done nothing else."""
+    for module in pkgutil.iter_modules(loops.__path__, f"{loops.__name__}."):
+        importlib.import_module(module.name)
+    OptimiserConfig()  # tries itself, for which torch imports much
+    imported = now_mb()
+    case = case_of(name)
+    work = (case.ours if what == "fast" else case.plain)(batch)
+    held = now_mb()
+    work.forward()
+    forward = peak_mb()
+    work.step()
+    return Peaks(held - imported, forward - imported, peak_mb() - imported)
+
+
+def peaks(name: str, batch: int, what: What, count: int | None = None) -> Peaks | None:
+    """`probe` in a fresh process with so many threads; None, and a line that says so, if it did not live."""
+    words = [name, "--batch", str(batch), "--what", what, "--threads", str(count or torch.get_num_threads())]
+    done = subprocess.run([sys.executable, "-m", "torchcaps.bench.probe", *words], capture_output=True, text=True)
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}; too little memory?"])[-1]
+        print(f"torchcaps: no memory figure of {name} ({what}, batch {batch}): {reason}", file=sys.stderr)
+        return None
+    return Peaks(**json.loads(done.stdout))
+
+
+def _read(path: Path, key: str) -> float:
+    """A size in a file of /proc, in MB."""
+    return next(int(line.split()[1]) / 1024 for line in path.read_text().splitlines() if line.startswith(f"{key}:"))

@@ -1,0 +1,87 @@
+"""Rows as a file, beside those of an earlier run, and as a table."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import asdict, replace
+
+import pytest
+from rich.console import Console
+
+from torchcaps.bench import Row, compare, read_rows, write_rows
+from torchcaps.bench.report import print_table, table_of
+from torchcaps.errors import DataError
+
+ROW = Row("capsnet-28", "step", 128, 2, 8.0, 3.5, 2.25, 410.0, 0.4, 120.0, 1.1, 128)
+ISSUE = {
+    "name", "batch", "threads", "plain_ratio", "memory_ratio", "peak_mb", "sgemm_fraction", "trunk_ratio",
+    "ms_per_sample", "kind", "plain_batch",
+}  # fmt: skip
+
+
+def test_a_file_holds_a_list_of_rows_and_comes_back(tmp_path):
+    rows = [ROW, replace(ROW, name="cd-3x2-2x2", memory_ratio=None, peak_mb=None, trunk_ratio=None, then_ratio=2.0)]
+    write_rows(tmp_path / "a.json", rows)
+    stored = json.loads((tmp_path / "a.json").read_text())
+    assert isinstance(stored, list) and all(entry.keys() >= ISSUE for entry in stored)
+    assert stored[1]["trunk_ratio"] is None
+    assert read_rows(tmp_path / "a.json") == rows
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "", "{", "[]", "3", "[3]", "[{}]", '{"name": "x"}', b"\xff\xfe",
+        json.dumps([{**asdict(ROW), "batch": "128"}]), json.dumps([{**asdict(ROW), "extra": 1}]),
+        json.dumps([{**asdict(ROW), "ms_per_sample": 0}]), json.dumps([{**asdict(ROW), "batch": True}]),
+        json.dumps([{**asdict(ROW), "plain_ratio": None}]),
+    ],
+)  # fmt: skip
+def test_other_files_are_refused_in_one_line(tmp_path, content):
+    path = tmp_path / "b.json"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(DataError) as caught:
+        read_rows(path)
+    assert "b.json" in str(caught.value) and "--json FILE" in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_an_absent_file_is_refused(tmp_path):
+    with pytest.raises(DataError, match="No such file"):
+        read_rows(tmp_path / "none.json")
+
+
+def test_compare_pairs_rows_by_case_kind_batch_and_threads():
+    then = [replace(ROW, ms_per_sample=16.0), replace(ROW, kind="forward", ms_per_sample=2.0)]
+    now = [ROW, replace(ROW, kind="forward"), replace(ROW, batch=1), replace(ROW, threads=1), replace(ROW, name="x")]
+    assert [row.then_ratio for row in compare(now, then)] == [2.0, 0.25, None, None, None]
+    assert [replace(row, then_ratio=None) for row in compare(now, then)] == now
+
+
+def text_of(rows: list[Row]) -> str:
+    console = Console(width=140, file=io.StringIO())
+    console.print(table_of(rows))
+    return console.file.getvalue()
+
+
+def test_the_table_shows_each_row_and_what_is_not_there():
+    bare = replace(ROW, name="dynamic-3x2-2x2", memory_ratio=None, peak_mb=None, trunk_ratio=None)
+    text = text_of([ROW, bare])
+    line = next(line for line in text.splitlines() if "capsnet-28" in line)
+    cells = [cell.strip() for cell in line.split("│")[1:-1]]
+    assert cells == ["capsnet-28", "step", "128", "2", "8", "3.50", "2.25", "410", "40.0", "1.10"]
+    other = next(line for line in text.splitlines() if "dynamic-3x2" in line)
+    assert [cell.strip() for cell in other.split("│")[7:-1]] == ["-", "-", "40.0", "-"]
+    assert "120 with 2 threads" in text and "then" not in text and "*" not in text
+
+
+def test_the_table_says_where_plain_was_scaled_and_compares():
+    text = text_of([replace(ROW, plain_batch=16, then_ratio=1.75)])
+    assert "3.50*" in text and "* plain measured at batch 16, and at half of it" in text
+    assert "1.75" in text and "then" in text
+
+
+def test_the_table_is_not_cut_where_there_is_no_terminal(capsys):
+    print_table([replace(ROW, name="dynamic-4608x8-16x16", kind="forward")])
+    out = capsys.readouterr().out
+    assert "dynamic-4608x8-16x16" in out and "forward" in out and "…" not in out

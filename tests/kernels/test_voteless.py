@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from torchcaps.kernels import voteless
+from torchcaps.kernels.threads import SWITCH
 from torchcaps.math.pose import vector_votes
 from torchcaps.math.squash import squash
 from torchcaps.routing import Dynamic, route
@@ -40,7 +41,8 @@ def keywords(choice: Dynamic) -> dict[str, Any]:
 
 def plain(x: Tensor, W: Tensor, choice: Dynamic) -> tuple[Tensor, Tensor]:
     """Coupling [b i j] and parents' poses [b j k] of the router that stores the votes."""
-    with torch.no_grad():
+    with torch.no_grad(), pytest.MonkeyPatch.context() as patch:
+        patch.setenv(SWITCH, "plain")
         parents, info = route(Capsules(x, torch.ones_like(x[..., 0])), W, choice)
     return info.coupling[-1], parents.pose
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import lru_cache
 
 import torch
 
 from torchcaps.errors import RecipeError, nearest
 
-__all__ = ["SWITCH", "in_threads", "parts", "switched_on"]
+__all__ = ["SWITCH", "in_threads", "parts", "plain", "switched_on"]
 
 SWITCH = "TORCHCAPS_KERNELS"
 """Environment variable: "fast" (the default), or "plain" for the readable path everywhere."""
@@ -24,6 +25,19 @@ def switched_on() -> bool:
     if value not in ("fast", "plain"):
         raise RecipeError(f"{SWITCH}={value}{nearest(value, ('fast', 'plain'))}; 'fast' or 'plain' is wanted")
     return value == "fast"
+
+
+@contextmanager
+def plain() -> Iterator[None]:
+    """Inside, this process takes the readable path everywhere; what the switch was comes back, also after an error."""
+    before = os.environ.get(SWITCH)
+    os.environ[SWITCH] = "plain"
+    try:
+        yield
+    finally:
+        os.environ.pop(SWITCH)
+        if before is not None:
+            os.environ[SWITCH] = before
 
 
 def parts(count: int, pieces: int) -> list[tuple[int, int]]:

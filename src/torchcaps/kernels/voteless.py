@@ -1,6 +1,8 @@
-"""Dynamic routing that never stores the votes V_ij = W_ij x_i [b i j k].
+"""Dynamic routing that never stores the votes V_ij = W_ij x_i [b i j k], and the sums of contrastive divergence.
 
-What routing asks of the votes are sums over them, and each is a matrix product for every parent j:
+On a CPU these are passes of the compiled loops (`kernels.lanes`), which make the votes of a child, use and forget them.
+For other devices and types, and with TORCHCAPS_KERNELS=plain, there is a form without loops. What routing asks of the
+votes are sums over them, and each is a matrix product for every parent j:
 
     z_j = sum_i c_ij W_ij x_i          the children times their coupling [b (d i)], times W_j [(d i) k]
     V_ij . v_j = x_i . (W_ij^T v_j)    v_j [b k] times W_j^T, then times the children and summed over d
@@ -11,8 +13,9 @@ coupling a child and summing over d are plain passes over memory: x is [d i b], 
 lengths could come from Gram matrices, x_i^T (W_ij^T W_ij) x_i, in about half the time; but that form loses half of the
 digits of a vote that nearly cancels.
 
-There is no gradient: nothing is recorded for autograd. A caller with several calls for the same W makes `prepare(W)`
-once and hands it to each. With one number for c, `forward`, `reverse` and `grad` are one matrix product each.
+There is no gradient: nothing is recorded for autograd. With one number for c, `forward`, `reverse` and `grad` are one
+matrix product each, loops or not. A caller with several such calls for the same W makes `prepare(W)` once and hands it
+to each; loops take W as it is.
 """
 
 from __future__ import annotations
@@ -24,6 +27,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from torchcaps.kernels import lanes
+from torchcaps.kernels.dynamic import iterate
+from torchcaps.kernels.threads import switched_on
 from torchcaps.math.squash import norm, squash
 
 __all__ = ["couple", "forward", "grad", "prepare", "reverse"]
@@ -51,16 +57,20 @@ def couple(
 ) -> Tensor:
     """The last iteration's coupling c [b i j] for children x [b i d]; the settings are those of `routing.Dynamic`.
 
-    Equal to `routing.dynamic` to rounding. The result is a view in which a parent's shares lie together, as the other
+    Equal to `routing.dynamic` to rounding. The result is a view in which the batch lies together, as the other
     functions here want them. Finite for all finite float32 (routed in float64 where a squared length may overflow) and
     for float64 whose votes stay below 1e150.
     """
+    wide = torch.float64 if _may_overflow(x, W) else x.dtype
+    if iterations > 1 and _loops(x, W):
+        passes = lanes.Looped(x.to(wide), W.to(wide), cosine=agreement == "cosine", over=over, share=_uniform(W, over))
+        _, room = iterate(passes, iterations, agreement, logits, 1, summed=False)
+        return passes.seen(room)[0].to(x.dtype)  # [b i j]
     P = prepare(W) if prepared is None else prepared
-    wide = torch.float64 if _may_overflow(x, P) else x.dtype
     x_t, P = _turn(x).to(wide), P.to(wide)  # [d i b], [d i j k]
     inverse = _inverse_lengths(x_t, P) if agreement == "cosine" and iterations > 1 else None
     b: Tensor | None = None
-    c: Tensor | float = 1 / P.shape[2 if over == "parents" else 1]
+    c: Tensor | float = _uniform(W, over)
     for _ in range(iterations - 1):
         z = _forward(x_t, P, c)  # [b j k]
         agreed = _agree(x_t, P, squash(z) if inverse is None else z / norm(z, keepdim=True), inverse)  # [j i b]
@@ -74,12 +84,17 @@ def couple(
 @torch.no_grad()
 def forward(x: Tensor, W: Tensor, c: Tensor | float, *, prepared: Tensor | None = None) -> Tensor:
     """z_j = sum_i c_ij W_ij x_i: children [b i d] and coupling [b i j], or one number for all, -> [b j k]."""
+    if isinstance(c, Tensor) and _loops(x, W, c):
+        return lanes.from_lanes(lanes.weigh(W, lanes.to_lanes(x, children=True), lanes.shares(c)), len(x))
     return _forward(_turn(x), prepare(W) if prepared is None else prepared, _turned(c))
 
 
 @torch.no_grad()
 def reverse(h: Tensor, W: Tensor, c: Tensor | float, *, prepared: Tensor | None = None) -> Tensor:
     """sum_j c_ij W_ij^T h_j: parents [b j k] and coupling [b i j], or one number for all, -> [b i d], a view."""
+    if isinstance(c, Tensor) and _loops(h, W, c):
+        y = lanes.reverse(W, lanes.shares(c), lanes.to_lanes(h))
+        return lanes.from_lanes(y, len(h), children=True)
     P, c = prepare(W) if prepared is None else prepared, _turned(c)
     d, i, j, k = P.shape
     if not isinstance(c, Tensor):
@@ -99,8 +114,10 @@ def grad(x: Tensor, c: Tensor | float, a: Tensor) -> Tensor:
 
     With a = 2 z / (1 + |z|^2) it is one phase of Hauser 2019, eq. 18, summed over the batch.
     """
+    (_, i, d), (_, j, k) = x.shape, a.shape
+    if isinstance(c, Tensor) and _loops(x, a, c):
+        return lanes.grad(lanes.to_lanes(x, children=True), lanes.shares(c), lanes.to_lanes(a))
     x_t, c = _turn(x), _turned(c)
-    (d, i, _), (_, j, k) = x_t.shape, a.shape
     total = a.new_empty(d, i, j, k)
     if not isinstance(c, Tensor):
         torch.mm(x_t.view(d * i, -1), a.flatten(1), out=total.view(d * i, j * k)).mul_(c)
@@ -110,6 +127,14 @@ def grad(x: Tensor, c: Tensor | float, a: Tensor) -> Tensor:
             torch.mul(x_t, c[n], out=buffer)
             torch.mm(buffer.view(d * i, -1), a[:, n], out=total_n)
     return total.permute(1, 2, 3, 0).contiguous()  # [i j k d]
+
+
+def _loops(*tensors: Tensor) -> bool:
+    return switched_on() and lanes.suits(*tensors)
+
+
+def _uniform(W: Tensor, over: str) -> float:
+    return 1 / W.shape[1 if over == "parents" else 0]
 
 
 def _turn(x: Tensor) -> Tensor:
@@ -163,8 +188,8 @@ def _inverse_lengths(x: Tensor, P: Tensor) -> Tensor:
     return square.add_(floor).rsqrt_().mul_(some)
 
 
-def _may_overflow(x: Tensor, P: Tensor) -> bool:
+def _may_overflow(x: Tensor, W: Tensor) -> bool:
     """Whether the squared length of a vote or of a sum of votes could be more than the largest number."""
-    d, i, _, k = P.shape
-    largest = [max(-float(low), float(high)) for low, high in (x.aminmax(), P.aminmax())]
+    i, _, k, d = W.shape
+    largest = [max(-float(low), float(high)) for low, high in (x.aminmax(), W.aminmax())]
     return i * d * math.sqrt(k) * math.prod(largest) > math.sqrt(torch.finfo(x.dtype).max)

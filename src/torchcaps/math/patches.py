@@ -92,10 +92,14 @@ class Window:
             below.start + below.step * (reach - 1) / 2,
         )
 
+    def seen(self, device: torch.device) -> Tensor:
+        """[p n] the places of the flat grid that each window position sees."""
+        return _seen_places(self).to(device)
+
     def gather(self, x: Tensor) -> Tensor:
         """[b h w i d] -> [b p (n i) d]: for each window position, every capsule it sees."""
         b, _, _, i, d = x.shape
-        seen = _seen_places(self).to(x.device)  # [p n]
+        seen = self.seen(x.device)
         patches = x.reshape(b, self.grid.places, i * d)[:, seen.flatten()]  # [b (p n) (i d)]
         return patches.view(b, len(seen), seen.shape[1] * i, d)
 

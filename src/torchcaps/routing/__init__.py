@@ -23,6 +23,7 @@ from torchcaps.routing.base import Compete, Router, compete_at_one_place
 from torchcaps.routing.checks import check_input
 from torchcaps.routing.dynamic import Dynamic
 from torchcaps.routing.em import EM
+from torchcaps.routing.fused import route_without_votes
 from torchcaps.types import Capsules, RoutingInfo
 
 __all__ = ["EM", "ROUTERS", "Compete", "Dynamic", "Router", "route", "router_of", "settings_of"]
@@ -52,12 +53,16 @@ def route(
     method    a name in ROUTERS, its settings as further keywords: route(x, W, "em", iterations=2); or a settings
               object: route(x, W, EM(iterations=2))
     offset    [i k], added to the votes (coordinate addition)
-    trace     keep every iteration in the record, with agreement and free energy
+    trace     keep every iteration in the record, with agreement and free energy; this takes the plain path
     more      settings by name, and the router's learned scalars [j] (em: beta_a, beta_u)
     """
     router, settings, given = _resolve(method, more)
     check_input(children, weights, pose, window, offset, given)
     learned = {name: weights.new_full(weights.shape[1:2], initial) for name, initial in router.learned.items()} | given
+    if not trace:
+        found = route_without_votes(children, weights, settings, pose, window, offset, learned)
+        if found is not None:
+            return found
     flat, compete = _unfold(children, window)
     votes = (matrix_votes if pose == "matrix" else vector_votes)(flat.pose, weights)  # [b i j k]
     if offset is not None:

@@ -1,0 +1,232 @@
+"""EM routing of matrix capsules in tensor operations, one parent type at a time: any device, any dtype.
+
+The votes [b s c 16] of one parent type exist at a time, a J-th of all. The equations, forward and backward, are those
+of `loops.em` and `loops.em_backward`; letters as there: s window position, c = (n i) slot of a window, FIT rows of a
+Gaussian.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from torchcaps.math.gaussian import LOG_2PI
+from torchcaps.math.pose import as_matrix
+
+__all__ = ["FIT", "LOGIT", "LSE", "MASS", "POSE", "Layer", "Slopes", "backward", "forward"]
+
+POSE = 16
+LSE, MASS, LOGIT, FIT = 32, 33, 34, 35
+"""Rows of a parent's Gaussian after mean 16 and variance 16: log sum_c exp s, mass, logit of the switch."""
+
+
+class Layer(NamedTuple):
+    """What is routed, and how: poses [b P i 16], log activations [b P i], W [m j 4 4], offset [c 16], seen [s n]."""
+
+    pose: Tensor
+    log_a: Tensor
+    W: Tensor
+    offset: Tensor | None
+    beta_a: Tensor
+    beta_u: Tensor
+    seen: Tensor
+    lam: list[float]
+    min_variance: float
+    damping: float
+    descent: bool
+    across: bool
+
+    @property
+    def who(self) -> Tensor:
+        """[s c] the child (P i) in each slot."""
+        types = self.pose.shape[2]
+        return (self.seen.unsqueeze(-1) * types + torch.arange(types, device=self.seen.device)).flatten(1)
+
+    @property
+    def first(self) -> Tensor:
+        """[(P i)] log R of the first iteration: minus the log of how many parents can have the child."""
+        count = torch.bincount(self.who.flatten(), minlength=self.pose.shape[1] * self.pose.shape[2])
+        parents = self.W.shape[1] if self.across else 1
+        return -(count.clamp_min(1) * parents).to(self.pose.dtype).log()
+
+    def gather(self, x: Tensor) -> Tensor:
+        """Of each child, [b P i ...] -> in each slot, [b s c ...]."""
+        return x.flatten(1, 2)[:, self.who]
+
+    def scatter(self, x: Tensor) -> Tensor:
+        """Summed over the slots that show a child: [b s c ...] -> [b (P i) ...]."""
+        children = self.pose.shape[1] * self.pose.shape[2]
+        return x.new_zeros(len(x), children, *x.shape[3:]).index_add_(1, self.who.flatten(), x.flatten(1, 2))
+
+    def row(self) -> Tensor:
+        """[c] the row of W that a slot takes."""
+        return torch.arange(self.who.shape[1], device=self.W.device) % len(self.W)
+
+    def share(self, logits: Tensor) -> Tensor:
+        """log R [b s j c]: log-softmax of the logits over a child's rivals."""
+        index = self.who.flatten()
+        slots = logits.transpose(1, 2).flatten(2)  # [b j (s c)]
+        most = slots.amax(1, keepdim=True) if self.across else slots  # [b g (s c)]
+        wide = index.expand_as(most)
+        children = self.pose.shape[1] * self.pose.shape[2]
+        top = most.new_zeros(*most.shape[:2], children).scatter_reduce(2, wide, most, "amax", include_self=False)
+        above = slots - top[..., index]
+        e = above.exp()
+        norm = torch.zeros_like(top).index_add_(2, index, e.sum(1, keepdim=True) if self.across else e)
+        return (above - norm[..., index].log()).view_as(logits.transpose(1, 2)).transpose(1, 2)
+
+    def rivals(self, g: Tensor) -> Tensor:
+        """The sum of g [b s j c] over a child's rivals, in each slot of the child: [b s 1|j c]."""
+        total = (g.sum(2, keepdim=True) if self.across else g).permute(0, 1, 3, 2)  # [b s c g]
+        return self.scatter(total)[:, self.who].permute(0, 1, 3, 2)
+
+
+class Slopes(NamedTuple):
+    """The loss differentiated by the inputs of `Layer`."""
+
+    pose: Tensor
+    log_a: Tensor
+    W: Tensor
+    beta_a: Tensor
+    beta_u: Tensor
+
+
+def _votes(layer: Layer, M: Tensor, W: Tensor) -> Tensor:
+    """M [b s c 4 4] and one parent's W [c 4 4] -> [b s c 16]."""
+    V = torch.einsum("bscrk,ckq->bscrq", M, W).flatten(3)
+    return V if layer.offset is None else V + layer.offset
+
+
+def _fit(layer: Layer, V: Tensor, log_R: Tensor, log_a: Tensor, previous: Tensor, t: int, j: int) -> Tensor:
+    """M-step of one parent: V [b s c 16], log R and log a [b s c], previous mean [b s 16] -> [b s FIT]."""
+    most = log_a.amax(-1, keepdim=True)
+    total = log_R + (log_a - most)
+    w, lse = total.softmax(-1), total.logsumexp(-1)
+    mean = torch.einsum("bsc,bsck->bsk", w, V)
+    mean = mean + layer.damping * (previous - mean)
+    variance = torch.einsum("bsc,bsck->bsk", w, (V - mean.unsqueeze(2)).square()) + layer.min_variance
+    mass = (lse + most.squeeze(-1)).exp()
+    cost = mass * (POSE * layer.beta_u[j] + 0.5 * variance.log().sum(-1))
+    logit = layer.lam[t] * (layer.beta_a[j] - cost)
+    return torch.cat([mean, variance, torch.stack([lse, mass, logit], -1)], -1)
+
+
+def _energy(layer: Layer, fit: Tensor, j: int) -> Tensor:
+    """[b s] the part of descent's energy that is the same for all slots."""
+    variance = fit[..., POSE:LSE]
+    each = POSE * (layer.beta_u[j] - 0.5)
+    return 0.5 * (variance.log() + layer.min_variance / variance).sum(-1) + each
+
+
+def _bid(layer: Layer, V: Tensor, fit: Tensor, j: int) -> Tensor:
+    """E-step of one parent: logits [b s c]."""
+    mean, variance, logit = fit[..., None, :POSE], fit[..., None, POSE:LSE], fit[..., LOGIT]
+    far = 0.5 * ((V - mean).square() / variance).sum(-1)  # [b s c]
+    if layer.descent:
+        return -logit.sigmoid().unsqueeze(-1) * (far + _energy(layer, fit, j).unsqueeze(-1))
+    base = logsigmoid(logit) - 0.5 * (variance.squeeze(2).log().sum(-1) + POSE * LOG_2PI)
+    return base.unsqueeze(-1) - far
+
+
+def forward(layer: Layer) -> tuple[Tensor, Tensor]:
+    """log R of all iterations but the first [b t-1 s j c] and all Gaussians [b t s j FIT]."""
+    W = layer.W[layer.row()].unbind(1)  # J times [c 4 4]
+    M, log_a = as_matrix(layer.gather(layer.pose)), layer.gather(layer.log_a)
+    log_R = layer.first[layer.who].expand(len(M), len(W), -1, -1).transpose(1, 2)  # [b s j c]
+    shares, fits = [], [M.new_zeros(*log_R.shape[:3], FIT)]
+    for t in range(len(layer.lam)):
+        now, bids = [], []
+        for j, W_j in enumerate(W):
+            V = _votes(layer, M, W_j)
+            now.append(_fit(layer, V, log_R[:, :, j], log_a, fits[-1][:, :, j, :POSE], t, j))
+            if t + 1 < len(layer.lam):
+                bids.append(_bid(layer, V, now[-1], j))
+        fits.append(torch.stack(now, 2))
+        if bids:
+            log_R = layer.share(torch.stack(bids, 2))
+            shares.append(log_R)
+    kept = torch.stack(shares, 1) if shares else log_R.new_empty(len(M), 0, *log_R.shape[1:])
+    return kept, torch.stack(fits[1:], 1)
+
+
+def backward(layer: Layer, shares: Tensor, fits: Tensor, g_mean: Tensor, g_logit: Tensor) -> Slopes:
+    """From the derivatives by the last mean [b s j 16] and logit [b s j]; see `loops.em_backward` for the equations."""
+    W, T = layer.W[layer.row()].unbind(1), len(layer.lam)
+    M, log_a = as_matrix(layer.gather(layer.pose)), layer.gather(layer.log_a)
+    first = layer.first[layer.who].expand(len(M), len(W), -1, -1).transpose(1, 2)
+    log_R = [first, *shares.unbind(1)]  # [b s j c] each
+    total = (log_a - log_a.amax(-1, keepdim=True)).unsqueeze(2)  # [b s 1 c]
+    w = [(r + total - fits[:, t, ..., LSE, None]).exp() for t, r in enumerate(log_R)]
+    beta_a, beta_u = torch.zeros_like(layer.beta_a), torch.zeros_like(layer.beta_u)
+    g_s: list[Tensor] = []
+    g_l: list[Tensor | None] = [None] * T
+    slopes: list[tuple[Tensor, Tensor]] = [(g_mean, g_mean)] * T
+    for t in reversed(range(T)):
+        if t + 1 < T:
+            g_l[t] = g_s[-1] - log_R[t + 1].exp() * layer.rivals(g_s[-1])
+        each = [_parent_back(layer, _votes(layer, M, W[j]), w[t], fits, g_l[t], slopes, g_mean, g_logit, t, j) for j in
+                range(len(W))]  # fmt: skip
+        g_mu, g_v, g, a, u = (torch.stack(part, 2) for part in zip(*each, strict=True))
+        slopes[t] = g_mu, g_v
+        g_s.append(g)
+        beta_a, beta_u = beta_a + a.sum((0, 1)), beta_u + u.sum((0, 1))
+    g_M, g_W = torch.zeros_like(M), torch.zeros_like(layer.W)
+    for j, W_j in enumerate(W):
+        G = as_matrix(_votes_back(layer, _votes(layer, M, W_j), w, fits, g_l, slopes, j))
+        g_M = g_M + torch.einsum("bscrq,ckq->bscrk", G, W_j)
+        g_W[:, j] = torch.zeros_like(g_W[:, j]).index_add_(0, layer.row(), torch.einsum("bscrk,bscrq->ckq", M, G))
+    g_pose, g_log_a = layer.scatter(g_M.flatten(3)), layer.scatter(sum(g_s[1:], g_s[0]).sum(2))
+    return Slopes(g_pose.view_as(layer.pose), g_log_a.view_as(layer.log_a), g_W, beta_a, beta_u)
+
+
+def _parent_back(
+    layer: Layer, V: Tensor, w: Tensor, fits: Tensor, g_l: Tensor | None, slopes: list[tuple[Tensor, Tensor]],
+    g_mean: Tensor, g_logit: Tensor, t: int, j: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Steps 1 and 2 for parent j: g_mu, g_v [b s 16], g_s [b s c], and what beta_a and beta_u get [b s]."""
+    fit, least, damping = fits[:, t, :, j], layer.min_variance, layer.damping
+    mean, v, mass = fit[..., :POSE], fit[..., POSE:LSE], fit[..., MASS]
+    d, on = V - mean.unsqueeze(2), fit[..., LOGIT].sigmoid()
+    u = torch.zeros_like(on)
+    if g_l is None:
+        g_mu, g_v, g_z = g_mean[:, :, j], torch.zeros_like(mean), g_logit[:, :, j]
+    else:
+        g = g_l[:, :, j]
+        S0, k = g.sum(-1), (on if layer.descent else torch.ones_like(on)).unsqueeze(-1)
+        S1, S2 = torch.einsum("bsc,bsck->bsk", g, d), torch.einsum("bsc,bsck->bsk", g, d * d)
+        more = least * S0.unsqueeze(-1) if layer.descent else torch.zeros_like(S2)
+        g_mu = k * S1 / v + damping * slopes[t + 1][0][:, :, j]
+        g_v = k * ((S2 + more) / v - S0.unsqueeze(-1)) / (2 * v)
+        g_z = S0 * (1 - on)
+        if layer.descent:
+            g_z = on * (on - 1) * (0.5 * (S2 / v).sum(-1) + S0 * _energy(layer, fit, j))
+            u = -POSE * on * S0
+    g_cost = -layer.lam[t] * g_z
+    g_v = g_v + (0.5 * mass * g_cost).unsqueeze(-1) / v
+    before = fits[:, t - 1, :, j, :POSE] if t > 0 else torch.zeros_like(mean)
+    gap = (mean - before) * (damping / (1 - damping) if damping < 1 else 0.0)  # m - mu
+    g_mu = g_mu - 2 * g_v * gap
+    g_m = (1 - damping) * g_mu
+    g_mass = g_cost * (POSE * layer.beta_u[j] + 0.5 * v.log().sum(-1))
+    constant = mass * g_mass - (g_m * gap + g_v * (v - least)).sum(-1)
+    pull = ((g_m.unsqueeze(2) + g_v.unsqueeze(2) * d) * d).sum(-1)  # [b s c]
+    return g_mu, g_v, w[:, :, j] * (pull + constant.unsqueeze(-1)), -g_cost, u + POSE * mass * g_cost
+
+
+def _votes_back(
+    layer: Layer, V: Tensor, w: list[Tensor], fits: Tensor, g_l: list[Tensor | None],
+    slopes: list[tuple[Tensor, Tensor]], j: int,
+) -> Tensor:  # fmt: skip
+    """Step 3 for parent j: g_V [b s c 16]."""
+    G = torch.zeros_like(V)
+    for t, (g_mu, g_v) in enumerate(slopes):
+        d, w_t = V - fits[:, t, :, None, j, :POSE], w[t][:, :, j].unsqueeze(-1)
+        G = G + w_t * ((1 - layer.damping) * g_mu[:, :, None, j] + 2 * g_v[:, :, None, j] * d)
+        g = g_l[t]
+        if g is not None:
+            k = fits[:, t, :, j, LOGIT].sigmoid() if layer.descent else torch.ones_like(fits[:, t, :, j, LOGIT])
+            G = G - g[:, :, j].unsqueeze(-1) * d * (k[..., None] / fits[:, t, :, j, POSE:LSE]).unsqueeze(2)
+    return G

@@ -1,0 +1,178 @@
+"""The passes of `loops.dynamic` on tensors: blocks of samples made and undone, work split over threads.
+
+What a pass writes belongs to one thread alone, so results are the same for any number of threads. Tensors in lanes are
+X [i n d L] and Q, S [n j k L]; a coupling is [i j (n L)], with a batch padded to whole blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchcaps.kernels.threads import in_threads
+from torchcaps.math.squash import norm
+
+__all__ = ["Looped", "from_lanes", "grad", "reverse", "shares", "suits", "to_lanes", "weigh"]
+
+BYTES = 64
+"""Of a vector of lanes, as `loops.vector` has it."""
+
+
+def suits(*tensors: Tensor) -> bool:
+    """Whether there are loops for these tensors: on the CPU, all float32 or all float64."""
+    kinds = {t.dtype for t in tensors}
+    return all(t.device.type == "cpu" for t in tensors) and len(kinds) == 1 and kinds <= {torch.float32, torch.float64}
+
+
+@cache
+def _loops() -> Any:
+    return import_module("torchcaps.kernels.loops.dynamic")
+
+
+def _lanes(dtype: torch.dtype) -> int:
+    return BYTES // dtype.itemsize
+
+
+def _padded(b: int, dtype: torch.dtype) -> int:
+    """The batch in whole blocks."""
+    L = _lanes(dtype)
+    return -(-b // L) * L
+
+
+def _floor(dtype: torch.dtype) -> float:
+    """What `norm` adds below the root."""
+    return float(norm(torch.zeros(1, dtype=dtype))) ** 2
+
+
+def _array(t: Tensor) -> Any:
+    return t.detach().contiguous().numpy()
+
+
+def to_lanes(x: Tensor, *, children: bool = False) -> Tensor:
+    """[b j k] -> [n j k L], or of children [b i d] -> [i n d L]; samples that fill the last block are 0."""
+    (b, i, d), L = x.shape, _lanes(x.dtype)
+    n = _padded(b, x.dtype) // L
+    X = x.new_empty(i, n, d, L) if children else x.new_empty(n, i, d, L)
+    flat, lanes = _array(x), (X.transpose(0, 1) if children else X).numpy()
+    in_threads(lambda _, start, stop: _loops().to_lanes(flat, lanes, start, stop), n)
+    return X
+
+
+def from_lanes(X: Tensor, b: int, *, children: bool = False) -> Tensor:
+    """What `to_lanes` was given."""
+    lanes = X.transpose(0, 1) if children else X
+    n, i, d, _ = lanes.shape
+    x = X.new_empty(b, i, d)
+    in_threads(lambda _, start, stop: _loops().from_lanes(lanes.numpy(), x.numpy(), start, stop), n)
+    return x
+
+
+def shares(c: Tensor) -> Tensor:
+    """A coupling [.. b i j] as [.. i j (n L)]: no copy if it is such a view and its batch is whole blocks."""
+    turned = c.movedim(-3, -1)  # [.. i j b]
+    missing = _padded(c.shape[-3], c.dtype) - c.shape[-3]
+    return torch.nn.functional.pad(turned, (0, missing)) if missing else turned.contiguous()
+
+
+def _split(work: Callable[[tuple[int, int], tuple[int, int]], None], blocks: int, parents: int) -> None:
+    """work(blocks, parents) in threads, over the blocks, or over the parents where there are too few blocks."""
+    if blocks >= torch.get_num_threads():
+        in_threads(lambda _, start, stop: work((start, stop), (0, parents)), blocks)
+    else:
+        in_threads(lambda _, start, stop: work((0, blocks), (start, stop)), parents)
+
+
+def weigh(W: Tensor, X: Tensor, C: Tensor | None, share: float = 1.0) -> Tensor:
+    """s_j = share sum_i c_ij W_ij x_i, with c = 1 for none -> [n j k L]."""
+    S = X.new_zeros(X.shape[1], *W.shape[1:3], X.shape[3])
+    given = X.new_empty(0, 0, 0) if C is None else C
+    arrays = _array(W), _array(X), _array(given), share, _array(S)
+    _split(lambda blocks, parents: _loops().weigh(*arrays, blocks, parents), *S.shape[:2])
+    return S
+
+
+def reverse(W: Tensor, C: Tensor, H: Tensor) -> Tensor:
+    """sum_j c_ij W_ij^T h_j: C [i j (n L)] and H [n j k L] -> [i n d L]."""
+    (i, _, _, d), (n, _, _, L) = W.shape, H.shape
+    dX = H.new_zeros(i, n, d, L)
+    arrays = *map(_array, (W, C, H)), dX.numpy()
+    in_threads(lambda _, start, stop: _loops().reverse(*arrays, start, stop), i)
+    return dX
+
+
+def grad(X: Tensor, C: Tensor, A: Tensor) -> Tensor:
+    """sum_b c_ij a_j x_i^T: X [i n d L], C [i j (n L)] and A [n j k L] -> [i j k d]."""
+    (i, _, d, _), (_, j, k, _) = X.shape, A.shape
+    dW = X.new_zeros(i, j, k, d)
+    arrays = *map(_array, (X, C, A)), dW.numpy()
+    in_threads(lambda _, start, stop: _loops().grad(*arrays, start, stop), i)
+    return dW
+
+
+class Looped:
+    """The passes of dynamic routing (`kernels.dynamic.Passes`) over children x [b i d] with weights W [i j k d]."""
+
+    def __init__(self, x: Tensor, W: Tensor, *, cosine: bool, over: str, share: float) -> None:
+        self.W, self.X, self.b = W.detach().contiguous(), to_lanes(x, children=True), len(x)
+        self.floor, self.over, self.share = _floor(x.dtype) if cosine else 0.0, over, share
+
+    def room(self, count: int) -> Tensor:
+        """Couplings [t i j (n L)]."""
+        i, n, _, L = self.X.shape
+        return self.X.new_empty(count, i, self.W.shape[1], n * L)
+
+    def seen(self, room: Tensor) -> Tensor:
+        """[t b i j], where every batch lies together."""
+        return room[..., : self.b].contiguous().movedim(-1, 1)
+
+    def kept(self, couplings: Tensor) -> Tensor:
+        """What `seen` has made of them."""
+        return shares(couplings)
+
+    def first(self) -> Tensor:
+        """s of the uniform coupling."""
+        return from_lanes(weigh(self.W, self.X, None, self.share), self.b)
+
+    def again(self, q: Tensor, C: Tensor, *, summed: bool = True) -> Tensor:
+        """c = softmax(V . q) into C, and s = sum_i c V."""
+        Q = to_lanes(q)
+        S = torch.zeros_like(Q)
+        arrays = *map(_array, (self.W, self.X, Q)), self.floor, _array(C), _array(S), summed
+        if self.over == "parents":
+            in_threads(lambda _, start, stop: _loops().route_parents(*arrays, start, stop), len(Q))
+        else:
+            _split(lambda blocks, parents: _loops().route_children(*arrays, blocks, parents), *Q.shape[:2])
+        return from_lanes(S, self.b)
+
+    def pull(self, q: Tensor, C: Tensor, s: Tensor, ds: Tensor, E: Tensor, U: Tensor | None) -> Tensor:
+        """dq; fills E and adds to U."""
+        Q, dS = to_lanes(q), to_lanes(ds)
+        dQ, none = torch.zeros_like(Q), Q.new_empty(0, 0, 0)
+        read = *map(_array, (self.W, self.X, Q)), self.floor, _array(C), _array(dS)
+        write = _array(E), _array(none if U is None else U), _array(dQ)
+        if self.over == "parents":
+            in_threads(lambda _, start, stop: _loops().pull_parents(*read, *write, start, stop), len(Q))
+        else:
+            read = *read, _array((to_lanes(s) * dS).sum(2))  # [n j L]
+            _split(lambda blocks, parents: _loops().pull_children(*read, *write, blocks, parents), *Q.shape[:2])
+        return from_lanes(dQ, self.b)
+
+    def scatter(
+        self, C: Tensor, ds: list[Tensor], E: Tensor | None, q: list[Tensor], U: Tensor | None, base: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """dx [b i d] and dW [i j k d]."""
+        if E is None or base is None:
+            H = to_lanes(ds[0])
+            return from_lanes(reverse(self.W, C[0], H), self.b, children=True), grad(self.X, C[0], H)
+        dX, dW, B = torch.zeros_like(self.X), torch.zeros_like(self.W), to_lanes(base)
+        none = B.new_empty(0, *B.shape)
+        dS, Q = (torch.stack([to_lanes(t) for t in each]) if each else none for each in (ds, q))
+        read = [_array(t) for t in (self.W, self.X, C, dS, E, Q, C.new_empty(0, 0, 0) if U is None else U, B)]
+        arrays = *read, dX.numpy(), dW.numpy()
+        in_threads(lambda _, start, stop: _loops().scatter(*arrays, start, stop), len(dW))
+        return from_lanes(dX, self.b, children=True), dW

@@ -1,0 +1,282 @@
+"""EM routing of matrix capsules, forward: LANES samples at a time, votes recomputed for each parent and iteration.
+
+Names: c = (n i) a slot of a window, child = place * types + type, C slots, J parent types, S window positions. Arrays
+[rows, LANES], the rows of one block of samples one after another:
+
+    X [child 16] poses, A [child] log activations, shares [t-1 s j c] log R of iterations 1, 2 ...,
+    fits [t s j FIT] the Gaussians: mean 16, variance 16, then LSE = log sum_c exp(s_c) with s = log R + log a relative
+    to the largest of the window, MASS = sum_c R a, and LOGIT of the switch
+
+W is [j m 16] and slot c takes row c % m; offset [c 16]; who [s c] names the child in a slot; first [child] is the first
+iteration's log R. A child is shared among groups of rivals: one group (all parents), or one for each parent type.
+
+For a window position and a parent the votes of all slots (C x 16 x LANES numbers) stay in the cache between the mean,
+the variance and the next logits. What a child is given is normalised when all positions are through.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from torchcaps.kernels.loops import loop
+from torchcaps.kernels.loops.lanes import LANES, exp, exponent, greater, load, log, mantissa, pick, store, zero
+
+__all__ = ["FIT", "LOGIT", "LSE", "MASS", "POSE", "cast_votes", "forward", "log_volume", "logistic", "loudest"]
+
+POSE = 16
+LSE, MASS, LOGIT, FIT = 32, 33, 34, 35
+LN2 = math.log(2)
+LOG_2PI = math.log(2 * math.pi)
+LOW = -1e30
+"""Below every logit."""
+
+
+@loop
+def cast_votes(X: Any, x: int, W: Any, offset: Any, j: int, who: Any, s: int, V: Any) -> None:
+    """V [c 16] = M W_j + offset for the slots of position s; x is the first child of the block."""
+    w = 0
+    for c in range(who.shape[1]):
+        for row in range(0, POSE, 4):
+            at = (x + who[s, c]) * POSE + row
+            m0, m1, m2, m3 = load(X, at), load(X, at + 1), load(X, at + 2), load(X, at + 3)
+            for k in range(4):
+                v = m0 * W[j, w, k] + offset[c, row + k]
+                v = m1 * W[j, w, k + 4] + v
+                v = m2 * W[j, w, k + 8] + v
+                store(V, c * POSE + row + k, m3 * W[j, w, k + 12] + v)
+        w = w + 1 if w + 1 < W.shape[1] else 0
+
+
+@loop
+def loudest(A: Any, x: int, who: Any, s: int) -> Any:
+    """The largest log activation that position s sees."""
+    most = load(A, x + who[s, 0])
+    for c in range(1, who.shape[1]):
+        most = greater(most, load(A, x + who[s, c]))
+    return most
+
+
+@loop
+def log_volume(fits: Any, at: int) -> Any:
+    """sum_h log variance_h: exponents are added and mantissas multiplied, so that it takes one logarithm."""
+    whole, product = zero(fits), zero(fits) + 1.0
+    for h in range(POSE):
+        v = load(fits, at + POSE + h)
+        whole = whole + exponent(v)
+        product = product * mantissa(v)
+    return whole * LN2 + log(product)
+
+
+@loop
+def logistic(z: Any) -> Any:
+    """1 / (1 + e^-z)."""
+    e = exp(greater(z, z * -1.0) * -1.0)  # e^-|z|
+    return pick(z, e, e * 0.0 + 1.0) / (e + 1.0)
+
+
+@loop
+def _log_logistic(z: Any) -> Any:
+    """log logistic(z) = min(z, 0) - log(1 + e^-|z|)."""
+    e = exp(greater(z, z * -1.0) * -1.0)
+    return pick(z, z, z * 0.0) - log(e + 1.0)
+
+
+@loop
+def _share_out(logits: Any, at: int, top: Any, norm: Any, who: Any, J: int, groups: int) -> None:
+    """logits [s j c] from row `at` on become log R: minus, in two parts, their logsumexp over a child's rivals."""
+    S, C = who.shape
+    for row in range(len(top)):
+        store(top, row, LOW)
+        store(norm, row, 0.0)
+    for s in range(S):
+        for j in range(J):
+            for c in range(C):
+                g = who[s, c] * groups + j % groups
+                store(top, g, greater(load(top, g), load(logits, at + (s * J + j) * C + c)))
+    for s in range(S):
+        for j in range(J):
+            for c in range(C):
+                g, here = who[s, c] * groups + j % groups, at + (s * J + j) * C + c
+                above = load(logits, here) - load(top, g)
+                store(logits, here, above)
+                store(norm, g, load(norm, g) + exp(above))
+    for row in range(len(norm)):
+        store(norm, row, log(load(norm, row)))
+    for s in range(S):
+        for j in range(J):
+            for c in range(C):
+                g, here = who[s, c] * groups + j % groups, at + (s * J + j) * C + c
+                store(logits, here, load(logits, here) - load(norm, g))
+
+
+@loop
+def _weigh(w: Any, C: int) -> Any:
+    """w [c] = exp(s_c) / sum_c exp(s_c) in place; returns log sum_c exp(s_c)."""
+    top = load(w, 0)
+    for c in range(1, C):
+        top = greater(top, load(w, c))
+    whole = zero(w)
+    for c in range(C):
+        e = exp(load(w, c) - top)
+        store(w, c, e)
+        whole = whole + e
+    part = 1.0 / whole
+    for c in range(C):
+        store(w, c, load(w, c) * part)
+    return top + log(whole)
+
+
+@loop
+def _fit_mean(V: Any, w: Any, C: int, fits: Any, at: int) -> None:
+    """mean_h = sum_c w_c V_ch."""
+    for row in range(0, POSE, 4):
+        a0, a1, a2, a3 = zero(V), zero(V), zero(V), zero(V)
+        for c in range(C):
+            w_c, v = load(w, c), c * POSE + row
+            a0 = a0 + w_c * load(V, v)
+            a1 = a1 + w_c * load(V, v + 1)
+            a2 = a2 + w_c * load(V, v + 2)
+            a3 = a3 + w_c * load(V, v + 3)
+        store(fits, at + row, a0)
+        store(fits, at + row + 1, a1)
+        store(fits, at + row + 2, a2)
+        store(fits, at + row + 3, a3)
+
+
+@loop
+def _fit_variance(V: Any, w: Any, C: int, fits: Any, at: int, least: float) -> None:
+    """variance_h = sum_c w_c (V_ch - mean_h)^2 + least."""
+    for row in range(0, POSE, 4):
+        m = at + row
+        m0, m1, m2, m3 = load(fits, m), load(fits, m + 1), load(fits, m + 2), load(fits, m + 3)
+        a0, a1, a2, a3 = zero(V), zero(V), zero(V), zero(V)
+        for c in range(C):
+            w_c, v = load(w, c), c * POSE + row
+            d0, d1, d2, d3 = load(V, v) - m0, load(V, v + 1) - m1, load(V, v + 2) - m2, load(V, v + 3) - m3
+            a0 = a0 + (w_c * d0) * d0
+            a1 = a1 + (w_c * d1) * d1
+            a2 = a2 + (w_c * d2) * d2
+            a3 = a3 + (w_c * d3) * d3
+        store(fits, m + POSE, a0 + least)
+        store(fits, m + POSE + 1, a1 + least)
+        store(fits, m + POSE + 2, a2 + least)
+        store(fits, m + POSE + 3, a3 + least)
+
+
+@loop
+def _distances(V: Any, C: int, fits: Any, at: int, q: Any) -> None:
+    """q [c] = sum_h (V_ch - mean_h)^2 / variance_h."""
+    for row in range(0, POSE, 4):
+        m = at + row
+        m0, m1, m2, m3 = load(fits, m), load(fits, m + 1), load(fits, m + 2), load(fits, m + 3)
+        m = m + POSE
+        r0, r1, r2, r3 = 1.0 / load(fits, m), 1.0 / load(fits, m + 1), 1.0 / load(fits, m + 2), 1.0 / load(fits, m + 3)
+        for c in range(C):
+            v = c * POSE + row
+            d0, d1, d2, d3 = load(V, v) - m0, load(V, v + 1) - m1, load(V, v + 2) - m2, load(V, v + 3) - m3
+            some = (d0 * d0) * r0 + (d1 * d1) * r1
+            some = some + ((d2 * d2) * r2 + (d3 * d3) * r3)
+            store(q, c, some if row == 0 else load(q, c) + some)
+
+
+@loop
+def _keep_mean(fits: Any, at: int, previous: Any) -> None:
+    """The mean at row `at`, or the origin before the first iteration (at < 0)."""
+    for h in range(POSE):
+        store(previous, h, load(fits, at + h) if at >= 0 else zero(fits))
+
+
+@loop
+def _damp(fits: Any, at: int, previous: Any, damping: float) -> None:
+    """mean <- mean + damping (previous - mean)."""
+    for h in range(POSE):
+        mean = load(fits, at + h)
+        store(fits, at + h, mean + (load(previous, h) - mean) * damping)
+
+
+@loop
+def _tell(q: Any, C: int, coupling: Any, b: int, s: int, j: int) -> None:
+    """coupling [b s c j] = R = exp(q) for the samples b .. b + LANES that exist."""
+    for c in range(C):
+        store(q, c, exp(load(q, c)))
+    for l in range(min(LANES, len(coupling) - b)):
+        for c in range(C):
+            coupling[b + l, s, c, j] = q[c, l]
+
+
+@loop
+def _switch(fits: Any, at: int, lse: Any, most: Any, lam: float, beta_a: float, beta_u: float) -> None:
+    """mass = sum_c R a and logit = lambda (beta_a - mass sum_h (beta_u + log sigma_h))."""
+    mass = exp(lse + most)
+    cost = (log_volume(fits, at) * 0.5 + POSE * beta_u) * mass
+    store(fits, at + LSE, lse)
+    store(fits, at + MASS, mass)
+    store(fits, at + LOGIT, (beta_a - cost) * lam)
+
+
+@loop
+def _bid(fits: Any, at: int, beta_u: float, least: float, descent: bool, q: Any, C: int) -> None:
+    """q [c] from distances to logits: log (a_j N_ij), or -a_j energy_ij."""
+    z, volume = load(fits, at + LOGIT), log_volume(fits, at)
+    if descent:
+        on = logistic(z)
+        floor = zero(fits)
+        for h in range(POSE):
+            floor = floor + least / load(fits, at + POSE + h)
+        base, slope = on * -1.0 * ((volume + floor) * 0.5 + POSE * (beta_u - 0.5)), on * -0.5
+    else:
+        base, slope = _log_logistic(z) - (volume + POSE * LOG_2PI) * 0.5, zero(fits) - 0.5
+    for c in range(C):
+        store(q, c, base + slope * load(q, c))
+
+
+@loop
+def forward(
+    start: int, stop: int, X: Any, A: Any, W: Any, offset: Any, beta_a: Any, beta_u: Any, who: Any, first: Any,
+    lam: Any, least: float, damping: float, descent: bool, groups: int, kept: bool, shares: Any, fits: Any,
+    coupling: Any,
+) -> None:  # fmt: skip
+    """Route the blocks start .. stop; `kept` says that shares and fits have room for all iterations, not only one."""
+    (S, C), J, T, children = who.shape, len(W), len(lam), len(first)
+    V, w, q = (np.empty((C * POSE, LANES), X.dtype), np.empty((C, LANES), X.dtype), np.empty((C, LANES), X.dtype))
+    top = np.empty((children * groups, LANES), X.dtype)
+    norm = np.empty((children * groups, LANES), X.dtype)
+    previous = np.empty((POSE, LANES), X.dtype)
+    logits = shares if kept else np.empty((S * J * C, LANES), X.dtype)
+    for block in range(start, stop):
+        x = block * children
+        for t in range(T):
+            old = (block * (T - 1) + t - 1) * S * J * C if kept else 0
+            new = (block * (T - 1) + t) * S * J * C if kept else 0
+            if t > 0:
+                _share_out(logits, old, top, norm, who, J, groups)
+            for s in range(S):
+                most = loudest(A, x, who, s)
+                for j in range(J):
+                    here = (s * J + j) * C
+                    at = ((((block * T + t) if kept else block) * S + s) * J + j) * FIT
+                    before = -1 if t == 0 else (at - S * J * FIT if kept else at)
+                    for c in range(C):
+                        child = who[s, c]
+                        log_R = load(logits, old + here + c) if t > 0 else zero(X) + first[child]
+                        store(q, c, log_R)
+                        store(w, c, log_R + (load(A, x + child) - most))
+                    lse = _weigh(w, C)
+                    cast_votes(X, x, W, offset, j, who, s, V)
+                    if damping > 0:
+                        _keep_mean(fits, before, previous)
+                    _fit_mean(V, w, C, fits, at)
+                    if damping > 0:
+                        _damp(fits, at, previous, damping)
+                    _fit_variance(V, w, C, fits, at, least)
+                    _switch(fits, at, lse, most, lam[t], beta_a[j], beta_u[j])
+                    if t + 1 == T:
+                        _tell(q, C, coupling, block * LANES, s, j)
+                    else:
+                        _distances(V, C, fits, at, q)
+                        _bid(fits, at, beta_u[j], least, descent, q, C)
+                        for c in range(C):
+                            store(logits, new + here + c, load(q, c))

@@ -1,0 +1,308 @@
+"""Dynamic routing without stored votes is dynamic routing: the same parents, coupling and gradients."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from problems import PROBLEMS, Problem
+from torchcaps.kernels import dynamic, tiles
+from torchcaps.kernels.dynamic import dynamic_routing
+from torchcaps.kernels.lanes import Looped
+from torchcaps.kernels.loops import loop, vector
+from torchcaps.kernels.threads import SWITCH
+from torchcaps.math.pose import vector_votes
+from torchcaps.math.squash import norm, squash
+from torchcaps.routing import Dynamic, route
+from torchcaps.testing import assert_finite, variants
+from torchcaps.types import Capsules, RoutingInfo
+
+DTYPES = (torch.float32, torch.float64)
+CHOICES: list[Dynamic] = list(variants(Dynamic))
+THROUGH: list[Dynamic] = [choice for choice in CHOICES if choice.gradient == "all"]
+choices = st.builds(replace, st.sampled_from(CHOICES), iterations=st.integers(1, 4))
+sizes = st.tuples(st.integers(1, 40), *[st.integers(1, 9)] * 4)  # b i j k d
+seeds = st.integers(0, 10_000)
+
+
+@pytest.fixture(params=["loops", "tiles"])
+def way(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Both forms of the passes; tiles so small that there are several."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "tiles":
+            patch.setattr(dynamic, "suits", lambda *tensors: False)
+            patch.setattr(tiles, "TILE", 200)
+        yield request.param
+
+
+def normal(*shape: int, seed: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def problem(shape: tuple[int, ...], seed: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
+    """x, W and weights of a sum over the parents' poses."""
+    b, i, j, k, d = shape
+    x, W = normal(b, i, d, seed=seed, dtype=dtype), normal(i, j, k, d, seed=seed + 1, dtype=dtype)
+    return x.requires_grad_(), W.requires_grad_(), normal(b, j, k, seed=seed + 2, dtype=dtype)
+
+
+def ours(x: Tensor, W: Tensor, a: Tensor, choice: Dynamic) -> list[Tensor]:
+    """Parents, coupling, and the gradients by x and W."""
+    total, c = dynamic_routing(x, W, **asdict(choice))
+    return [squash(total), c, *torch.autograd.grad((squash(total) * a).sum(), (x, W))]
+
+
+def plain(x: Tensor, W: Tensor, a: Tensor, choice: Dynamic) -> list[Tensor]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(SWITCH, "plain")
+        parents, info = route(Capsules(x, torch.ones_like(x[..., 0])), W, choice)
+    return [parents.pose, info.coupling[-1], *torch.autograd.grad((parents.pose * a).sum(), (x, W))]
+
+
+def near(came: list[Tensor], wanted: list[Tensor], tolerance: float) -> None:
+    """Relative to the largest number of each tensor."""
+    for ours, theirs in zip(came, wanted, strict=True):
+        assert ours.shape == theirs.shape
+        scale = max(1e-30, theirs.abs().max().item()) if theirs.numel() else 0
+        torch.testing.assert_close(ours.double(), theirs.double(), rtol=tolerance, atol=tolerance * scale)
+
+
+def shortest(x: Tensor, W: Tensor) -> float:
+    """How many times shorter than |W_ij| |x_i| a vote is: what rounding is multiplied by in the slope of its cosine."""
+    longest = W.flatten(2).norm(dim=-1) * x.norm(dim=-1).unsqueeze(-1)  # [b i j]
+    return (longest / vector_votes(x, W).norm(dim=-1)).max().item()
+
+
+# --- Equal to the plain router --------------------------------------------------------------------------------------
+
+
+def test_settings_are_the_routers() -> None:
+    taken = inspect.signature(dynamic_routing).parameters
+    assert {name: taken[name].default for name in asdict(Dynamic())} == asdict(Dynamic())
+
+
+@settings(max_examples=120, deadline=None, derandomize=True)
+@given(choices, sizes, seeds)
+def test_any_shape_in_float64(choice: Dynamic, shape: tuple[int, ...], seed: int) -> None:
+    x, W, a = problem(shape, seed)
+    tolerance = 1e-13 * max(1e3, shortest(x, W) ** 2)
+    near(ours(x, W, a, choice), plain(x, W, a, choice), tolerance)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("choice", CHOICES, ids=str)
+def test_a_real_size(way: str, choice: Dynamic, dtype: torch.dtype) -> None:
+    """Sizes with and without remainders of the loops' blocks of 4 and 16."""
+    for shape in ((32, 24, 4, 16, 8), (18, 19, 5, 7, 6)):
+        x, W, a = problem(shape, 0, dtype)
+        exact = plain(x.double(), W.double(), a.double(), choice)
+        near(ours(x, W, a, choice), exact, {torch.float32: 1e-5, torch.float64: 1e-11}[dtype])
+
+
+@pytest.mark.parametrize("iterations", [1, 2, 5])
+@pytest.mark.parametrize("choice", CHOICES, ids=str)
+def test_any_number_of_iterations(way: str, choice: Dynamic, iterations: int) -> None:
+    x, W, a = problem((5, 6, 3, 4, 4), 3)
+    choice = replace(choice, iterations=iterations)
+    near(ours(x, W, a, choice), plain(x, W, a, choice), 1e-11)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("problem", [p for p in PROBLEMS["dynamic"] if len(p.votes) == 1], ids=lambda p: p.name)
+@pytest.mark.parametrize("choice", THROUGH, ids=str)
+def test_problems_with_known_answers(choice: Dynamic, problem: Problem, dtype: torch.dtype) -> None:
+    if choice.over not in problem.needs:
+        return
+    total, c = dynamic_routing(torch.ones(1, problem.votes.shape[1], 1, dtype=dtype),
+                               problem.votes[0].unsqueeze(-1).to(dtype), **asdict(choice))  # fmt: skip
+    parent = squash(total)
+    problem.expect(Capsules(parent, norm(parent)), RoutingInfo(c.unsqueeze(0)))
+
+
+@pytest.mark.parametrize("choice", THROUGH, ids=str)
+def test_gradcheck(way: str, choice: Dynamic) -> None:
+    x, W, _ = problem((2, 3, 2, 4, 5), 7)
+    assert torch.autograd.gradcheck(lambda *args: dynamic_routing(*args, **asdict(choice))[0], (x, W), fast_mode=True)
+
+
+# --- Any tensors ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("choice", CHOICES[::5], ids=str)
+def test_any_strides_will_do(way: str, choice: Dynamic) -> None:
+    x, W, a = problem((3, 7, 5, 6, 4), 11)
+    strided = x.detach().permute(2, 1, 0).contiguous().permute(2, 1, 0).requires_grad_()
+    turned = W.detach().permute(3, 1, 2, 0).contiguous().permute(3, 1, 2, 0).requires_grad_()
+    slopes = a.transpose(1, 2).contiguous().transpose(1, 2)
+    near(ours(strided, turned, slopes, choice), ours(x, W, a, choice), 1e-13)
+    total, _ = dynamic_routing(x, W, **asdict(choice))
+    wanted = torch.autograd.grad(total, (x, W), torch.ones_like(total), retain_graph=True)
+    came = torch.autograd.grad(total, (x, W), torch.ones(1, dtype=x.dtype).expand_as(total))
+    assert all(torch.equal(one, two) for one, two in zip(came, wanted, strict=True))
+
+
+@pytest.mark.parametrize("choice", CHOICES, ids=str)
+def test_an_empty_batch(way: str, choice: Dynamic) -> None:
+    x, W, a = problem((0, 3, 2, 4, 5), 0)
+    parent, c, dx, dW = ours(x, W, a, choice)
+    assert parent.shape == (0, 2, 4)
+    assert c.shape == (0, 3, 2)
+    assert dx.shape == x.shape
+    assert torch.equal(dW, torch.zeros_like(W))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("choice", CHOICES, ids=str)
+def test_threads_change_nothing_and_neither_does_the_batch(choice: Dynamic, dtype: torch.dtype) -> None:
+    x, W, a = problem((37, 21, 3, 5, 6), 13, dtype)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        alone = ours(x, W, a, choice)
+        torch.set_num_threads(2)
+        together = ours(x, W, a, choice)
+        first = ours(x[:1].detach().requires_grad_(), W, a[:1], choice)
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(one, two) for one, two in zip(alone, together, strict=True))
+    assert all(torch.equal(one, two[:1]) for one, two in zip(first[:3], together[:3], strict=True))
+
+
+def test_only_what_is_asked_for_has_a_gradient(way: str) -> None:
+    x, W, _ = problem((3, 4, 2, 5, 6), 17)
+    total, c = dynamic_routing(x, W)
+    assert total.requires_grad
+    assert not c.requires_grad
+    wanted = torch.autograd.grad(total.sum(), (x, W))
+    for n, (one, two) in enumerate(((x, W.detach()), (x.detach(), W))):
+        (came,) = torch.autograd.grad(dynamic_routing(one, two)[0].sum(), (one, two)[n])
+        assert torch.equal(came, wanted[n])
+    with torch.no_grad():
+        assert torch.equal(dynamic_routing(x, W)[0], total)
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1e-3, 1e3, 1e6])
+@pytest.mark.parametrize("choice", CHOICES, ids=str)
+def test_finite_at_every_scale(way: str, choice: Dynamic, scale: float) -> None:
+    x, W, a = problem((3, 6, 3, 5, 4), 19, torch.float32)
+    small = (scale * x).detach().requires_grad_()
+    came = ours(small, W, a, choice)
+    assert_finite(tuple(came))
+    if scale < 1 or choice.agreement == "cosine":  # else the logits are so large that their rounding decides
+        near(came, plain(small.double(), W.double(), a.double(), choice), 1e-4)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("choice", CHOICES, ids=str)
+def test_zeros(way: str, choice: Dynamic, dtype: torch.dtype) -> None:
+    x, W, a = problem((4, 6, 4, 5, 3), 23, dtype)
+    with torch.no_grad():
+        x[0], x[1, 2:4], x[2, 1:] = 0, 0, 0
+        W[:, 1], W[3], W[0, 2] = 0, 0, 0
+    came, wanted = ours(x, W, a, choice), plain(x, W, a, choice)
+    assert_finite(tuple(came))
+    near(came[:2], wanted[:2], 1e-5)
+
+
+# --- An operator of torch's library ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "choice", [Dynamic(), Dynamic(1), Dynamic(2, "cosine", "children", "replaced", "last")], ids=str
+)
+def test_the_operators_keep_their_word(choice: Dynamic) -> None:
+    x, W, a = problem((3, 4, 2, 5, 6), 29)
+    c = asdict(choice)
+    args = x, W, c["iterations"], c["agreement"], c["over"], c["logits"], c["gradient"]
+    torch.library.opcheck(torch.ops.torchcaps.dynamic_forward.default, args)
+    kept = torch.ops.torchcaps.dynamic_forward(*(t.detach() if isinstance(t, Tensor) else t for t in args))
+    back = a, x.detach(), W.detach(), *kept, c["agreement"], c["over"], c["logits"], c["gradient"]
+    torch.library.opcheck(torch.ops.torchcaps.dynamic_backward.default, back)
+
+
+def test_compiles_as_one_graph() -> None:
+    x, W, a = problem((3, 4, 2, 5, 6), 31)
+    compiled = torch.compile(ours_total, backend="aot_eager", fullgraph=True)
+    total, c = compiled(x, W)
+    wanted, share = ours_total(x, W)
+    near([total, c], [wanted, share], 1e-14)
+    near(
+        list(torch.autograd.grad((total * a).sum(), (x, W))),
+        list(torch.autograd.grad((wanted * a).sum(), (x, W))),
+        1e-14,
+    )
+
+
+def ours_total(x: Tensor, W: Tensor) -> tuple[Tensor, Tensor]:
+    return dynamic_routing(2 * x, W, agreement="cosine")
+
+
+def test_loops_are_compiled_only_when_they_run() -> None:
+    code = "import sys, torchcaps.models, torchcaps.kernels.dynamic; sys.exit('numba' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+# --- Memory ---------------------------------------------------------------------------------------------------------
+
+
+class Largest(TorchDispatchMode):
+    """Bytes of the largest storage that any operation returned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        sizes = [t.untyped_storage().nbytes() for t in tree_leaves(made) if isinstance(t, Tensor)]
+        self.bytes = max(self.bytes, *sizes, 0)
+        return made
+
+
+@pytest.mark.parametrize("over", ["parents", "children"])
+def test_the_votes_are_never_stored(over: str) -> None:
+    """The passes, which the operators consist of: an operator hides from the instrument what happens inside."""
+    b, i, j, k, d = 32, 128, 10, 16, 8
+    x, W = normal(b, i, d, seed=0, dtype=torch.float32), normal(i, j, k, d, seed=1, dtype=torch.float32)
+    with Largest() as most, torch.no_grad():
+        passes = Looped(x, W, cosine=True, over=over, share=0.1)
+        totals, C = dynamic.iterate(passes, 3, "cosine", "accumulated", 3)
+        dynamic._retrace(passes, totals[-1], totals, C, "cosine", "accumulated", 0.1)
+    assert most.bytes <= max(2 * b * i * j * 4, W.nbytes) < b * i * j * k * 4 / 3
+
+
+# --- Lanes ----------------------------------------------------------------------------------------------------------
+
+
+@loop
+def exponentials(a: Any, out: Any) -> None:
+    for n in range(a.shape[0]):
+        vector.store(out, (n,), vector.exp(vector.load(a, (n,))))
+
+
+@pytest.mark.parametrize(("kind", "least", "most"), [(np.float32, -87, 88), (np.float64, -708, 709)])
+def test_exp_of_lanes(kind: type, least: float, most: float) -> None:
+    a = np.linspace(least, most, 64 * 64).astype(kind).reshape(-1, vector.BYTES // kind().itemsize)
+    came = np.empty_like(a)
+    exponentials(a, came)
+    exact = np.exp(a.astype(np.longdouble))
+    assert (np.abs(came - exact) < 2 * np.finfo(kind).eps * exact).all()
+    ends = np.full_like(a[:1], -np.inf)
+    ends[0, :3] = 0, np.nan, 2 * least
+    exponentials(ends, ends)
+    assert ends[0, 0] == 1
+    assert np.isnan(ends[0, 1])
+    assert not ends[0, 2:].any()

@@ -3,7 +3,9 @@
     python experiments/table.py            rewrite every table
     python experiments/table.py --check    exit 1 if one is stale
 
-A table stands between `<!-- results: NAME -->` and `<!-- /results -->`, NAME being a file in results/.
+A table stands between `<!-- results: NAME -->` and `<!-- /results -->`, NAME being a file in results/; one of speed and
+memory between `<!-- bench: NAME -->` and `<!-- /bench -->`, NAME being a file in benchmarks/ that `torchcaps bench
+--json` wrote.
 """
 
 from __future__ import annotations
@@ -13,18 +15,19 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from torchcaps.bench import read_rows
+from torchcaps.bench.report import cells_of
 from torchcaps.evaluate.report import rows_of
 from torchcaps.evaluate.results import read_result
 
 ROOT = Path(__file__).parents[1]
-PLACE = re.compile(r"(<!-- results: ([\w-]+) -->\n)(.*?)(<!-- /results -->)", re.DOTALL)
+PLACE = re.compile(r"(<!-- (results|bench): ([\w-]+) -->\n)(.*?)(<!-- /\2 -->)", re.DOTALL)
 
 
 def table(name: str) -> str:
     """Markdown: the recipe's row, its controls, and one line on seeds and budget."""
     result = read_result(ROOT / "results" / f"{name}.json")
-    head, *body = rows_of(result)
-    lines = [_line(head), _line(["---"] + ["--:"] * (len(head) - 1)), *(_line(row) for row in body)]
+    lines = _lines(rows_of(result))
     budget, made = result.budget, result.versions
     seeds = f"{len(result.seeds)} seed{'s' if len(result.seeds) != 1 else ''}"
     lines += [
@@ -33,6 +36,16 @@ def table(name: str) -> str:
         f"{budget['parameters']:,.0f} parameters; torch {made['torch']}.",
     ]
     return "\n".join(lines) + "\n"
+
+
+def speed(name: str) -> str:
+    """Markdown: every row of a measurement."""
+    return "\n".join(_lines(cells_of(read_rows(ROOT / "benchmarks" / f"{name}.json")))) + "\n"
+
+
+def _lines(rows: list[list[str]]) -> list[str]:
+    head, *body = rows
+    return [_line(head), _line(["---"] + ["--:"] * (len(head) - 1)), *(_line(row) for row in body)]
 
 
 def _line(cells: list[str]) -> str:
@@ -47,7 +60,8 @@ def pages() -> Iterator[Path]:
 
 def written_anew(text: str) -> str:
     """The page with each of its tables made from the results."""
-    return PLACE.sub(lambda m: m[1] + table(m[2]) + m[4], text)
+    makers = {"results": table, "bench": speed}
+    return PLACE.sub(lambda m: m[1] + makers[m[2]](m[3]) + m[5], text)
 
 
 def main(arguments: list[str]) -> int:

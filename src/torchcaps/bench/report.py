@@ -9,7 +9,7 @@ from rich.table import Table
 
 from torchcaps.bench.rows import Row
 
-__all__ = ["print_table", "table_of"]
+__all__ = ["cells_of", "print_table", "table_of"]
 
 _COLUMNS: dict[str, Callable[[Row], str]] = {
     "case": lambda r: r.name,
@@ -26,6 +26,11 @@ _COLUMNS: dict[str, Callable[[Row], str]] = {
 _COMPARED: dict[str, Callable[[Row], str]] = {"x faster than then": lambda r: _number(r.then_ratio, ".2f")}
 _WIDTH = 120
 """Where there is no terminal to ask."""
+
+
+def cells_of(rows: Sequence[Row]) -> list[list[str]]:
+    """The head and a list of cells for each row."""
+    return [list(_COLUMNS), *([cell(row) for cell in _COLUMNS.values()] for row in rows)]
 
 
 def table_of(rows: Sequence[Row]) -> Table:

@@ -74,9 +74,13 @@ class CapsNet(Model):
         classes, info = self.classes(primary, trace=trace)
         return CapsNetOutput(classes, primary, info)
 
-    def scores(self, images: Tensor) -> Tensor:
+    def encode(self, images: Tensor) -> Capsules:
+        """The class capsules [b j k] and their lengths."""
         out: CapsNetOutput = self(images)
-        return out.classes.activation
+        return out.classes
+
+    def scores(self, images: Tensor) -> Tensor:
+        return self.encode(images).activation
 
     def reconstruct(self, classes: Capsules, chosen: Tensor | None = None) -> Tensor:
         """Images [b c h w] drawn from one capsule each: the chosen class [b], or the longest capsule."""

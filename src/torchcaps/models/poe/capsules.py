@@ -10,10 +10,12 @@ from torch import Tensor, nn
 from torchcaps.kernels import voteless
 from torchcaps.layers.sparse import SparseMask, rank, rank_mask
 from torchcaps.math.random import uniform
-from torchcaps.math.squash import squash
+from torchcaps.math.squash import norm, squash
 from torchcaps.models.base import mean_over_team
 from torchcaps.models.poe import energy
 from torchcaps.models.poe.config import EnergyConfig
+from torchcaps.routing import route
+from torchcaps.types import Capsules
 
 __all__ = ["CapsuleEnergy", "Seen"]
 
@@ -84,6 +86,8 @@ class CapsuleEnergy(nn.Module):
         r = self.config.routing
         if r.iterations == 1:
             return self.share
+        if torch.compiler.is_exporting():  # a graph of any batch: no values to look at, no blocks of children
+            return route(Capsules(x, norm(x)), self.W, r)[1].coupling[-1]
         return voteless.couple(x, self.W, iterations=r.iterations, agreement=r.agreement, over=r.over, logits=r.logits)
 
     def support(self, x: Tensor, z: Tensor) -> Tensor:

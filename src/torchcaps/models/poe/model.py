@@ -51,7 +51,7 @@ class PoE(Model):
     def features(self, images: Tensor) -> Tensor:
         """Images [b c h w] -> children before squash [b i d]: the channels of every place, d at a time."""
         maps: Tensor = self.autoencoder.encode(images)  # [b C h' w']
-        return maps.permute(0, 2, 3, 1).reshape(len(images), -1, self.config.child_dimension)
+        return torch.unflatten(maps.permute(0, 2, 3, 1).flatten(1), 1, (-1, self.config.child_dimension))
 
     def draw(self, features: Tensor) -> Tensor:
         """Features [b i d] -> images [b c h w] in [0, 1]."""

@@ -1,0 +1,93 @@
+"""`torchcaps export` as a person meets it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from torchcaps.cli import main
+from torchcaps.evaluate import export
+from torchcaps.train import load, train
+from torchcaps.train.recipe import recipe_of
+
+onnxruntime = pytest.importorskip("onnxruntime")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("export") / "run"
+    recipe = recipe_of(
+        {
+            "name": "small-cnn",
+            "data": {"name": "glyphs", "train": 32, "test": 12, "size": 12},
+            "model": {"name": "cnn", "widths": [2], "kernel": 3, "hidden": 4},
+            "train": {"epochs": 1.0, "batch": 16},
+        }
+    )
+    train(recipe, path, quiet=True)
+    return path
+
+
+def run(capsys, *words: object) -> tuple[int, str, str]:
+    try:
+        code = main(["export", *map(str, words)])
+    except SystemExit as stop:
+        code = stop.code if isinstance(stop.code, int) else 1
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def refused(capsys, *words: object) -> str:
+    code, out, err = run(capsys, *words)
+    assert code == 2 and not out, (code, out, err)
+    assert err.startswith("torchcaps: ") and err.count("\n") == 1, err
+    return err
+
+
+def test_a_run_becomes_a_file_that_scores_as_the_run_does(capsys, tmp_path, folder):
+    path = tmp_path / "model.onnx"
+    code, out, err = run(capsys, folder, path)
+    assert (code, err) == (0, "") and out.count("\n") == 1
+    assert str(path) in out and "differs from torch by" in out
+    x = torch.rand(3, 1, 12, 12)
+    (scores,) = onnxruntime.InferenceSession(path).run(["scores"], {"images": x.numpy()})
+    with torch.no_grad():
+        torch.testing.assert_close(torch.from_numpy(scores), load(folder).scores(x), rtol=0, atol=1e-4)
+    assert [p.name for p in tmp_path.iterdir()] == ["model.onnx"]
+
+
+def test_a_file_that_is_there_stays_unless_forced(capsys, tmp_path, folder, monkeypatch):
+    path = tmp_path / "model.onnx"
+    path.write_bytes(b"mine")
+    assert "--force" in refused(capsys, folder, path) and path.read_bytes() == b"mine"
+    monkeypatch.setattr(export, "_converted", lambda model: (b"new", 2e-6))
+    code, out, _ = run(capsys, folder, path, "--force")
+    assert code == 0 and "2e-06" in out and path.read_bytes() == b"new"
+
+
+def test_a_difference_is_one_line_and_leaves_nothing_behind(capsys, tmp_path, folder, monkeypatch):
+    monkeypatch.setattr(export, "_traced", lambda *_: b"file")
+    monkeypatch.setattr(export, "_difference", lambda *_: 0.5)
+    assert "differs from torch by 0.5" in refused(capsys, folder, tmp_path / "model.onnx")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_no_run_or_no_place_for_a_file_is_refused_by_name(capsys, tmp_path, folder):
+    (tmp_path / "empty").mkdir()
+    assert "empty" in refused(capsys, tmp_path / "empty", tmp_path / "model.onnx")
+    assert "nowhere" in refused(capsys, tmp_path / "nowhere", tmp_path / "model.onnx")
+    assert "folder that exists" in refused(capsys, folder, tmp_path / "none" / "model.onnx")
+    assert "does not know '--forse'" in refused(capsys, folder, tmp_path / "model.onnx", "--forse")
+
+
+def test_a_missing_extra_is_named(capsys, tmp_path, folder, monkeypatch):
+    monkeypatch.setattr(export, "find_spec", lambda name: None)
+    assert "pip install 'torchcaps[onnx]'" in refused(capsys, folder, tmp_path / "model.onnx")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_help_has_an_example(capsys):
+    code, out, _ = run(capsys, "--help")
+    assert code == 0 and "Example: torchcaps export" in out

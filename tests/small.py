@@ -1,0 +1,54 @@
+"""Every registered model, small enough to be built, traced and compiled in a test, for images of one shape."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from torchcaps.models import (
+    AutoencoderConfig,
+    CapsNetConfig,
+    CNNConfig,
+    MatrixConfig,
+    Model,
+    PoEConfig,
+    SparseConfig,
+)
+from torchcaps.routing import EM, Dynamic
+from torchcaps.types import ImageSpec
+
+SPEC = ImageSpec(1, 12, 12, 3)
+
+_POE = PoEConfig(
+    capsules=4, dimension=4, child_dimension=4, autoencoder=AutoencoderConfig(channels=(8, 8), kernel=3)
+)  # fmt: skip
+_CAPSULES: dict[str, Any] = {
+    "channels": 4, "kernel": 3, "types": 2, "type_dimension": 4, "primary_kernel": 3, "dimension": 4,
+    "routing": Dynamic(iterations=2), "decoder": (8,),
+}  # fmt: skip
+
+SMALL: dict[str, Any] = {
+    "autoencoder": AutoencoderConfig(channels=(4, 4), kernel=3),
+    "capsnet": CapsNetConfig(**_CAPSULES),
+    "cnn": CNNConfig(widths=(4,), kernel=3, hidden=8),
+    "matrix": MatrixConfig(sizes=(4, 2, 2, 2), kernel=3, capsule_strides=(1, 1), routing=EM(iterations=2)),
+    "poe": _POE,
+    "sparse": SparseConfig(**_CAPSULES, capsules=4),
+}
+"""A configuration for each name in MODELS; a test holds that none is forgotten."""
+
+ROUTED = replace(_POE, energy=replace(_POE.energy, routing=Dynamic(2, "cosine", "children")))
+"""Products of expert capsules whose coupling is routed."""
+
+
+def built(config: Any) -> Model:
+    """The same weights every time, in evaluation mode."""
+    torch.manual_seed(0)
+    model: Model = config.build(SPEC)
+    return model.eval()
+
+
+def images(n: int) -> torch.Tensor:
+    return torch.rand(n, *SPEC[:3], generator=torch.Generator().manual_seed(n))

@@ -171,16 +171,10 @@ def test_compiled_models_give_the_same(name):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-4)
 
 
-_STRIDES = (
-    "torch 2.13 traces the gradient of log_softmax in the layout of what comes down to it, and computes it contiguous: "
-    "a view in the compiled backward of routing.dynamic's plain path then fails"
-)
-
-
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param("capsnet", marks=pytest.mark.xfail(raises=RuntimeError, reason=_STRIDES)),
+        "capsnet",
         "cnn",
         pytest.param("matrix", marks=pytest.mark.long),
     ],

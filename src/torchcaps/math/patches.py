@@ -127,24 +127,29 @@ class Window:
         return top.squeeze(2), (each - top).logsumexp(over, keepdim=True).squeeze(2)
 
 
+def _seen(window: Window) -> list[list[int]]:
+    """For each window position, the flat places that it sees, in row order. Plain lists: compilers follow them."""
+    out, width = window.out, window.grid.width
+    inside = [row * width + column for row in range(window.kernel) for column in range(window.kernel)]
+    corners = [(row * width + column) * window.stride for row in range(out.height) for column in range(out.width)]
+    return [[corner + place for place in inside] for corner in corners]
+
+
 @lru_cache(maxsize=64)
 @torch.inference_mode(False)
 def _seen_places(window: Window) -> Tensor:
     """[p n] index into the flat grid of each place that each window position sees, in row order."""
-    places = torch.arange(window.grid.places, device="cpu").view(window.grid.height, window.grid.width)
-    patches = places.unfold(0, window.kernel, window.stride).unfold(1, window.kernel, window.stride)
-    return patches.reshape(window.out.places, window.kernel**2)
+    return torch.tensor(_seen(window), device="cpu")
 
 
 @lru_cache(maxsize=64)
 @torch.inference_mode(False)
 def _seers(window: Window) -> tuple[Tensor, Tensor]:
     """[(h w) m] the slots (p n) that show each place, padded with slot 0, and a mask that is true on the padding."""
-    seen = _seen_places(window).flatten()
     slots: list[list[int]] = [[] for _ in range(window.grid.places)]
-    for slot, place in enumerate(seen.tolist()):
+    for slot, place in enumerate(place for seen in _seen(window) for place in seen):
         slots[place].append(slot)
     most = max(len(s) for s in slots)
     index = torch.tensor([s + [0] * (most - len(s)) for s in slots], device="cpu")
-    count = torch.tensor([len(s) for s in slots], device="cpu")
-    return index, torch.arange(most, device="cpu") >= count[:, None]
+    absent = torch.tensor([[n >= len(s) for n in range(most)] for s in slots], device="cpu")
+    return index, absent

@@ -100,7 +100,8 @@ def _resolve(method: Any, more: dict[str, Any]) -> tuple[Router, Any, dict[str, 
     settings = settings_of(method, **options) if isinstance(method, str) else method
     if not isinstance(method, str) and options:
         raise RecipeError(f"route got both {type(method).__name__}(...) and '{next(iter(options))}'; put it inside")
-    check(settings)
+    if not torch.compiler.is_compiling():
+        check(settings)
     return router_of(settings), settings, {name: more[name] for name in names if name in more}
 
 

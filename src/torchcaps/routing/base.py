@@ -25,8 +25,14 @@ class Compete(Protocol):
 
 
 def compete_at_one_place(logits: Tensor, *, across_parents: bool = True) -> Tensor:
-    """The competition of a layer without places: over j, or nobody at all."""
-    return logits.log_softmax(-1) if across_parents else torch.zeros_like(logits)
+    """The competition of a layer without places: over j, or nobody at all.
+
+    A log-softmax in two steps: torch 2.13 cannot compile the gradient of its own where strides are mixed.
+    """
+    if not across_parents:
+        return torch.zeros_like(logits)
+    away = logits - logits.detach().amax(-1, keepdim=True)
+    return away - away.logsumexp(-1, keepdim=True)
 
 
 @dataclass(frozen=True)

@@ -20,11 +20,13 @@ from torchcaps.evaluate.results import gather
 from torchcaps.evaluate.runs import evaluate_runs, judge_folder
 from torchcaps.routing import Dynamic
 from torchcaps.train import load_run, train
+from torchcaps.train.recipe import OptimiserConfig
 
 ROOT = Path(__file__).parents[1]
 ENERGY: dict[str, dict[str, Any]] = {
     "no hidden bias": {"bias": 0.0, "bias_start": 0.0},
-    "hidden bias not loosened": {"bias_start": 1.0},
+    "hidden bias not loosened": {"bias_start": 2.0},
+    "SGD, rate 3": {},
     "gain 1": {"gain": 1.0, "init": 0.01},
     "no ramp": {"ramp": 1},
     "long ramp": {"ramp": 1000},
@@ -36,6 +38,7 @@ ENERGY: dict[str, dict[str, Any]] = {
     "CD-3": {"steps": 3},
     "persistent": {"chain": "persistent"},
 }
+SGD = OptimiserConfig("SGD", 3.0, {"momentum": 0.9})
 DECODER: dict[str, dict[str, Any]] = {"U by gradient": {"rule": "gradient"}, "U by the paper's rule": {"rule": "paper"}}
 
 
@@ -63,6 +66,8 @@ def variant(base: Any, folder: Path, name: str) -> Any:
     stages = base.recipe.stages
     if name in ENERGY:
         model = replace(model, energy=replace(model.energy, **ENERGY[name]))
+        if name.startswith("SGD"):
+            stages = {**stages, "capsules": replace(stages["capsules"], optimiser=SGD)}
     else:
         model = replace(model, decoder=replace(model.decoder, **DECODER[name]))
         given["capsules"] = base.model.energy

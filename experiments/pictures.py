@@ -13,6 +13,8 @@ from torchcaps.models.poe import PoE
 from torchcaps.train import load_run
 from torchcaps.train.files import write_atomically
 
+SWEPT = 14
+"""The capsule of poe-mnist whose axes are shown: one that draws sevens."""
 PICTURES = Path(__file__).parents[1] / "docs" / "pictures"
 
 
@@ -25,7 +27,7 @@ def main(folders: list[str]) -> None:
         if name == "poe-mnist":
             test = run.recipe.data.load().test.images[:10].float() / 255
             _write(f"{name}-completion", picture("completion", run.model, Wish(), test), "completion")
-            sweeps = picture("sweeps", run.model, Wish())
+            sweeps = picture("sweeps", run.model, Wish(capsules=(SWEPT,)))
             _write(f"{name}-sweeps", sweeps, next(key for key in sweeps if key.endswith("-axes")))
 
 

@@ -2,26 +2,29 @@
 
     python -m torchcaps.bench.probe capsnet-28 --batch 32 --what plain
 
-"Over import" is the most memory that the process ever held, less what it held once torchcaps, numba, all compiled
-loops and what torch fetches for an optimiser were imported: weights, inputs, gradients and the optimiser's state count,
-libraries do not. The figures are the kernel's resident set (VmRSS) and its peak (VmHWM). Not `ru_maxrss`, which a new
-process inherits from the one that starts it: a child of a bench that once held 10 GB would report 10 GB.
+"Over import" is the most memory that the process ever held, less what it held once all code was there: torchcaps,
+numba, what torch fetches for an optimiser, and the machine code of loops and convolutions, for which one sample passes
+first. Weights, inputs, gradients and the optimiser's state count, libraries do not. The
+figures are the kernel's resident set (VmRSS) and its peak (VmHWM). Not `ru_maxrss`, which a new process inherits from
+the one that starts it: a child of a bench that once held 10 GB would report 10 GB.
 """
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import math
 import pkgutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import torch
 
-from torchcaps.bench.cases import case_of
+from torchcaps.bench.cases import Work, case_of
 from torchcaps.kernels import loops
 from torchcaps.train.recipe import OptimiserConfig
 
@@ -65,14 +68,25 @@ def probe(name: str, batch: int, what: What) -> Peaks:
     for module in pkgutil.iter_modules(loops.__path__, f"{loops.__name__}."):
         importlib.import_module(module.name)
     OptimiserConfig()  # tries itself, for which torch imports much
-    imported = now_mb()
     case = case_of(name)
-    work = (case.ours if what == "fast" else case.plain)(batch)
+    make = case.ours if what == "fast" else case.plain
+    _pass_one(make)
+    imported = now_mb()
+    work = make(batch)
     held = now_mb()
     work.forward()
     forward = peak_mb()
     work.step()
     return Peaks(held - imported, forward - imported, peak_mb() - imported)
+
+
+def _pass_one(make: Callable[[int], Work]) -> None:
+    """One sample through everything, and nothing of it kept."""
+    work = make(1)
+    work.forward()
+    work.step()
+    del work
+    gc.collect()
 
 
 def peaks(name: str, batch: int, what: What, count: int | None = None) -> Peaks | None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from functools import partial
@@ -13,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sparing import Largest, pairwise
 from torch import Tensor
 
 from torchcaps.kernels import em as kernel
@@ -24,6 +23,7 @@ from torchcaps.routing.base import compete_at_one_place
 from torchcaps.testing import assert_finite, variants
 
 CHOICES: list[EM] = [replace(choice, damping=damping) for choice in variants(EM) for damping in (0.0, 0.3)]
+FEWER: list[EM] = pairwise(CHOICES)
 choices = st.builds(replace, st.sampled_from(CHOICES), iterations=st.integers(1, 4))
 seeds = st.integers(0, 10_000)
 few = settings(max_examples=20, deadline=None)
@@ -108,7 +108,7 @@ def near(found: list[Tensor], wanted: list[Tensor], tolerance: float) -> None:
 def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Every test for the compiled loops and for the form that other devices take."""
     if request.param == "tiles":
-        monkeypatch.setattr(kernel, "_compiled", lambda x: False)
+        monkeypatch.setattr(kernel, "suits", lambda x: False)
     yield request.param
 
 
@@ -135,7 +135,7 @@ def test_every_setting_with_a_window_and_offset(choice: EM) -> None:
     near(with_slopes(fast, job, choice), with_slopes(plain, job, choice), 1e-10)
 
 
-@pytest.mark.parametrize("choice", CHOICES, ids=str)
+@pytest.mark.parametrize("choice", FEWER, ids=str)
 def test_places_that_share_weights(choice: EM) -> None:
     """Class capsules: W [i j 4 4] serves the children of all places, which tell their place by the offset."""
     centres = Grid(3, 2).centres(0.1).repeat_interleave(4, 0).double()
@@ -144,7 +144,7 @@ def test_places_that_share_weights(choice: EM) -> None:
     near(with_slopes(fast, job, choice), with_slopes(plain, job, choice), 1e-10)
 
 
-@pytest.mark.parametrize("choice", CHOICES, ids=str)
+@pytest.mark.parametrize("choice", FEWER, ids=str)
 def test_float32_is_as_good_as_plain(choice: EM) -> None:
     """To 1e-5, or as near to float64 as the plain path in float32 comes, where that is farther."""
     exact = task(20, 4, 5, 11, Grid(5, 5).window(3, 1))
@@ -189,7 +189,7 @@ def test_gradcheck() -> None:
 # --- Sizes, strides, threads ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("b", [0, 1, 7, 8, 9, 17])
+@pytest.mark.parametrize("b", [0, 1, 8, 17])
 def test_any_batch(b: int) -> None:
     job = task(b, 3, 2, 17, Grid(4, 4).window(3, 1))
     near(with_slopes(fast, job, EM()), with_slopes(plain, job, EM()), 1e-10)
@@ -318,17 +318,28 @@ def test_coupling_is_detached() -> None:
     assert mean.requires_grad and not R.requires_grad
 
 
+@ONLY_LOOPS
+def test_the_votes_are_never_stored() -> None:
+    """Nothing is larger than log R of the iterations but the first, an eighth of the votes."""
+    job = task(32, 16, 8, 67, Grid(6, 6).window(3, 1), dtype=torch.float32)
+    pose, activation, W, _, beta_a, beta_u = job.inputs
+    how = [0.01, 0.02, 0.03], 5e-4, 0.0, False, True
+    layer = kernel.Layer(pose, activation.log(), W, None, beta_a, beta_u, job.seen, *how)
+    with Largest() as most, torch.no_grad():
+        mean, logit, coupling, *record = kernel._forward_loops(layer, True)
+        kernel._backward_loops(layer, *record, mean, logit)
+    votes = coupling.nbytes * 16
+    assert most.bytes <= 2 * coupling.nbytes < votes / 7
+
+
+@ONLY_LOOPS
 def test_loops_and_operators_mean_the_same_rows() -> None:
     """Both name them, since the operators must not import numba."""
-    from torchcaps.kernels import em_tiles
+    from torchcaps.kernels import em_tiles, lanes
     from torchcaps.kernels.loops import em as loops
-    from torchcaps.kernels.loops import lanes
+    from torchcaps.kernels.loops import vector
 
-    assert kernel.LANES == lanes.LANES
+    assert lanes.BYTES == vector.BYTES
+    assert kernel.BYTES == loops.BYTES
     for name in ("FIT", "LOGIT", "LSE", "MASS", "POSE"):
         assert getattr(loops, name) == getattr(em_tiles, name)
-
-
-def test_import_leaves_numba_out() -> None:
-    code = "import sys, torchcaps.kernels.em; sys.exit('numba' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=120).returncode == 0

@@ -5,7 +5,7 @@ CPU in float32 and float64 it runs in compiled loops over blocks of samples (`lo
 one parent type at a time in tensor operations (`em_tiles`). It keeps for the backward pass log R of every iteration but
 the first, and the Gaussians.
 
-Inside, a tensor [b ...] is [blocks ... LANES] with a block's samples last; `em_tiles` has blocks of one sample.
+Inside, a tensor [b ...] is [blocks ... L] with a block's L samples last; `em_tiles` has blocks of one sample.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from torch import Tensor
 
 from torchcaps.kernels import em_tiles
 from torchcaps.kernels.em_tiles import FIT, LOGIT, POSE, Layer
+from torchcaps.kernels.lanes import from_lanes, lanes, suits, to_lanes
 from torchcaps.kernels.threads import in_threads
 from torchcaps.math.simplex import log_floor
 
 __all__ = ["em_routing"]
 
-LANES = 8
-"""Samples of a block; the same as `loops.lanes.LANES`, whose import takes long."""
+BYTES = 32
+"""Of a vector of lanes, as `loops.em` has it."""
 
 
 def em_routing(
@@ -58,10 +59,10 @@ def _forward(
     pose: Tensor, log_a: Tensor, W: Tensor, offset: Tensor | None, beta_a: Tensor, beta_u: Tensor, seen: Tensor,
     lam: list[float], min_variance: float, damping: float, descent: bool, across: bool, keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """mean, logit, coupling; and for the backward pass log R [blocks t-1 p j c LANES] and the Gaussians
-    [blocks t p j FIT LANES]."""
+    """mean, logit, coupling; and for the backward pass log R [blocks t-1 p j c L] and the Gaussians
+    [blocks t p j FIT L]."""
     layer = Layer(pose, log_a, W, offset, beta_a, beta_u, seen, lam, min_variance, damping, descent, across)
-    if _compiled(pose):
+    if suits(pose):
         return _forward_loops(layer, keep)
     shares, fits = em_tiles.forward(layer)
     last = fits[:, -1]  # [b p j FIT]
@@ -80,7 +81,7 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """The derivatives by pose, log_a, W, beta_a and beta_u."""
     layer = Layer(pose, log_a, W, offset, beta_a, beta_u, seen, lam, min_variance, damping, descent, across)
-    if _compiled(pose):
+    if suits(pose):
         return _backward_loops(layer, shares, fits, g_mean, g_logit)
     return em_tiles.backward(layer, shares[..., 0], fits[..., 0], g_mean, g_logit)
 
@@ -90,7 +91,7 @@ def _(
     pose: Tensor, log_a: Tensor, W: Tensor, offset: Tensor | None, beta_a: Tensor, beta_u: Tensor, seen: Tensor,
     lam: list[float], min_variance: float, damping: float, descent: bool, across: bool, keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    return _empty(pose, W, seen, len(lam), keep, LANES if _compiled(pose) else 1)
+    return _empty(pose, W, seen, len(lam), keep, lanes(pose.dtype, BYTES) if suits(pose) else 1)
 
 
 @_backward.register_fake
@@ -133,23 +134,16 @@ _forward.register_autograd(_differentiate, setup_context=_remember)
 # --- Compiled loops ---------------------------------------------------------------------------------------------
 
 
-def _compiled(x: Tensor) -> bool:
-    return x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64)
+def _rows(x: Tensor) -> Tensor:
+    """[b ... h] -> [(blocks ... h) L]."""
+    return to_lanes(x.flatten(1, -2), size=BYTES).flatten(0, 2)
 
 
-def _to_lanes(x: Tensor) -> Tensor:
-    """[b ...] -> [(blocks ...) LANES], the last block filled up with zeros."""
-    blocks = -(-len(x) // LANES)
-    flat = x.reshape(len(x), math.prod(x.shape[1:]))
-    padded = torch.nn.functional.pad(flat, (0, 0, 0, blocks * LANES - len(x)))
-    return padded.view(blocks, LANES, flat.shape[1]).transpose(1, 2).contiguous().view(-1, LANES)
-
-
-def _from_lanes(x: Tensor, *shape: int) -> Tensor:
-    """[(blocks ...) LANES] -> shape [b ...], a tensor of its own."""
-    blocks = -(-shape[0] // LANES)
-    flat = x.view(blocks, math.prod(shape[1:]), LANES).transpose(1, 2).flatten(0, 1)
-    return flat[: shape[0]].reshape(shape).clone(memory_format=torch.contiguous_format)
+def _samples(rows: Tensor, like: Tensor) -> Tensor:
+    """What `_rows` was given, a tensor like that."""
+    flat = like.flatten(1, -2)
+    blocks = len(rows) // math.prod(flat.shape[1:])
+    return from_lanes(rows.view(blocks, *flat.shape[1:], rows.shape[1]), len(like)).view(like.shape)
 
 
 def _arrays(layer: Layer) -> tuple[Any, ...]:
@@ -158,7 +152,7 @@ def _arrays(layer: Layer) -> tuple[Any, ...]:
     W = layer.W.transpose(0, 1).reshape(layer.W.shape[1], -1, POSE)
     offset = x.new_zeros(who.shape[1], POSE) if layer.offset is None else layer.offset.to(x.dtype)
     lam = torch.tensor(layer.lam, dtype=torch.float64)
-    tensors = (_to_lanes(x), _to_lanes(layer.log_a), W, offset, layer.beta_a, layer.beta_u, who, layer.first, lam)
+    tensors = (_rows(x), _rows(layer.log_a), W, offset, layer.beta_a, layer.beta_u, who, layer.first, lam)
     return tuple(each.detach().contiguous().numpy() for each in tensors)
 
 
@@ -171,8 +165,10 @@ def _forward_loops(layer: Layer, keep: bool) -> tuple[Tensor, Tensor, Tensor, Te
     from torchcaps.kernels.loops import em
 
     pose = layer.pose
-    mean, logit, coupling, shares, fits = _empty(pose, layer.W, layer.seen, len(layer.lam), keep, LANES)
-    out = shares.view(-1, LANES).numpy(), fits.view(-1, LANES).numpy(), coupling.numpy()
+    mean, logit, coupling, shares, fits = _empty(
+        pose, layer.W, layer.seen, len(layer.lam), keep, lanes(pose.dtype, BYTES)
+    )
+    out = shares.flatten(0, -2).numpy(), fits.flatten(0, -2).numpy(), coupling.numpy()
     args: tuple[Any, ...] = (*_arrays(layer), *_how(layer), keep, *out)
 
     def work(n: int, start: int, stop: int) -> None:
@@ -190,12 +186,12 @@ def _backward_loops(
 
     pose, W = layer.pose, layer.W
     X, A, W_j, offsets, _, *rest = _arrays(layer)
-    record = shares.view(-1, LANES).numpy(), fits.view(-1, LANES).numpy()
-    g = _to_lanes(g_mean).numpy(), _to_lanes(g_logit).numpy()
-    blocks, j = len(fits), W.shape[1]
+    record = shares.flatten(0, -2).numpy(), fits.flatten(0, -2).numpy()
+    g = _rows(g_mean).numpy(), _rows(g_logit).numpy()
+    blocks, j, L = len(fits), W.shape[1], fits.shape[-1]
     g_X, g_A = pose.new_zeros(X.shape), pose.new_zeros(A.shape)
     g_W = pose.new_zeros(torch.get_num_threads(), *W_j.shape)
-    g_beta = pose.new_zeros(blocks * j * 2, LANES)
+    g_beta = pose.new_zeros(blocks * j * 2, L)
     out = g_X.numpy(), g_A.numpy(), g_W.numpy(), g_beta.numpy()
 
     def work(n: int, start: int, stop: int) -> None:
@@ -203,7 +199,7 @@ def _backward_loops(
         em_backward.backward(start, stop, *args)
 
     in_threads(work, blocks)
-    beta = g_beta.view(blocks, j, 2, LANES).sum((0, 3))
+    beta = g_beta.view(blocks, j, 2, L).sum((0, 3))
     weights = g_W.sum(0).transpose(0, 1).reshape(W.shape)
-    poses, log_as = _from_lanes(g_X, *pose.shape), _from_lanes(g_A, *layer.log_a.shape)
+    poses, log_as = _samples(g_X, pose), _samples(g_A, layer.log_a)
     return poses, log_as, weights.contiguous(), beta[:, 0].clone(), beta[:, 1].clone()

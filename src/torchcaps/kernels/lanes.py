@@ -1,4 +1,4 @@
-"""The passes of `loops.dynamic` on tensors: blocks of samples made and undone, work split over threads.
+"""Samples in lanes, for both kernels; and the passes of dynamic routing on tensors, their work split over threads.
 
 What a pass writes belongs to one thread alone, so results are the same for any number of threads. Tensors in lanes are
 X [i n d L] and Q, S [n j k L]; a coupling is [i j (n L)], with a batch padded to whole blocks.
@@ -17,10 +17,10 @@ from torch import Tensor
 from torchcaps.kernels.threads import in_threads
 from torchcaps.math.squash import norm
 
-__all__ = ["Looped", "from_lanes", "grad", "reverse", "shares", "suits", "to_lanes", "weigh"]
+__all__ = ["Looped", "from_lanes", "grad", "lanes", "reverse", "shares", "suits", "to_lanes", "weigh"]
 
 BYTES = 64
-"""Of a vector of lanes, as `loops.vector` has it."""
+"""Of a vector of lanes, as `loops.vector` has it; EM has narrower ones."""
 
 
 def suits(*tensors: Tensor) -> bool:
@@ -30,17 +30,19 @@ def suits(*tensors: Tensor) -> bool:
 
 
 @cache
-def _loops() -> Any:
-    return import_module("torchcaps.kernels.loops.dynamic")
+def _loops(name: str) -> Any:
+    """The module of loops, imported only when one of them runs."""
+    return import_module(f"torchcaps.kernels.loops.{name}")
 
 
-def _lanes(dtype: torch.dtype) -> int:
-    return BYTES // dtype.itemsize
+def lanes(dtype: torch.dtype, size: int = BYTES) -> int:
+    """Samples in a block, with vectors of so many bytes."""
+    return size // dtype.itemsize
 
 
 def _padded(b: int, dtype: torch.dtype) -> int:
     """The batch in whole blocks."""
-    L = _lanes(dtype)
+    L = lanes(dtype)
     return -(-b // L) * L
 
 
@@ -53,22 +55,22 @@ def _array(t: Tensor) -> Any:
     return t.detach().contiguous().numpy()
 
 
-def to_lanes(x: Tensor, *, children: bool = False) -> Tensor:
+def to_lanes(x: Tensor, *, children: bool = False, size: int = BYTES) -> Tensor:
     """[b j k] -> [n j k L], or of children [b i d] -> [i n d L]; samples that fill the last block are 0."""
-    (b, i, d), L = x.shape, _lanes(x.dtype)
-    n = _padded(b, x.dtype) // L
+    (b, i, d), L = x.shape, lanes(x.dtype, size)
+    n = -(-b // L)
     X = x.new_empty(i, n, d, L) if children else x.new_empty(n, i, d, L)
-    flat, lanes = _array(x), (X.transpose(0, 1) if children else X).numpy()
-    in_threads(lambda _, start, stop: _loops().to_lanes(flat, lanes, start, stop), n)
+    flat, blocks = _array(x), (X.transpose(0, 1) if children else X).numpy()
+    in_threads(lambda _, start, stop: _loops("layout").to_lanes(flat, blocks, start, stop), n)
     return X
 
 
 def from_lanes(X: Tensor, b: int, *, children: bool = False) -> Tensor:
     """What `to_lanes` was given."""
-    lanes = X.transpose(0, 1) if children else X
-    n, i, d, _ = lanes.shape
+    blocks = X.transpose(0, 1) if children else X
+    n, i, d, _ = blocks.shape
     x = X.new_empty(b, i, d)
-    in_threads(lambda _, start, stop: _loops().from_lanes(lanes.numpy(), x.numpy(), start, stop), n)
+    in_threads(lambda _, start, stop: _loops("layout").from_lanes(blocks.numpy(), x.numpy(), start, stop), n)
     return x
 
 
@@ -92,7 +94,7 @@ def weigh(W: Tensor, X: Tensor, C: Tensor | None, share: float = 1.0) -> Tensor:
     S = X.new_zeros(X.shape[1], *W.shape[1:3], X.shape[3])
     given = X.new_empty(0, 0, 0) if C is None else C
     arrays = _array(W), _array(X), _array(given), share, _array(S)
-    _split(lambda blocks, parents: _loops().weigh(*arrays, blocks, parents), *S.shape[:2])
+    _split(lambda blocks, parents: _loops("dynamic").weigh(*arrays, blocks, parents), *S.shape[:2])
     return S
 
 
@@ -101,7 +103,7 @@ def reverse(W: Tensor, C: Tensor, H: Tensor) -> Tensor:
     (i, _, _, d), (n, _, _, L) = W.shape, H.shape
     dX = H.new_zeros(i, n, d, L)
     arrays = *map(_array, (W, C, H)), dX.numpy()
-    in_threads(lambda _, start, stop: _loops().reverse(*arrays, start, stop), i)
+    in_threads(lambda _, start, stop: _loops("scatter").reverse(*arrays, start, stop), i)
     return dX
 
 
@@ -110,7 +112,7 @@ def grad(X: Tensor, C: Tensor, A: Tensor) -> Tensor:
     (i, _, d, _), (_, j, k, _) = X.shape, A.shape
     dW = X.new_zeros(i, j, k, d)
     arrays = *map(_array, (X, C, A)), dW.numpy()
-    in_threads(lambda _, start, stop: _loops().grad(*arrays, start, stop), i)
+    in_threads(lambda _, start, stop: _loops("scatter").grad(*arrays, start, stop), i)
     return dW
 
 
@@ -144,9 +146,9 @@ class Looped:
         S = torch.zeros_like(Q)
         arrays = *map(_array, (self.W, self.X, Q)), self.floor, _array(C), _array(S), summed
         if self.over == "parents":
-            in_threads(lambda _, start, stop: _loops().route_parents(*arrays, start, stop), len(Q))
+            in_threads(lambda _, start, stop: _loops("dynamic").route_parents(*arrays, start, stop), len(Q))
         else:
-            _split(lambda blocks, parents: _loops().route_children(*arrays, blocks, parents), *Q.shape[:2])
+            _split(lambda blocks, parents: _loops("dynamic").route_children(*arrays, blocks, parents), *Q.shape[:2])
         return from_lanes(S, self.b)
 
     def pull(self, q: Tensor, C: Tensor, s: Tensor, ds: Tensor, E: Tensor, U: Tensor | None) -> Tensor:
@@ -155,11 +157,12 @@ class Looped:
         dQ, none = torch.zeros_like(Q), Q.new_empty(0, 0, 0)
         read = *map(_array, (self.W, self.X, Q)), self.floor, _array(C), _array(dS)
         write = _array(E), _array(none if U is None else U), _array(dQ)
+        loops = _loops("dynamic_backward")
         if self.over == "parents":
-            in_threads(lambda _, start, stop: _loops().pull_parents(*read, *write, start, stop), len(Q))
+            in_threads(lambda _, start, stop: loops.pull_parents(*read, *write, start, stop), len(Q))
         else:
             read = *read, _array((to_lanes(s) * dS).sum(2))  # [n j L]
-            _split(lambda blocks, parents: _loops().pull_children(*read, *write, blocks, parents), *Q.shape[:2])
+            _split(lambda blocks, parents: loops.pull_children(*read, *write, blocks, parents), *Q.shape[:2])
         return from_lanes(dQ, self.b)
 
     def scatter(
@@ -174,5 +177,5 @@ class Looped:
         dS, Q = (torch.stack([to_lanes(t) for t in each]) if each else none for each in (ds, q))
         read = [_array(t) for t in (self.W, self.X, C, dS, E, Q, C.new_empty(0, 0, 0) if U is None else U, B)]
         arrays = *read, dX.numpy(), dW.numpy()
-        in_threads(lambda _, start, stop: _loops().scatter(*arrays, start, stop), len(dW))
+        in_threads(lambda _, start, stop: _loops("scatter").scatter(*arrays, start, stop), len(dW))
         return from_lanes(dX, self.b, children=True), dW

@@ -12,8 +12,9 @@ from typing import Any, TypeVar, cast
 
 import numba
 
-__all__ = ["loop"]
+__all__ = ["loop", "part"]
 
+njit: Any = numba.njit  # takes more options than its types say
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 FASTMATH = {"contract", "reassoc", "nsz", "arcp"}
@@ -22,4 +23,14 @@ FASTMATH = {"contract", "reassoc", "nsz", "arcp"}
 
 def loop(function: Function) -> Function:
     """Compile at the first call, without the interpreter's lock. Loops may call loops."""
-    return cast(Function, numba.njit(nogil=True, cache=True, fastmath=FASTMATH, error_model="numpy")(function))
+    return _compile(function, cache=True)
+
+
+def part(function: Function) -> Function:
+    """A part of loops, compiled into each that calls it. Not to be called from Python, which saves compiling for it."""
+    return _compile(function, forceinline=True, no_cpython_wrapper=True)
+
+
+def _compile(function: Function, **options: bool) -> Function:
+    made = njit(nogil=True, fastmath=FASTMATH, error_model="numpy", no_cfunc_wrapper=True, **options)(function)
+    return cast(Function, made)

@@ -34,9 +34,24 @@ from typing import Any
 
 import numpy as np
 
-from torchcaps.kernels.loops import loop
-from torchcaps.kernels.loops.em import FIT, LOGIT, LSE, MASS, POSE, cast_votes, log_volume, logistic, loudest
-from torchcaps.kernels.loops.lanes import LANES, exp, load, store, total, zero
+from torchcaps.kernels.loops import loop, part
+from torchcaps.kernels.loops.elementary import exp
+from torchcaps.kernels.loops.em import (
+    FIT,
+    LOGIT,
+    LSE,
+    MASS,
+    POSE,
+    cast_votes,
+    fill,
+    load,
+    load4,
+    log_volume,
+    logistic,
+    loudest,
+    store,
+)
+from torchcaps.kernels.loops.vector import fma4, total
 
 __all__ = ["backward"]
 
@@ -44,23 +59,23 @@ SLOPE = 2 * POSE
 """Rows of a parent's derivatives: g_mu 16, g_v 16."""
 
 
-@loop
+@part
 def _weights(
     A: Any, x: int, who: Any, s: int, most: Any, first: Any, shares: Any, log_R: int, lse: Any, w: Any
 ) -> None:  # fmt: skip
     """w [c] = exp(log R + log a - lse), log R from row `log_R` of shares or, if that is negative, from `first`."""
     for c in range(who.shape[1]):
         child = who[s, c]
-        share = load(shares, log_R + c) if log_R >= 0 else zero(A) + first[child]
+        share = load(shares, log_R + c) if log_R >= 0 else fill(A, first[child])
         store(w, c, exp(share + (load(A, x + child) - most) - lse))
 
 
-@loop
+@part
 def _choose(
     g: Any, at: int, shares: Any, log_R: int, rivals: Any, who: Any, s: int, j: int, groups: int
 ) -> Any:  # fmt: skip
     """g [c] from g_s to g_l = g_s - R sum g_s in place; returns S0 = sum_c g_l."""
-    S0 = zero(g)
+    S0 = fill(g, 0.0)
     for c in range(who.shape[1]):
         R = exp(load(shares, log_R + c))
         g_l = load(g, at + c) - R * load(rivals, who[s, c] * groups + j % groups)
@@ -69,41 +84,33 @@ def _choose(
     return S0
 
 
-@loop
+@part
 def _sums(V: Any, g: Any, at: int, C: int, fits: Any, fit: int, slopes: Any, slope: int) -> None:
     """S1 = sum_c g_l d and S2 = sum_c g_l d^2, to the rows of g_mu and g_v."""
+    zero = fill(V, 0.0)
     for row in range(0, POSE, 4):
-        m, n = fit + row, slope + row
-        m0, m1, m2, m3 = load(fits, m), load(fits, m + 1), load(fits, m + 2), load(fits, m + 3)
-        a0, a1, a2, a3 = zero(V), zero(V), zero(V), zero(V)
-        b0, b1, b2, b3 = zero(V), zero(V), zero(V), zero(V)
+        m0, m1, m2, m3 = load4(fits, fit + row)
+        S1 = S2 = (zero, zero, zero, zero)
         for c in range(C):
-            g_l, v = load(g, at + c), c * POSE + row
-            d0, d1, d2, d3 = load(V, v) - m0, load(V, v + 1) - m1, load(V, v + 2) - m2, load(V, v + 3) - m3
-            e0, e1, e2, e3 = g_l * d0, g_l * d1, g_l * d2, g_l * d3
-            a0, a1, a2, a3 = a0 + e0, a1 + e1, a2 + e2, a3 + e3
-            b0, b1, b2, b3 = b0 + e0 * d0, b1 + e1 * d1, b2 + e2 * d2, b3 + e3 * d3
-        store(slopes, n, a0)
-        store(slopes, n + 1, a1)
-        store(slopes, n + 2, a2)
-        store(slopes, n + 3, a3)
-        n = n + POSE
-        store(slopes, n, b0)
-        store(slopes, n + 1, b1)
-        store(slopes, n + 2, b2)
-        store(slopes, n + 3, b3)
+            g_l = load(g, at + c)
+            v0, v1, v2, v3 = load4(V, c * POSE + row)
+            d0, d1, d2, d3 = v0 - m0, v1 - m1, v2 - m2, v3 - m3
+            S1 = fma4(g_l, (d0, d1, d2, d3), S1)
+            S2 = fma4(g_l, (d0 * d0, d1 * d1, d2 * d2, d3 * d3), S2)
+        store(slopes, slope + row, S1)
+        store(slopes, slope + POSE + row, S2)
 
 
-@loop
+@part
 def _bid_back(
     fits: Any, fit: int, slopes: Any, slope: int, S0: Any, beta_u: float, least: float, descent: bool,
     g_beta: Any, beta: int,
 ) -> Any:  # fmt: skip
     """Step 1 from S0, S1, S2 to g_mu and g_v in place; returns g_z."""
     on = logistic(load(fits, fit + LOGIT))
-    k = on if descent else zero(fits) + 1.0
-    extra = S0 * least if descent else zero(fits)
-    far, floor = zero(fits), zero(fits)
+    k = on if descent else fill(fits, 1.0)
+    extra = S0 * least if descent else fill(fits, 0.0)
+    far, floor = fill(fits, 0.0), fill(fits, 0.0)
     for h in range(POSE):
         inverse = 1.0 / load(fits, fit + POSE + h)
         S1, S2 = load(slopes, slope + h), load(slopes, slope + POSE + h)
@@ -118,7 +125,7 @@ def _bid_back(
     return on * (on - 1.0) * energy
 
 
-@loop
+@part
 def _fit_back(
     fits: Any, fit: int, before: int, slopes: Any, slope: int, g_z: Any, lam: float, beta_u: float, least: float,
     damping: float, g_beta: Any, beta: int,
@@ -134,7 +141,7 @@ def _fit_back(
         store(slopes, slope + POSE + h, g_v)
         constant = constant - g_v * (variance - least)
         if 0 < damping < 1:
-            move = load(fits, fit + h) - (load(fits, before + h) if before >= 0 else zero(fits))
+            move = load(fits, fit + h) - (load(fits, before + h) if before >= 0 else fill(fits, 0.0))
             gap = move * (damping / (1 - damping))  # m - mu
             g_mu = load(slopes, slope + h) - g_v * gap * 2.0
             store(slopes, slope + h, g_mu)
@@ -142,21 +149,19 @@ def _fit_back(
     return constant
 
 
-@loop
+@part
 def _pull(
     V: Any, C: int, fits: Any, fit: int, slopes: Any, slope: int, kept: float, w: Any, constant: Any, q: Any
 ) -> None:  # fmt: skip
     """q [c] = g_s = w (sum_h (g_m d + g_v d^2) + constant), with g_m = kept g_mu."""
     for row in range(0, POSE, 4):
-        m, n = fit + row, slope + row
-        m0, m1, m2, m3 = load(fits, m), load(fits, m + 1), load(fits, m + 2), load(fits, m + 3)
-        a0, a1, a2, a3 = load(slopes, n), load(slopes, n + 1), load(slopes, n + 2), load(slopes, n + 3)
+        m0, m1, m2, m3 = load4(fits, fit + row)
+        a0, a1, a2, a3 = load4(slopes, slope + row)
         a0, a1, a2, a3 = a0 * kept, a1 * kept, a2 * kept, a3 * kept
-        n = n + POSE
-        b0, b1, b2, b3 = load(slopes, n), load(slopes, n + 1), load(slopes, n + 2), load(slopes, n + 3)
+        b0, b1, b2, b3 = load4(slopes, slope + POSE + row)
         for c in range(C):
-            v = c * POSE + row
-            d0, d1, d2, d3 = load(V, v) - m0, load(V, v + 1) - m1, load(V, v + 2) - m2, load(V, v + 3) - m3
+            v0, v1, v2, v3 = load4(V, c * POSE + row)
+            d0, d1, d2, d3 = v0 - m0, v1 - m1, v2 - m2, v3 - m3
             some = (a0 + b0 * d0) * d0 + (a1 + b1 * d1) * d1
             some = some + ((a2 + b2 * d2) * d2 + (a3 + b3 * d3) * d3)
             store(q, c, some + (constant if row == 0 else load(q, c)))
@@ -164,13 +169,13 @@ def _pull(
         store(q, c, load(q, c) * load(w, c))
 
 
-@loop
+@part
 def _vote_back(
     V: Any, C: int, fits: Any, fit: int, slopes: Any, slope: int, kept: float, descent: bool, w: Any, g: Any, at: int,
     add: bool, G: Any,
 ) -> None:  # fmt: skip
     """G [c 16] (+)= w (g_m + 2 g_v d) - k g_l d / v; the last iteration has no g_l (at < 0)."""
-    k = logistic(load(fits, fit + LOGIT)) if descent else zero(fits) + 1.0
+    k = logistic(load(fits, fit + LOGIT)) if descent else fill(fits, 1.0)
     for h in range(0, POSE, 2):
         m0, m1 = load(fits, fit + h), load(fits, fit + h + 1)
         r0, r1 = k / load(fits, fit + POSE + h), k / load(fits, fit + POSE + h + 1)
@@ -178,14 +183,14 @@ def _vote_back(
         b0, b1 = load(slopes, slope + POSE + h) * 2.0, load(slopes, slope + POSE + h + 1) * 2.0
         for c in range(C):
             v, w_c = c * POSE + h, load(w, c)
-            g_l = load(g, at + c) if at >= 0 else zero(g)
+            g_l = load(g, at + c) if at >= 0 else fill(g, 0.0)
             x0 = w_c * a0 + (load(V, v) - m0) * (w_c * b0 - g_l * r0)
             x1 = w_c * a1 + (load(V, v + 1) - m1) * (w_c * b1 - g_l * r1)
             store(G, v, load(G, v) + x0 if add else x0)
             store(G, v + 1, load(G, v + 1) + x1 if add else x1)
 
 
-@loop
+@part
 def _product_back(
     X: Any, x: int, W: Any, j: int, who: Any, s: int, G: Any, g_X: Any, g_W: Any
 ) -> None:  # fmt: skip
@@ -194,8 +199,7 @@ def _product_back(
     for c in range(who.shape[1]):
         at, v = (x + who[s, c]) * POSE, c * POSE
         for row in range(0, POSE, 4):
-            n = v + row
-            g0, g1, g2, g3 = load(G, n), load(G, n + 1), load(G, n + 2), load(G, n + 3)
+            g0, g1, g2, g3 = load4(G, v + row)
             for k in range(4):
                 some = g0 * W[j, w, 4 * k] + load(g_X, at + row + k)
                 some = g1 * W[j, w, 4 * k + 1] + some
@@ -221,13 +225,12 @@ def backward(
     Adds to g_X [child 16] and g_A [child], to g_W [j m 16] summed over all blocks, and to g_beta [j 2] (beta_a and
     beta_u).
     """
-    (S, C), J, T, children, kept = who.shape, len(W), len(lam), len(first), 1 - damping
-    V, G = np.empty((C * POSE, LANES), X.dtype), np.empty((C * POSE, LANES), X.dtype)
-    w, q = np.empty((C, LANES), X.dtype), np.empty((C, LANES), X.dtype)
-    g = np.empty(((T - 1) * S * J * C, LANES), X.dtype)
-    slopes = np.empty((T * S * J * SLOPE, LANES), X.dtype)
-    rivals = np.empty((children * groups, LANES), X.dtype)
-    new_rivals = np.empty((children * groups, LANES), X.dtype)
+    (S, C), J, T, children, L, kept = who.shape, len(W), len(lam), len(first), X.shape[1], 1 - damping
+    V, G = np.empty((C * POSE, L), X.dtype), np.empty((C * POSE, L), X.dtype)
+    w, q = np.empty((C, L), X.dtype), np.empty((C, L), X.dtype)
+    g = np.empty(((T - 1) * S * J * C, L), X.dtype)
+    slopes = np.empty((T * S * J * SLOPE, L), X.dtype)
+    rivals, new_rivals = np.empty((children * groups, L), X.dtype), np.empty((children * groups, L), X.dtype)
     for block in range(start, stop):
         x = block * children
         for t in range(T - 1, -1, -1):

@@ -2,42 +2,50 @@
 
 Inside a loop a value of type `Lanes` is a vector of the processor; every operation works on all its lanes at once. A
 full vector has 64 bytes, 16 numbers in float32 and 8 in float64, on any processor: LLVM splits it into registers of
-the machine's own width. Such a value stays in registers, which no compiler promises of a small array.
+the machine's own width. Such a value stays in registers, which no compiler promises of a small array. Loops that hold
+many values at a time take `memory(bytes)`: load, load4, store and fill of narrower vectors.
 
-    load(a, (m, n))      the lanes a[m, n, :]             spread(a, (m, n))    the number a[m, n] in every lane
-    store(a, (m, n), v)  a[m, n, :] = v                   fill(a, x)           the number x in every lane, of a's type
-    fma(a, b, c)         a b + c                          total(v)             the sum of the lanes, a number
-    raise_by(a, (m,), v) a[m] += v, from there on         totals(a, b, c, d)   four such sums, a vector
-    add, sub, mul, div (a, b); larger(a, b); root(a); exp(a); none(a)
+    load(a, (m, n))       the lanes a[m, n, :]            spread(a, (m, n))    the number a[m, n] in every lane
+    load4(a, (m, n))      those and the next three rows   fill(a, x)           x in every lane; a is an array or lanes
+    store(a, (m, n), v)   a[m, n, :] = v; rows, if v is   fma(a, b, c)         a b + c
+                          a tuple, from there on          fma4(a, b, c)        the same of b and c by fours
+    larger(a, b)          the larger of a and b
+    half(a, (m, n, l))    half as many, from lane l on    pick(sign, a, b)     a where sign < 0, else b
+    raise_by(a, (m,), v)  a[m] += v, from there on        total(v)             the sum of the lanes, a number
+    a + b, a - b, a * b, a / b; one may be a number       totals(a, b, c, d)   four such sums, a vector
 
-An index is a tuple that leaves out the last axis, the lanes; `half` loads half as many of them, from a place on that
-the index does name. No index is checked.
+An index is a tuple that leaves out the last axis, the lanes, or one number for a tuple of one. No index is checked, and
+arrays are contiguous.
 """
 
 from __future__ import annotations
 
-import math
+import operator
 from collections.abc import Callable
 from importlib import import_module
-from typing import Any, TypeVar, cast
+from typing import Any
 
-from numba import njit, types
+from numba.core.types import Type
 from numba.extending import intrinsic, register_model
 
-__all__ = ["BYTES", "add", "div", "exp", "fill", "fma", "half", "larger", "load", "mul", "none"]
-__all__ += ["part", "raise_by", "root", "spread", "store", "sub", "total", "totals"]
+__all__ = ["BYTES", "Lanes", "call", "code", "fill", "fma", "fma4", "half", "larger", "load", "load4", "memory", "pick"]
+__all__ += ["raise_by", "spread", "store", "total", "totals", "unary"]
 
-Function = TypeVar("Function", bound=Callable[..., Any])
-
+# Parts of numba and llvmlite that come without types.
 ir: Any = import_module("llvmlite.ir")
 cgutils: Any = import_module("numba.core.cgutils")
+extending: Any = import_module("numba.extending")
 models: Any = import_module("numba.core.datamodel.models")
+templates: Any = import_module("numba.core.typing.templates")
+types: Any = import_module("numba.core.types")
 
 BYTES = 64
 """Of a full vector."""
+FLAGS = ("contract", "nsz")
+INDEX = ir.IntType(32)
 
 
-class Lanes(types.Type):
+class Lanes(Type):
     """The type of a vector of `count` numbers of a float type; only loops see its values."""
 
     def __init__(self, dtype: Any, count: int) -> None:
@@ -52,13 +60,19 @@ class Lanes(types.Type):
     def vector(self) -> Any:
         return self.of(ir.FloatType() if self.dtype.bitwidth == 32 else ir.DoubleType())
 
+    @property
+    def integers(self) -> Any:
+        """As many integers of the same size."""
+        return self.of(ir.IntType(self.dtype.bitwidth))
+
     def constant(self, x: float) -> Any:
         return ir.Constant(self.vector, [x] * self.count)
 
+    def integer(self, n: int) -> Any:
+        return ir.Constant(self.integers, [n] * self.count)
 
-def part(function: Function) -> Function:
-    """A part of loops, written into each that calls it: a call with many arrays would cost more than what it does."""
-    return cast(Function, njit(inline="always")(function))
+
+register_model(Lanes)(lambda manager, lanes: models.PrimitiveModel(manager, lanes, lanes.vector))
 
 
 def code(typed: Callable[..., Any]) -> Any:
@@ -66,174 +80,202 @@ def code(typed: Callable[..., Any]) -> Any:
     return intrinsic(typed)
 
 
-register_model(Lanes)(lambda manager, lanes: models.PrimitiveModel(manager, lanes, lanes.vector))
-
-
 # --- Between memory and registers -----------------------------------------------------------------------------------
 
 
-def _full(array: Any, share: int = 1) -> Lanes:
-    return Lanes(array.dtype, BYTES * 8 // array.dtype.bitwidth // share)
+def _lanes(a: Any, size: int) -> Lanes:
+    """The lanes that fill so many bytes, of an array's type; lanes are such themselves."""
+    return a if isinstance(a, Lanes) else Lanes(a.dtype, size * 8 // a.dtype.bitwidth)
 
 
-def _address(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+def _address(context: Any, builder: Any, signature: Any, args: Any, kind: Any) -> Any:
     """Where array[index] begins, for the first two arguments; axes that the index leaves out are 0."""
     (array, index), (array_value, index_value) = signature.args[:2], args[:2]
-    values = zip(cgutils.unpack_tuple(builder, index_value), index, strict=True)
-    places = [context.cast(builder, value, kind, types.intp) for value, kind in values]
+    several = isinstance(index, types.BaseTuple)
+    values = cgutils.unpack_tuple(builder, index_value) if several else [index_value]
+    pairs = zip(values, index if several else [index], strict=True)
+    places = [context.cast(builder, value, given, types.intp) for value, given in pairs]
     places += [context.get_constant(types.intp, 0)] * (array.ndim - len(places))
     struct = context.make_array(array)(context, builder, array_value)
-    return cgutils.get_item_pointer(context, builder, array, struct, places, wraparound=False)
+    pointer = cgutils.get_item_pointer(context, builder, array, struct, places, wraparound=False)
+    return builder.bitcast(pointer, kind.as_pointer())
+
+
+def _reader(size: int, rows: int) -> Any:
+    """The operation that loads lanes, or a tuple of them from as many rows."""
+
+    def typed(typing: Any, array: Any, index: Any) -> Any:
+        lanes, align = _lanes(array, size), array.dtype.bitwidth // 8
+        made = lanes if rows == 1 else types.UniTuple(lanes, rows)
+
+        def write(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            first = _address(context, builder, signature, args, lanes.vector)
+            places = [builder.gep(first, [INDEX(r)], source_etype=lanes.vector) for r in range(rows)]
+            values = [builder.load(place, align=align, typ=lanes.vector) for place in places]
+            return values[0] if rows == 1 else context.make_tuple(builder, made, values)
+
+        return made(array, index), write
+
+    return code(typed)
+
+
+def _writer(size: int, *, raising: bool) -> Any:
+    """The operation that stores lanes, or a tuple of them in as many rows; raising, it adds to what is there."""
+
+    def typed(typing: Any, array: Any, index: Any, value: Any) -> Any:
+        several, align = isinstance(value, types.BaseTuple), array.dtype.bitwidth // 8
+        kinds = list(value) if several else [value]
+        lanes = _lanes(kinds[0] if isinstance(kinds[0], Lanes) else array, size)
+
+        def write(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            first = _address(context, builder, signature, args, lanes.vector)
+            values = cgutils.unpack_tuple(builder, args[2]) if several else [args[2]]
+            for r, (each, kind) in enumerate(zip(values, kinds, strict=True)):
+                place = builder.gep(first, [INDEX(r)], source_etype=lanes.vector)
+                new = _as_lanes(context, builder, each, kind, lanes)
+                new = builder.fadd(builder.load(place, align=align, typ=lanes.vector), new) if raising else new
+                builder.store(new, place, align=align)
+            return context.get_dummy_value()
+
+        return types.void(array, index, value), write
+
+    return code(typed)
 
 
 def _splat(builder: Any, number: Any, lanes: Lanes) -> Any:
-    nothing, zeros = ir.Constant(lanes.vector, ir.Undefined), [0] * lanes.count
-    first = builder.insert_element(nothing, number, ir.Constant(ir.IntType(32), 0))
-    return builder.shuffle_vector(first, nothing, ir.Constant(lanes.of(ir.IntType(32)), zeros))
+    nothing = ir.Constant(lanes.vector, ir.Undefined)
+    first = builder.insert_element(nothing, number, INDEX(0))
+    return builder.shuffle_vector(first, nothing, ir.Constant(lanes.of(INDEX), [0] * lanes.count))
 
 
-def _loader(share: int) -> Callable[..., Any]:
-    def typed(typing: Any, array: Any, index: Any) -> Any:
-        lanes = _full(array, share)
-
-        def write(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            pointer = _address(context, builder, signature, args)
-            pointer = builder.bitcast(pointer, lanes.vector.as_pointer())
-            return builder.load(pointer, align=array.dtype.bitwidth // 8, typ=lanes.vector)
-
-        return lanes(array, index), write
-
-    return typed
-
-
-@code
-def load(typing: Any, array: Any, index: Any) -> Any:
-    """The lanes array[index, :]."""
-    return _loader(1)(typing, array, index)
-
-
-@code
-def half(typing: Any, array: Any, index: Any) -> Any:
-    """Half as many lanes as `load` gives; the index names the first."""
-    return _loader(2)(typing, array, index)
-
-
-@code
-def store(typing: Any, array: Any, index: Any, value: Any) -> Any:
-    """array[index, :] = value."""
-
-    def write(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        pointer = builder.bitcast(_address(context, builder, signature, args), value.vector.as_pointer())
-        builder.store(args[2], pointer, align=array.dtype.bitwidth // 8)
-        return context.get_dummy_value()
-
-    return types.void(array, index, value), write
-
-
-@code
-def raise_by(typing: Any, array: Any, index: Any, value: Any) -> Any:
-    """array[index] += value, for as many numbers as value has lanes."""
-
-    def write(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        pointer = builder.bitcast(_address(context, builder, signature, args), value.vector.as_pointer())
-        align = array.dtype.bitwidth // 8
-        builder.store(builder.fadd(builder.load(pointer, align=align, typ=value.vector), args[2]), pointer, align=align)
-        return context.get_dummy_value()
-
-    return types.void(array, index, value), write
+def _as_lanes(context: Any, builder: Any, value: Any, kind: Any, lanes: Lanes) -> Any:
+    """A number in every lane; lanes stay what they are."""
+    if isinstance(kind, Lanes):
+        return value
+    return _splat(builder, context.cast(builder, value, kind, lanes.dtype), lanes)
 
 
 @code
 def spread(typing: Any, array: Any, index: Any) -> Any:
     """The number array[index] in every lane."""
-    lanes = _full(array)
+    lanes = _lanes(array, BYTES)
 
     def write(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        number = builder.load(_address(context, builder, signature, args), typ=lanes.vector.element)
-        return _splat(builder, number, lanes)
+        place = _address(context, builder, signature, args, lanes.vector.element)
+        return _splat(builder, builder.load(place, typ=lanes.vector.element), lanes)
 
     return lanes(array, index), write
 
 
-@code
-def fill(typing: Any, array: Any, number: Any) -> Any:
-    """A number in every lane of a vector as `load` makes it from this array."""
-    lanes = _full(array)
+def _filler(size: int) -> Any:
+    """The operation that puts a number in every lane of a vector like a, or as `load` makes it from the array a."""
 
-    def write(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return _splat(builder, context.cast(builder, args[1], number, lanes.dtype), lanes)
+    def typed(typing: Any, a: Any, number: Any) -> Any:
+        lanes = _lanes(a, size)
 
-    return lanes(array, number), write
+        def write(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            return _as_lanes(context, builder, args[1], number, lanes)
+
+        return lanes(a, number), write
+
+    return code(typed)
+
+
+def memory(size: int) -> tuple[Any, Any, Any, Any]:
+    """load, load4, store and fill for vectors of so many bytes."""
+    return _reader(size, 1), _reader(size, 4), _writer(size, raising=False), _filler(size)
+
+
+load, load4, store, fill = memory(BYTES)
+half, raise_by = _reader(BYTES // 2, 1), _writer(BYTES, raising=True)
 
 
 # --- In registers ---------------------------------------------------------------------------------------------------
 
 
-def _call(builder: Any, name: str, lanes: Lanes, *args: Any) -> Any:
+def call(builder: Any, name: str, lanes: Lanes, *args: Any) -> Any:
     """An intrinsic function of LLVM on vectors."""
     kind = f"v{lanes.count}f{lanes.dtype.bitwidth}"
     function = ir.FunctionType(lanes.vector, [lanes.vector] * len(args))
     return builder.call(cgutils.get_or_insert_function(builder.module, function, f"llvm.{name}.{kind}"), args)
 
 
-def _lanewise(operation: Callable[..., Any]) -> Callable[..., Any]:
-    """The typing of an operation (builder, lanes, *values) -> value on vectors of one type."""
+def _lanewise(operation: Callable[..., Any], *values: Any) -> Any:
+    """The typing of operation(builder, lanes, *values) on vectors of one type."""
 
-    def typed(*values: Any) -> Any:
-        def write(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            return operation(builder, values[0], *args)
+    def write(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return operation(builder, values[0], *args)
 
-        return values[0](*values), write
-
-    return typed
+    return values[0](*values), write
 
 
-@code
-def add(typing: Any, a: Any, b: Any) -> Any:
-    """a + b."""
-    return _lanewise(lambda builder, lanes, x, y: builder.fadd(x, y))(a, b)
+def unary(operation: Callable[..., Any]) -> Any:
+    """The operation of one value for operation(builder, lanes, value)."""
 
+    def typed(typing: Any, a: Any) -> Any:
+        return _lanewise(operation, a)
 
-@code
-def sub(typing: Any, a: Any, b: Any) -> Any:
-    """a - b."""
-    return _lanewise(lambda builder, lanes, x, y: builder.fsub(x, y))(a, b)
-
-
-@code
-def mul(typing: Any, a: Any, b: Any) -> Any:
-    """a b."""
-    return _lanewise(lambda builder, lanes, x, y: builder.fmul(x, y))(a, b)
-
-
-@code
-def div(typing: Any, a: Any, b: Any) -> Any:
-    """a / b."""
-    return _lanewise(lambda builder, lanes, x, y: builder.fdiv(x, y))(a, b)
+    return code(typed)
 
 
 @code
 def fma(typing: Any, a: Any, b: Any, c: Any) -> Any:
     """a b + c, rounded once where the processor can."""
-    return _lanewise(lambda builder, lanes, *args: _call(builder, "fmuladd", lanes, *args))(a, b, c)
+    return _lanewise(lambda builder, lanes, *args: call(builder, "fmuladd", lanes, *args), a, b, c)
+
+
+@code
+def fma4(typing: Any, a: Any, b: Any, c: Any) -> Any:
+    """a b + c for four b and c, tuples of lanes."""
+
+    def write(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        pairs = zip(*(cgutils.unpack_tuple(builder, each) for each in args[1:]), strict=True)
+        return context.make_tuple(builder, c, [call(builder, "fmuladd", a, args[0], x, y) for x, y in pairs])
+
+    return c(a, b, c), write
 
 
 @code
 def larger(typing: Any, a: Any, b: Any) -> Any:
     """The larger of a and b."""
-    return _lanewise(lambda builder, lanes, x, y: builder.select(builder.fcmp_ordered(">", x, y), x, y))(a, b)
+    return _lanewise(lambda builder, lanes, x, y: builder.select(builder.fcmp_ordered(">", x, y), x, y), a, b)
+
+
+def _pick(builder: Any, lanes: Lanes, sign: Any, x: Any, y: Any) -> Any:
+    return builder.select(builder.fcmp_ordered("<", sign, lanes.constant(0.0)), x, y)
 
 
 @code
-def none(typing: Any, a: Any) -> Any:
-    """0 in every lane, as many as a has."""
-    return _lanewise(lambda builder, lanes, x: lanes.constant(0.0))(a)
+def pick(typing: Any, sign: Any, a: Any, b: Any) -> Any:
+    """a where sign < 0, b elsewhere."""
+    return _lanewise(_pick, sign, a, b)
 
 
-@code
-def root(typing: Any, a: Any) -> Any:
-    """The square root of a."""
-    return _lanewise(lambda builder, lanes, x: _call(builder, "sqrt", lanes, x))(a)
+def _operator(symbol: Callable[..., Any], instruction: str) -> None:
+    """Teach the compiler `symbol` for lanes and lanes, or lanes and a number, in either order.
+
+    As a single instruction: an `overload` would make each of them a function, and compiling three times as long.
+    """
+
+    def generic(self: Any, args: Any, kws: Any) -> Any:
+        kinds = [kind for kind in args if isinstance(kind, Lanes)]
+        plain = [kind for kind in args if isinstance(kind, types.Number)]
+        return templates.signature(kinds[0], *args) if kinds and len(kinds) + len(plain) == 2 else None
+
+    def write(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        pairs = zip(args, signature.args, strict=True)
+        values = (_as_lanes(context, builder, v, kind, signature.return_type) for v, kind in pairs)
+        return getattr(builder, instruction)(*values, flags=FLAGS)
+
+    templates.infer_global(symbol)(type("OnLanes", (templates.AbstractTemplate,), {"generic": generic}))
+    for kinds in ((Lanes, Lanes), (Lanes, types.Number), (types.Number, Lanes)):
+        extending.lower_builtin(symbol, *kinds)(write)
+
+
+_operator(operator.add, "fadd")
+_operator(operator.sub, "fsub")
+_operator(operator.mul, "fmul")
+_operator(operator.truediv, "fdiv")
 
 
 @code
@@ -244,10 +286,9 @@ def total(typing: Any, a: Any) -> Any:
         (value,), count = args, a.count
         while count > 1:
             count //= 2
-            parts = [[*range(n, n + count)] for n in (0, count)]
-            turn = [ir.Constant(ir.VectorType(ir.IntType(32), count), part) for part in parts]
-            value = builder.fadd(*(builder.shuffle_vector(value, value, each) for each in turn))
-        return builder.extract_element(value, ir.Constant(ir.IntType(32), 0))
+            turns = [ir.Constant(ir.VectorType(INDEX, count), [*range(n, n + count)]) for n in (0, count)]
+            value = builder.fadd(*(builder.shuffle_vector(value, value, turn) for turn in turns))
+        return builder.extract_element(value, INDEX(0))
 
     return a.dtype(a), write
 
@@ -255,12 +296,11 @@ def total(typing: Any, a: Any) -> Any:
 @code
 def totals(typing: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
     """The sums of the lanes of four vectors, a vector of four."""
-    four = Lanes(a.dtype, 4)
 
     def write(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         def fold(x: Any, y: Any, count: int) -> Any:
             """Neighbours of x, then of y, added: as many lanes as `count`."""
-            kind = ir.VectorType(ir.IntType(32), count)
+            kind = ir.VectorType(INDEX, count)
             even, odd = (ir.Constant(kind, [*range(first, 2 * count, 2)]) for first in (0, 1))
             return builder.fadd(builder.shuffle_vector(x, y, even), builder.shuffle_vector(x, y, odd))
 
@@ -270,30 +310,4 @@ def totals(typing: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
             sums = fold(sums, sums, count)
         return sums
 
-    return four(a, b, c, d), write
-
-
-def _exp(builder: Any, lanes: Lanes, x: Any) -> Any:
-    """2^n e^r with n = round(x / log 2) and |r| <= log(2) / 2, e^r by its series; 0 where that is no normal number."""
-    small = lanes.dtype.bitwidth == 32
-    bits, shift, bias, terms = (32, 23, 127, 7) if small else (64, 52, 1023, 13)
-    high, low = (0.693359375, -2.12194440e-4) if small else (0.6931471803691238, 1.9082149292705877e-10)
-    least = lanes.constant((1 - bias) * math.log(2))
-    below = builder.fcmp_ordered("<", x, least)
-    y = builder.select(below, least, x)
-    n = _call(builder, "rint", lanes, builder.fmul(y, lanes.constant(1 / math.log(2))))
-    r = _call(builder, "fma", lanes, n, lanes.constant(-high), y)
-    r = _call(builder, "fma", lanes, n, lanes.constant(-low), r)
-    e = lanes.constant(1 / math.factorial(terms))
-    for term in range(terms - 1, -1, -1):
-        e = _call(builder, "fmuladd", lanes, e, r, lanes.constant(1 / math.factorial(term)))
-    integer = lanes.of(ir.IntType(bits))
-    power = builder.add(builder.fptosi(n, integer), ir.Constant(integer, [bias] * lanes.count))
-    power = builder.shl(power, ir.Constant(integer, [shift] * lanes.count))
-    return builder.select(below, lanes.constant(0.0), builder.fmul(e, builder.bitcast(power, lanes.vector)))
-
-
-@code
-def exp(typing: Any, a: Any) -> Any:
-    """e^a to two units in the last place, for a <= 88 in float32 and 709 in float64; 0 for a below -87 and -708."""
-    return _lanewise(_exp)(a)
+    return Lanes(a.dtype, 4)(a, b, c, d), write

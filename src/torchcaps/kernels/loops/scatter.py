@@ -1,0 +1,168 @@
+"""What a derivative dV of the votes means for children and weights, dx_i = sum_j W_ij^T dV_ij and dW_ij = dV_ij x_i^T.
+
+The last pass of dynamic routing backwards, and with dV = c h the sums of contrastive divergence; equations and arrays
+as in `loops.dynamic`. A loop works on some of the children, whose dX and dW belong to it alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from torchcaps.kernels.loops import loop, part
+from torchcaps.kernels.loops.dynamic import NEAR, ROWS, vote
+from torchcaps.kernels.loops.vector import fill, fma, fma4, half, load, load4, raise_by, spread, store, total, totals
+
+__all__ = ["grad", "reverse", "scatter"]
+
+Array = Any  # numpy arrays; inside a loop also vectors of lanes
+
+
+@part
+def to_child(W: Array, dV: Array, block: int, rows: int, dX: Array, i: int, j: int) -> None:
+    """dx_i += W_ij^T dV[r] for the blocks r from `block` on."""
+    K, D = W.shape[2], W.shape[3]
+    for n in range(block, block + rows):
+        for d in range(0, D - 3, 4):
+            x = load4(dX, (i, n, d))
+            for k in range(K):
+                w0, w1 = spread(W, (i, j, k, d)), spread(W, (i, j, k, d + 1))
+                w2, w3 = spread(W, (i, j, k, d + 2)), spread(W, (i, j, k, d + 3))
+                x = fma4(load(dV, (n - block, k)), (w0, w1, w2, w3), x)
+            store(dX, (i, n, d), x)
+        for d in range(D // 4 * 4, D):
+            y = load(dX, (i, n, d))
+            for k in range(K):
+                y = fma(spread(W, (i, j, k, d)), load(dV, (n - block, k)), y)
+            store(dX, (i, n, d), y)
+
+
+@part
+def to_weight(dV: Array, X: Array, i: int, block: int, rows: int, dW: Array, child: int, j: int) -> None:
+    """dW_ij += sum over the blocks r from `block` on of dV[r] x^T, for the child of dW that X has at place i."""
+    (_, _, K, D), L = dW.shape, X.shape[3]
+    for k in range(0, K - 1, 2):
+        for d in range(0, D - 3, 4):
+            zero = fill(half(X, (i, block, d, 0)), 0.0)
+            a = b = (zero, zero, zero, zero)
+            for r in range(rows):
+                n = block + r
+                for at in (0, L // 2):
+                    x0, x1 = half(X, (i, n, d, at)), half(X, (i, n, d + 1, at))
+                    x2, x3 = half(X, (i, n, d + 2, at)), half(X, (i, n, d + 3, at))
+                    a = fma4(half(dV, (r, k, at)), (x0, x1, x2, x3), a)
+                    b = fma4(half(dV, (r, k + 1, at)), (x0, x1, x2, x3), b)
+            raise_by(dW, (child, j, k, d), totals(*a))
+            raise_by(dW, (child, j, k + 1, d), totals(*b))
+    for k in range(K):
+        for d in range(D // 4 * 4 if k < K // 2 * 2 else 0, D):
+            s = fill(X, 0.0)
+            for r in range(rows):
+                s = fma(load(dV, (r, k)), load(X, (i, block + r, d)), s)
+            dW[child, j, k, d] += total(s)
+
+
+@part
+def together(A: Array, block: int, rows: int, j: int, A_j: Array) -> None:
+    """A_j[r] = A[block + r, j]: what belongs to one parent, side by side in the cache."""
+    for r in range(rows):
+        for k in range(A_j.shape[1]):
+            store(A_j, (r, k), load(A, (block + r, j, k)))
+
+
+@loop
+def reverse(W: Array, C: Array, H: Array, dX: Array, start: int, stop: int) -> None:
+    """dx_i += sum_j c_ij W_ij^T h_j for the children from start to stop."""
+    N, J, K, L = H.shape
+    H_j, cH = np.empty((ROWS, K, L), W.dtype), np.empty((ROWS, K, L), W.dtype)
+    for block in range(0, N, ROWS):
+        rows = min(ROWS, N - block)
+        for first in range(start, stop, NEAR):
+            for j in range(J):
+                together(H, block, rows, j, H_j)
+                for i in range(first, min(stop, first + NEAR)):
+                    for r in range(rows):
+                        c = load(C, (i, j, (block + r) * L))
+                        for k in range(K):
+                            store(cH, (r, k), c * load(H_j, (r, k)))
+                    to_child(W, cH, block, rows, dX, i, j)
+
+
+@loop
+def grad(X: Array, C: Array, A: Array, dW: Array, start: int, stop: int) -> None:
+    """dW_ij += sum_b c_ij a_j x_i^T for the children from start to stop."""
+    (N, J, K, L), D = A.shape, X.shape[2]
+    A_j, cx = np.empty((ROWS, K, L), X.dtype), np.empty((1, ROWS, D, L), X.dtype)
+    for block in range(0, N, ROWS):
+        rows = min(ROWS, N - block)
+        for first in range(start, stop, NEAR):
+            for j in range(J):
+                together(A, block, rows, j, A_j)
+                for i in range(first, min(stop, first + NEAR)):
+                    for r in range(rows):
+                        c = load(C, (i, j, (block + r) * L))
+                        for d in range(D):
+                            store(cx, (0, r, d), c * load(X, (i, block + r, d)))
+                    to_weight(A_j, cx, 0, 0, rows, dW, i, j)
+
+
+@part
+def change(
+    C: Array, dS: Array, E: Array, Q: Array, base: Array, block: int, rows: int, i: int, j: int, dV: Array
+) -> None:
+    """dV[r] = base[r] + sum_t c ds[t, r] + e q[t, r] for the blocks r from `block` on."""
+    _, K, L = dV.shape
+    for r in range(rows):
+        at = (block + r) * L
+        for k in range(0, K - 3, 4):
+            g = load4(base, (r, k))
+            for t in range(C.shape[0]):
+                g = fma4(load(E, (t, i, j, at)), load4(Q, (t, r, k)), g)
+                g = fma4(load(C, (t, i, j, at)), load4(dS, (t, r, k)), g)
+            store(dV, (r, k), g)
+        for k in range(K // 4 * 4, K):
+            h = load(base, (r, k))
+            for t in range(C.shape[0]):
+                h = fma(load(C, (t, i, j, at)), load(dS, (t, r, k)), h)
+                h = fma(load(E, (t, i, j, at)), load(Q, (t, r, k)), h)
+            store(dV, (r, k), h)
+
+
+@part
+def turn(W: Array, X: Array, U: Array, V: Array, base: Array, block: int, rows: int, i: int, j: int, dV: Array) -> None:
+    """dV[r] += u V for the blocks r from `block` on."""
+    L = X.shape[3]
+    for r in range(rows):
+        vote(W, X, base, block + r, i, j, V, r)
+        u = load(U, (i, j, (block + r) * L))
+        for k in range(V.shape[1]):
+            store(dV, (r, k), fma(u, load(V, (r, k)), load(dV, (r, k))))
+
+
+@loop
+def scatter(
+    W: Array, X: Array, C: Array, dS: Array, E: Array, Q: Array, U: Array, base: Array, dX: Array, dW: Array,
+    start: int, stop: int,
+) -> None:  # fmt: skip
+    """dx_i += sum_j W_ij^T dV_ij and dW_ij += sum_b dV_ij x_i^T, with dV = base + sum_t (c_t ds_t + e_t q_t) + u V.
+
+    C, E [t i j (n L)], dS, Q [t n j k L]; U without children is none. The children from start to stop.
+    """
+    (_, J, K, _), (_, N, _, L), T = W.shape, X.shape, len(C)
+    dV, V, base_j = np.empty((ROWS, K, L), W.dtype), np.empty((ROWS, K, L), W.dtype), np.empty((ROWS, K, L), W.dtype)
+    dS_j, Q_j = np.empty((T, ROWS, K, L), W.dtype), np.empty((T, ROWS, K, L), W.dtype)
+    for block in range(0, N, ROWS):
+        rows = min(ROWS, N - block)
+        for first in range(start, stop, NEAR):
+            for j in range(J):
+                together(base, block, rows, j, base_j)
+                for t in range(T):
+                    together(dS[t], block, rows, j, dS_j[t])
+                    together(Q[t], block, rows, j, Q_j[t])
+                for i in range(first, min(stop, first + NEAR)):
+                    change(C, dS_j, E, Q_j, base_j, block, rows, i, j, dV)
+                    if U.shape[0] > 0:
+                        turn(W, X, U, V, base, block, rows, i, j, dV)
+                    to_child(W, dV, block, rows, dX, i, j)
+                    to_weight(dV, X, i, block, rows, dW, i, j)

@@ -9,8 +9,11 @@
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # before torch comes: see kernels/threads.py
 
 from torchcaps.routing import EM, ROUTERS, Dynamic, route
 from torchcaps.types import Batch, Capsules, ImageSpec, RoutingInfo

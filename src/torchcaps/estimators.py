@@ -41,6 +41,8 @@ Array = NDArray[Any]
 
 RAMP, LOOSEN = 0.2, 0.7
 """Shares of training over which the competition sharpens and the hidden bias shortens."""
+BIAS, BOOST = 1.0, 0.005
+"""Of the energy, at the end; few columns ask for a shorter bias than many children do."""
 MOMENTUM, DECAY = 0.9, 0.1
 """Momentum of the descent, and what is left of the learning rate at its end."""
 FAR = 1e6
@@ -75,7 +77,7 @@ class _Settings:
         """How W learns from so many children in so many steps."""
         gain = max(8.0, children / 2) if self.gain is None else self.gain
         ramp, loosen = (max(1, round(share * steps)) for share in (RAMP, LOOSEN))
-        return EnergyConfig(mode=self.mode, gain=gain, ramp=ramp, loosen=loosen)
+        return EnergyConfig(mode=self.mode, gain=gain, ramp=ramp, loosen=loosen, bias=BIAS, boost=BOOST)
 
 
 @dataclass(frozen=True)

@@ -126,7 +126,7 @@ class CapsuleEnergy(nn.Module):
         model = self.dream(start, step, draws if start is seen else (draws[0], torch.arange(len(start.x))))
         gap = energy.contrast(
             self.W, self.bias, (seen.x, seen.coupling, seen.gate), (model, start.coupling, start.gate),
-            closed_form=self.config.gradient == "closed",
+            z=seen.z, closed_form=self.config.gradient == "closed",
         )  # fmt: skip
         self._remember(seen, model)
         error = (model[: len(x)] - x[: len(model)]).square().sum() / x[: len(model)].square().sum().clamp_min(1e-12)

@@ -70,11 +70,13 @@ class _Contrast(torch.autograd.Function):
     """mean_b F(data) - F(model), whose backward pass is eq. 18 in closed form."""
 
     @staticmethod
-    def forward(ctx: Any, W: Tensor, b: Tensor, data: tuple[Any, ...], model: tuple[Any, ...]) -> Tensor:
+    def forward(
+        ctx: Any, W: Tensor, b: Tensor, data: tuple[Any, ...], model: tuple[Any, ...], seen: Tensor | None
+    ) -> Tensor:
         total = W.new_zeros(())
         kept = []
-        for sign, (x, c, gate) in ((1, data), (-1, model)):
-            z = voteless.forward(x, W, c) + b
+        for sign, (x, c, gate), known in ((1, data, seen), (-1, model, None)):
+            z = voteless.forward(x, W, c) + b if known is None else known
             total = total + sign * free_energy(z, gate).mean()
             kept.append((sign, x, c, pull(z, gate) / len(x)))
         ctx.kept = kept
@@ -84,7 +86,7 @@ class _Contrast(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         steps = [voteless.grad(x, c, -sign * a) for sign, x, c, a in ctx.kept]  # each [i j k d]
         biases = [-sign * a.sum(0) for sign, _, _, a in ctx.kept]  # each [j k]
-        return grads[0] * (steps[0] + steps[1]), grads[0] * (biases[0] + biases[1]), None, None
+        return grads[0] * (steps[0] + steps[1]), grads[0] * (biases[0] + biases[1]), None, None, None
 
 
 def contrast(
@@ -93,16 +95,19 @@ def contrast(
     data: tuple[Tensor, Coupling, Tensor | None],
     model: tuple[Tensor, Coupling, Tensor | None],
     *,
+    z: Tensor | None = None,
     closed_form: bool = True,
 ) -> Tensor:
     """mean F(data) - mean F(model), for W [i j k d] and b [j k]; each phase is (x [b i d], coupling, gate [b j]).
+
+    The data's z [b j k], where it is known already, spares a pass.
 
     Its gradient is minus eq. 18. `closed_form` computes it by that equation, without a graph and without the votes;
     else autograd does, from the same forward pass.
     """
     if closed_form:
         apply: Any = _Contrast.apply
-        loss: Tensor = apply(W, b, data, model)
+        loss: Tensor = apply(W, b, data, model, z)
         return loss
     terms = [free_energy(_graphed_forward(x, W, c) + b, gate).mean() for x, c, gate in (data, model)]
     return terms[0] - terms[1]

@@ -21,7 +21,7 @@ from torchcaps.evaluate.rivals import fit_kmeans, fit_local_pca
 from torchcaps.math.squash import squash
 from torchcaps.models import CNN, CNNConfig
 from torchcaps.train import Recipe, load, load_run, train
-from torchcaps.train.recipe import recipe_of
+from torchcaps.train.recipe import OptimiserConfig, recipe_of
 from torchcaps.train.training import set_up
 from torchcaps.types import ImageSpec
 
@@ -118,9 +118,9 @@ def test_controls_stand_on_the_autoencoder_of_the_run_and_train_a_quarter_as_lon
         control = load_run(shelf / "s0" / "controls" / name)
         assert control.recipe.name == f"experts-{mode}" and control.recipe.model.energy.mode == mode
         was, now = own.recipe.stages["capsules"], control.recipe.stages["capsules"]
-        rate = was.optimiser.lr / (4 if name == "paper" else 1)
+        optimiser = OptimiserConfig("SGD", 2 / 4, {"momentum": 0.9}) if name == "paper" else was.optimiser
         quarter = replace(was.train, epochs=was.train.epochs / 4)
-        assert now == replace(was, optimiser=replace(was.optimiser, lr=rate), train=quarter)
+        assert now == replace(was, optimiser=optimiser, train=quarter)
         steps = round(was.train.epochs * 8)
         assert control.step == own.step - 16 - (steps - round(quarter.epochs * 8))  # without the autoencoder's
         states = own.model.autoencoder.state_dict(), control.model.autoencoder.state_dict()

@@ -75,4 +75,4 @@ def _em(
     )  # fmt: skip
     out = (window.out.height, window.out.width)
     info = RoutingInfo(R.flatten(0, 1).unsqueeze(0))  # [1 (b p) (n i) j]
-    return Capsules(mean.unflatten(1, out), logit.unflatten(1, out).sigmoid()), info
+    return Capsules(torch.unflatten(mean, 1, out), torch.unflatten(logit, 1, out).sigmoid()), info

@@ -221,10 +221,11 @@ def test_the_operators_keep_their_word(choice: Dynamic) -> None:
     x, W, a = problem((3, 4, 2, 5, 6), 29)
     c = asdict(choice)
     args = x, W, c["iterations"], c["agreement"], c["over"], c["logits"], c["gradient"]
-    torch.library.opcheck(torch.ops.torchcaps.dynamic_forward.default, args)
+    told = torch.library.opcheck(torch.ops.torchcaps.dynamic_forward.default, args)
+    assert set(told.values()) == {"SUCCESS"}
     kept = torch.ops.torchcaps.dynamic_forward(*(t.detach() if isinstance(t, Tensor) else t for t in args))
     back = a, x.detach(), W.detach(), *kept, c["agreement"], c["over"], c["logits"], c["gradient"]
-    torch.library.opcheck(torch.ops.torchcaps.dynamic_backward.default, back)
+    assert set(torch.library.opcheck(torch.ops.torchcaps.dynamic_backward.default, back).values()) == {"SUCCESS"}
 
 
 def test_compiles_as_one_graph() -> None:

@@ -9,7 +9,7 @@ import torch
 
 from small import ROUTED, SMALL, SPEC, built, images
 from torchcaps.errors import ShapeError
-from torchcaps.kernels.threads import SWITCH, plain
+from torchcaps.kernels.threads import SWITCH, switched
 from torchcaps.models import MODELS, Model, tiles
 from torchcaps.types import Batch, Capsules
 
@@ -149,7 +149,7 @@ def test_the_plain_path_is_switched_on_and_back(monkeypatch):
         monkeypatch.delenv(SWITCH, raising=False)
         if before:
             monkeypatch.setenv(SWITCH, before)
-        with pytest.raises(ZeroDivisionError), plain():
+        with pytest.raises(ZeroDivisionError), switched("plain"):
             assert os.environ[SWITCH] == "plain"
             raise ZeroDivisionError
         assert os.environ.get(SWITCH) == before

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from torchcaps.bench import NAMES, case_of
-from torchcaps.bench.cases import kernels, plainly
+from torchcaps.bench.cases import plainly
 from torchcaps.bench.cost import Cost, contrast_cost, cost_of, dense_cost, dynamic_cost, em_cost
 from torchcaps.errors import RecipeError, TorchcapsError
-from torchcaps.kernels.threads import SWITCH, switched_on
+from torchcaps.kernels.threads import SWITCH, switched, switched_on
 
 TINY = ("dynamic-6x4-3x5", "dynamic-6x4-3x5-t1", "cd-6x4-3x5", "em-6x3", "em-4-2-2-2", "capsnet-18", "sparse-18")
 
@@ -67,9 +67,9 @@ def test_plain_and_ours_see_the_switch_and_put_it_back(monkeypatch):
             monkeypatch.delenv(SWITCH, raising=False)
         else:
             monkeypatch.setenv(SWITCH, value)
-        with kernels("plain"):
+        with switched("plain"):
             seen.append(switched_on())
-        with kernels("fast"):
+        with switched("fast"):
             seen.append(switched_on())
         assert os.environ.get(SWITCH) == value
     assert seen == [False, True] * 3

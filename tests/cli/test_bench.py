@@ -6,27 +6,14 @@ import json
 from dataclasses import replace
 
 import pytest
+from talk import talk
 
 from torchcaps.bench import FULL, QUICK, Plan, Row, write_rows
-from torchcaps.cli import main
 
 ROW = Row("dynamic-3x2-2x2", "step", 2, 1, 8.0, 3.5, None, None, 0.4, 120.0, None, 2)
 
 
-def run(capsys, *words: object) -> tuple[int, str, str]:
-    try:
-        code = main(["bench", *map(str, words)])
-    except SystemExit as stop:
-        code = stop.code if isinstance(stop.code, int) else 1
-    out, err = capsys.readouterr()
-    return code, out, err
-
-
-def refused(capsys, *words: object) -> str:
-    code, out, err = run(capsys, *words)
-    assert code == 2 and not out, (code, out, err)
-    assert err.startswith("torchcaps: ") and err.count("\n") == 1, err
-    return err
+run, refused = talk("bench")
 
 
 @pytest.fixture

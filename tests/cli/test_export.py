@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from talk import talk
 
-from torchcaps.cli import main
 from torchcaps.evaluate import export
 from torchcaps.train import load, train
 from torchcaps.train.recipe import recipe_of
@@ -30,20 +30,7 @@ def folder(tmp_path_factory) -> Path:
     return path
 
 
-def run(capsys, *words: object) -> tuple[int, str, str]:
-    try:
-        code = main(["export", *map(str, words)])
-    except SystemExit as stop:
-        code = stop.code if isinstance(stop.code, int) else 1
-    out, err = capsys.readouterr()
-    return code, out, err
-
-
-def refused(capsys, *words: object) -> str:
-    code, out, err = run(capsys, *words)
-    assert code == 2 and not out, (code, out, err)
-    assert err.startswith("torchcaps: ") and err.count("\n") == 1, err
-    return err
+run, refused = talk("export")
 
 
 def test_a_run_becomes_a_file_that_scores_as_the_run_does(capsys, tmp_path, folder):

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
+from talk import talk
 
 from tiny import tiny
-from torchcaps.cli import main
 from torchcaps.models.poe import PoE
 from torchcaps.train import train
 from torchcaps.train.recipe import recipe_of
@@ -38,20 +38,7 @@ def folder(tmp_path_factory) -> Path:
     return path
 
 
-def run(capsys, *words: object) -> tuple[int, str, str]:
-    try:
-        code = main(["generate", *map(str, words)])
-    except SystemExit as stop:
-        code = stop.code if isinstance(stop.code, int) else 1
-    out, err = capsys.readouterr()
-    return code, out, err
-
-
-def refused(capsys, *words: object) -> str:
-    code, out, err = run(capsys, *words)
-    assert code == 2 and not out, (code, out, err)
-    assert err.startswith("torchcaps: ") and err.count("\n") == 1, err
-    return err
+run, refused = talk("generate")
 
 
 def drawn(capsys, *words: object) -> dict[str, bytes]:

@@ -13,7 +13,6 @@ with 3 iterations, or T with `-tT` behind the name of a layer. A network's step 
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,7 +26,7 @@ from torch.nn.functional import relu
 from torchcaps.bench.cost import Cost, contrast_cost, cost_of
 from torchcaps.bench.reference import couple, plain_contrast
 from torchcaps.errors import RecipeError, nearest
-from torchcaps.kernels.threads import SWITCH
+from torchcaps.kernels.threads import switched
 from torchcaps.layers import DenseCapsules
 from torchcaps.math.pose import MATRIX
 from torchcaps.math.squash import norm, squash
@@ -38,7 +37,7 @@ from torchcaps.routing import EM, Dynamic
 from torchcaps.train.recipe import Loop, OptimiserConfig
 from torchcaps.types import Batch, Capsules, ImageSpec
 
-__all__ = ["NAMES", "Case", "Work", "case_of", "kernels", "plainly"]
+__all__ = ["NAMES", "Case", "Work", "case_of", "plainly"]
 
 NAMES = (
     "dynamic-1152x8-10x16",
@@ -81,20 +80,6 @@ def case_of(name: str) -> Case:
     raise RecipeError(f"no case '{name}'{nearest(name, NAMES)}")
 
 
-@contextmanager
-def kernels(value: str) -> Iterator[None]:
-    """Fast paths inside as TORCHCAPS_KERNELS=value says."""
-    before = os.environ.get(SWITCH)
-    os.environ[SWITCH] = value
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[SWITCH]
-        else:
-            os.environ[SWITCH] = before
-
-
 def plainly(work: Work) -> Work:
     """The same work without fast paths."""
     return Work(_switched("plain", work.forward), _switched("plain", work.step))
@@ -107,7 +92,7 @@ def _fastly(work: Work) -> Work:
 
 def _switched(value: str, act: Callable[[], object]) -> Callable[[], object]:
     def acts() -> object:
-        with kernels(value):
+        with switched(value):
             return act()
 
     return acts

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.errors import RecipeError, TrainingError
-from torchcaps.kernels.threads import plain
+from torchcaps.kernels.threads import switched
 from torchcaps.models import Model
 from torchcaps.train.display import progress
 from torchcaps.train.files import write_atomically
@@ -78,7 +78,7 @@ def check_target(path: Path, *, force: bool = False) -> None:
 def _converted(model: Model) -> tuple[bytes, float]:
     """The file and how far it is from torch. Operators of our own cannot be exported, hence the plain path."""
     images = torch.rand(VERIFIED, *model.spec[:3], generator=torch.Generator().manual_seed(0))
-    with plain():
+    with switched("plain"):
         expected = outputs(model, images)  # before tracing, since tables that are made once would be made of no values
         if _classifies(model):
             expected["scores"] = model.scores(images)

@@ -19,7 +19,7 @@ import torch
 
 from torchcaps.errors import RecipeError, nearest
 
-__all__ = ["SWITCH", "in_threads", "parts", "plain", "switched_on"]
+__all__ = ["SWITCH", "in_threads", "parts", "switched", "switched_on"]
 
 SWITCH = "TORCHCAPS_KERNELS"
 """Environment variable: "fast" (the default), or "plain" for the readable path everywhere."""
@@ -34,10 +34,10 @@ def switched_on() -> bool:
 
 
 @contextmanager
-def plain() -> Iterator[None]:
-    """Inside, this process takes the readable path everywhere; what the switch was comes back, also after an error."""
+def switched(value: str) -> Iterator[None]:
+    """Inside, the switch of this process is "fast" or "plain"; what it was comes back, also after an error."""
     before = os.environ.get(SWITCH)
-    os.environ[SWITCH] = "plain"
+    os.environ[SWITCH] = value
     try:
         yield
     finally:
@@ -53,8 +53,8 @@ def parts(count: int, pieces: int) -> list[tuple[int, int]]:
     return list(itertools.pairwise(edges))
 
 
-def in_threads(work: Callable[[int, int, int], None], count: int) -> int:
-    """work(n, start, stop) for the n-th part of [0, count), each on a thread of its own; returns how many there were.
+def in_threads(work: Callable[[int, int, int], None], count: int) -> None:
+    """work(n, start, stop) for the n-th part of [0, count), each on a thread of its own.
 
     There are as many as torch may use (`torch.set_num_threads`), so that what each part adds up is the same for a fixed
     number of threads. `work` must spend its time without the interpreter's lock, as compiled loops do.
@@ -64,7 +64,6 @@ def in_threads(work: Callable[[int, int, int], None], count: int) -> int:
     work(0, *pieces[0])
     for each in waiting:
         each.result()
-    return len(pieces)
 
 
 @lru_cache(maxsize=8)

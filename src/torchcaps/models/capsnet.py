@@ -9,14 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import relu
 
 from torchcaps.config import Count, NonNegativeFloat
-from torchcaps.layers import DenseCapsules, DenseDecoder, PrimaryCapsules, select
+from torchcaps.layers import DenseCapsules, DenseDecoder, select
 from torchcaps.losses import margin_loss, reconstruction_loss
-from torchcaps.math.patches import Grid
-from torchcaps.models.base import Model, check_images, check_spec
+from torchcaps.models.base import Model, check_images
+from torchcaps.models.trunk import trunk_of
 from torchcaps.routing import Dynamic
 from torchcaps.types import Batch, Capsules, ImageSpec, RoutingInfo
 
@@ -55,14 +55,8 @@ class CapsNet(Model):
 
     def __init__(self, config: CapsNetConfig, spec: ImageSpec) -> None:
         super().__init__()
-        check_spec(spec, smallest=config.kernel + config.primary_kernel - 1)
         self.config, self.spec = config, spec
-        trunk = Grid.of_image(spec.height, spec.width).window(config.kernel, 1)
-        self.conv = nn.Conv2d(spec.channels, config.channels, config.kernel)
-        self.primary = PrimaryCapsules(
-            trunk.out, config.channels, config.types, config.type_dimension,
-            kernel=config.primary_kernel, stride=config.primary_stride,
-        )  # fmt: skip
+        self.conv, self.primary = trunk_of(config, spec)
         self.classes = DenseCapsules(
             self.primary.count, spec.classes, config.type_dimension, config.dimension, routing=config.routing
         )

@@ -10,15 +10,15 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import relu
 
 from torchcaps.config import Count, NonNegativeFloat, PositiveFloat, Share, check
 from torchcaps.errors import RecipeError
-from torchcaps.layers import DenseCapsules, DenseDecoder, PrimaryCapsules, SparseMask
+from torchcaps.layers import DenseCapsules, DenseDecoder, SparseMask
 from torchcaps.losses import reconstruction_loss
-from torchcaps.math.patches import Grid
-from torchcaps.models.base import Model, check_images, check_spec, mean_over_team
+from torchcaps.models.base import Model, check_images, mean_over_team
+from torchcaps.models.trunk import trunk_of
 from torchcaps.routing import Dynamic
 from torchcaps.types import Batch, Capsules, ImageSpec, RoutingInfo
 
@@ -88,14 +88,8 @@ class SparseCaps(Model):
 
     def __init__(self, config: SparseConfig, spec: ImageSpec) -> None:
         super().__init__()
-        check_spec(spec, smallest=config.kernel + config.primary_kernel - 1)
         self.config, self.spec = config, spec
-        trunk = Grid.of_image(spec.height, spec.width).window(config.kernel, 1)
-        self.conv = nn.Conv2d(spec.channels, config.channels, config.kernel)
-        self.primary = PrimaryCapsules(
-            trunk.out, config.channels, config.types, config.type_dimension,
-            kernel=config.primary_kernel, stride=config.primary_stride,
-        )  # fmt: skip
+        self.conv, self.primary = trunk_of(config, spec)
         self.latent = DenseCapsules(
             self.primary.count, config.capsules, config.type_dimension, config.dimension, routing=config.routing
         )

@@ -54,6 +54,11 @@ def plain(x: Tensor, W: Tensor, choice: Dynamic) -> tuple[Tensor, Tensor]:
     return info.coupling[-1], parents.pose
 
 
+def couple(x: Tensor, W: Tensor, **settings: Any) -> Tensor:
+    """The coupling alone."""
+    return voteless.route(x, W, **settings)[0]
+
+
 def cancellation(x: Tensor, W: Tensor) -> float:
     """How many times shorter than |W_ij| |x_i| the shortest vote is: what rounding is multiplied by in its cosine."""
     longest = W.flatten(2).norm(dim=-1) * x.norm(dim=-1).unsqueeze(-1)  # [b i j]
@@ -64,7 +69,7 @@ def cancellation(x: Tensor, W: Tensor) -> float:
 
 
 def test_settings_are_the_routers() -> None:
-    taken = inspect.signature(voteless.couple).parameters
+    taken = inspect.signature(voteless.route).parameters
     assert {name: taken[name].default for name in keywords(Dynamic())} == keywords(Dynamic())
 
 
@@ -77,27 +82,27 @@ def test_coupling_is_the_routers(
     b, i, j, k, d = shape
     x, W = normal(b, i, d, seed=seed, dtype=dtype), normal(i, j, k, d, seed=seed + 1, dtype=dtype)
     c, pose = plain(x, W, choice)
-    came = voteless.couple(x, W, **keywords(choice))
+    came, z = voteless.route(x, W, **keywords(choice))
     tolerance = 100 * torch.finfo(dtype).eps * cancellation(x, W)
     torch.testing.assert_close(came, c, rtol=tolerance, atol=tolerance)
-    torch.testing.assert_close(squash(voteless.forward(x, W, came)), pose, rtol=tolerance, atol=tolerance)
+    for s in (z, voteless.forward(x, W, came)):
+        torch.testing.assert_close(squash(s), pose, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("choice", FEWER, ids=str)
 def test_coupling_is_the_routers_at_a_real_size(choice: Dynamic) -> None:
     x, W = normal(8, 72, 8, seed=0, dtype=torch.float32), normal(72, 10, 16, 8, seed=1, dtype=torch.float32)
     c, _ = plain(x, W, choice)
-    torch.testing.assert_close(voteless.couple(x, W, **keywords(choice)), c, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(couple(x, W, **keywords(choice)), c, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("choice", FEWER, ids=str)
-def test_prepared_weights_and_small_tiles_change_nothing(choice: Dynamic, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_tiles_change_nothing(choice: Dynamic, monkeypatch: pytest.MonkeyPatch) -> None:
     x, W = normal(3, 7, 4, seed=2), normal(7, 5, 6, 4, seed=3)
-    whole = voteless.couple(x, W, **keywords(choice))
-    assert torch.equal(voteless.couple(x, W, prepared=voteless.prepare(W), **keywords(choice)), whole)
+    whole = couple(x, W, **keywords(choice))
     for votes in (1, 200):  # one child at a time; two, with one left over
         monkeypatch.setattr(voteless, "TILE", votes)
-        torch.testing.assert_close(voteless.couple(x, W, **keywords(choice)), whole, rtol=1e-13, atol=0)
+        torch.testing.assert_close(couple(x, W, **keywords(choice)), whole, rtol=1e-13, atol=0)
 
 
 # --- The sums, read as loops ----------------------------------------------------------------------------------------
@@ -133,10 +138,8 @@ def test_sums_are_their_definitions(
     h = normal(b, j, k, seed=seed + 2, dtype=dtype)
     c = normal(b, i, j, seed=seed + 3, dtype=dtype) if number is None else number
     came = voteless.forward(x, W, c), voteless.reverse(h, W, c), voteless.grad(x, c, h)
-    P = voteless.prepare(W)
-    again = voteless.forward(x, W, c, prepared=P), voteless.reverse(h, W, c, prepared=P)
     tolerance = {torch.float32: 1e-5, torch.float64: 1e-13}[dtype]
-    for ours, wanted in zip((*came, *again), (*looped(x, W, c, h), *looped(x, W, c, h)[:2]), strict=True):
+    for ours, wanted in zip(came, looped(x, W, c, h), strict=True):
         assert ours.dtype == dtype
         torch.testing.assert_close(ours.double(), wanted, rtol=tolerance, atol=tolerance)
 
@@ -147,15 +150,17 @@ def test_gradient_is_that_of_the_forward_sum(c: Tensor | float) -> None:
     share = c if isinstance(c, Tensor) else torch.full((6, 9, 5), c, dtype=torch.float64)
     (wanted,) = torch.autograd.grad((torch.einsum("bij,ijkd,bid->bjk", share, W, x) * a).sum(), W)
     torch.testing.assert_close(voteless.grad(x, c, a), wanted)
+    other = normal(*wanted.shape, seed=4)
+    torch.testing.assert_close(voteless.grad(x, c, a, onto=other.clone()), wanted + other)
 
 
 def test_any_strides_will_do_and_nothing_given_is_changed() -> None:
     for b, d in ((3, 4), (1, 1)):  # 1, 1: turning the axes moves nothing, so a buffer could be an input itself
         x, W = normal(d, 7, b, seed=0).permute(2, 1, 0), normal(d, 5, 6, 7, seed=1).permute(3, 1, 2, 0)
-        c, h = voteless.couple(x, W, agreement="cosine"), normal(b, 6, 5, seed=2).transpose(1, 2)
+        c, h = couple(x, W, agreement="cosine"), normal(b, 6, 5, seed=2).transpose(1, 2)
         strided = [x, W, c, h]
         before = [t.clone(memory_format=torch.contiguous_format) for t in strided]
-        torch.testing.assert_close(voteless.couple(*before[:2], agreement="cosine"), c)
+        torch.testing.assert_close(couple(*before[:2], agreement="cosine"), c)
         for f, places in ((voteless.forward, (0, 1, 2)), (voteless.reverse, (3, 1, 2)), (voteless.grad, (0, 2, 3))):
             torch.testing.assert_close(f(*(strided[p] for p in places)), f(*(before[p] for p in places)))
         assert all(torch.equal(t, u) for t, u in zip(strided, before, strict=True))
@@ -163,8 +168,8 @@ def test_any_strides_will_do_and_nothing_given_is_changed() -> None:
 
 def test_nothing_is_recorded_for_autograd() -> None:
     x, W = normal(2, 3, 4, seed=0).requires_grad_(), normal(3, 5, 6, 4, seed=1).requires_grad_()
-    c, h = voteless.couple(x, W, agreement="cosine"), normal(2, 5, 6, seed=2).requires_grad_()
-    made = [voteless.prepare(W), c, voteless.forward(x, W, c), voteless.reverse(h, W, c), voteless.grad(x, c, h)]
+    c, h = couple(x, W, agreement="cosine"), normal(2, 5, 6, seed=2).requires_grad_()
+    made = [c, voteless.forward(x, W, c), voteless.reverse(h, W, c), voteless.grad(x, c, h)]
     assert not any(t.requires_grad for t in made)
     assert not any(t.is_inference() for t in made)
 
@@ -178,10 +183,10 @@ def test_zeros_agree_with_nobody(choice: Dynamic) -> None:
     x[0], x[1, 2:4], x[2, 1:] = 0, 0, 0
     W[:, 1], W[3], W[0, 2] = 0, 0, 0
     c, _ = plain(x, W, choice)
-    torch.testing.assert_close(voteless.couple(x, W, **keywords(choice)), c)
+    torch.testing.assert_close(couple(x, W, **keywords(choice)), c)
     uniform = torch.full_like(c, 1 / (4 if choice.over == "parents" else 6))
-    torch.testing.assert_close(voteless.couple(x, 0 * W, **keywords(choice)), uniform)
-    torch.testing.assert_close(voteless.couple(0 * x, W, **keywords(choice)), uniform)
+    torch.testing.assert_close(couple(x, 0 * W, **keywords(choice)), uniform)
+    torch.testing.assert_close(couple(0 * x, W, **keywords(choice)), uniform)
 
 
 @pytest.mark.parametrize("choice", FEWER, ids=str)
@@ -195,7 +200,7 @@ def test_a_vote_that_cancels_agrees_with_nobody(choice: Dynamic) -> None:
     assert not vector_votes(x, W)[:, 0].any()
     c, _ = plain(x, W, choice)
     tolerance = 1e3 * torch.finfo(torch.float32).eps
-    torch.testing.assert_close(voteless.couple(x, W, **keywords(choice)), c, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(couple(x, W, **keywords(choice)), c, rtol=tolerance, atol=tolerance)
 
 
 def test_a_cosine_stays_one_where_a_vote_is_all_rounding() -> None:
@@ -204,7 +209,7 @@ def test_a_cosine_stays_one_where_a_vote_is_all_rounding() -> None:
     W = W - vector_votes(x, W)[0].unsqueeze(-1) * (x[0] / x[0].square().sum(-1, keepdim=True)).view(6, 1, 1, 3)
     assert cancellation(x.float(), W.float()) > 1e6
     for over in ("parents", "children"):
-        b = voteless.couple(x.float(), W.float(), iterations=2, agreement="cosine", over=over).log()
+        b = couple(x.float(), W.float(), iterations=2, agreement="cosine", over=over).log()
         assert (b.amax(-1) - b.amin(-1) if over == "parents" else b.amax(1) - b.amin(1)).max() < 2.001
 
 
@@ -213,7 +218,7 @@ def test_coupling_is_the_routers_at_every_scale(choice: Dynamic) -> None:
     for scale in (1e-30, 1e-13, 3e-12, 1e-9, 1e-3, 1e3, 1e9, 1e15):
         x, W = scale * normal(3, 5, 4, seed=6, dtype=torch.float32), normal(5, 3, 6, 4, seed=7, dtype=torch.float32)
         c, _ = plain(x, W, choice)
-        torch.testing.assert_close(voteless.couple(x, W, **keywords(choice)), c, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(couple(x, W, **keywords(choice)), c, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("choice", FEWER, ids=str)
@@ -221,7 +226,7 @@ def test_children_of_very_different_lengths(choice: Dynamic) -> None:
     lengths = torch.tensor([1e-6, 1e-3, 1, 1e3, 1e6], dtype=torch.float32).unsqueeze(-1)
     x, W = lengths * normal(3, 5, 4, seed=8, dtype=torch.float32), normal(5, 3, 6, 4, seed=9, dtype=torch.float32)
     c, _ = plain(x.double(), W.double(), choice)
-    torch.testing.assert_close(voteless.couple(x, W, **keywords(choice)).double(), c, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(couple(x, W, **keywords(choice)).double(), c, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(("dtype", "scales"), [
@@ -236,7 +241,7 @@ def test_finite_for_the_largest_and_least_numbers(
         for weight in (1.0, scale):
             x = torch.tensor(scale, dtype=dtype) * normal(3, 5, 4, seed=10).clamp(-1, 1).to(dtype)
             W = torch.tensor(weight, dtype=dtype) * normal(5, 3, 6, 4, seed=11).clamp(-1, 1).to(dtype)
-            c = voteless.couple(x, W, **keywords(choice))
+            c = couple(x, W, **keywords(choice))
             assert_finite(c)
             total = c.sum(-1 if choice.over == "parents" else 1)
             torch.testing.assert_close(total, torch.ones_like(total))
@@ -245,7 +250,7 @@ def test_finite_for_the_largest_and_least_numbers(
 def test_where_float32_overflows_it_is_routed_in_float64() -> None:
     x, W = 1e25 * normal(3, 5, 4, seed=12, dtype=torch.float32), normal(5, 3, 6, 4, seed=13, dtype=torch.float32)
     for choice in CHOICES:
-        c = voteless.couple(x, W, **keywords(choice))
+        c = couple(x, W, **keywords(choice))
         assert c.dtype == torch.float32
         torch.testing.assert_close(c, plain(x.double(), W.double(), choice)[0].float())
 
@@ -259,7 +264,7 @@ def test_the_votes_are_never_stored(choice: Dynamic) -> None:
     x, W = normal(b, i, d, seed=0, dtype=torch.float32), normal(i, j, k, d, seed=1, dtype=torch.float32)
     votes = b * i * j * k * 4
     with Largest() as ours:
-        c = voteless.couple(x, W, **keywords(choice))
+        c = couple(x, W, **keywords(choice))
         z = voteless.forward(x, W, c)
         voteless.reverse(z, W, c), voteless.grad(x, c, z)
         voteless.reverse(z, W, 0.1), voteless.grad(x, 0.1, z)

@@ -107,10 +107,10 @@ def reverse(W: Tensor, C: Tensor, H: Tensor) -> Tensor:
     return dX
 
 
-def grad(X: Tensor, C: Tensor, A: Tensor) -> Tensor:
-    """sum_b c_ij a_j x_i^T: X [i n d L], C [i j (n L)] and A [n j k L] -> [i j k d]."""
+def grad(X: Tensor, C: Tensor, A: Tensor, onto: Tensor | None = None) -> Tensor:
+    """sum_b c_ij a_j x_i^T: X [i n d L], C [i j (n L)] and A [n j k L] -> [i j k d]; added `onto` one, if given."""
     (i, _, d, _), (_, j, k, _) = X.shape, A.shape
-    dW = X.new_zeros(i, j, k, d)
+    dW = X.new_zeros(i, j, k, d) if onto is None else onto
     arrays = *map(_array, (X, C, A)), dW.numpy()
     in_threads(lambda _, start, stop: _loops("scatter").grad(*arrays, start, stop), i)
     return dW

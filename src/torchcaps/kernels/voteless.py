@@ -14,8 +14,7 @@ lengths could come from Gram matrices, x_i^T (W_ij^T W_ij) x_i, in about half th
 digits of a vote that nearly cancels.
 
 There is no gradient: nothing is recorded for autograd. With one number for c, `forward`, `reverse` and `grad` are one
-matrix product each, loops or not. A caller with several such calls for the same W makes `prepare(W)` once and hands it
-to each; loops take W as it is.
+matrix product each, loops or not.
 """
 
 from __future__ import annotations
@@ -32,20 +31,14 @@ from torchcaps.kernels.dynamic import iterate
 from torchcaps.kernels.threads import switched_on
 from torchcaps.math.squash import norm, squash
 
-__all__ = ["couple", "forward", "grad", "prepare", "reverse"]
+__all__ = ["forward", "grad", "reverse", "route"]
 
 TILE = 2**19
 """Votes that may exist at once (2 MB in float32), unless those of a single child are more."""
 
 
 @torch.no_grad()
-def prepare(W: Tensor) -> Tensor:
-    """Weights [i j k d] -> [d i j k], the order in which every product here reads them."""
-    return W.permute(3, 0, 1, 2).contiguous()
-
-
-@torch.no_grad()
-def couple(
+def route(
     x: Tensor,
     W: Tensor,
     *,
@@ -53,21 +46,19 @@ def couple(
     agreement: Literal["dot", "cosine"] = "dot",
     over: Literal["parents", "children"] = "parents",
     logits: Literal["accumulated", "replaced"] = "accumulated",
-    prepared: Tensor | None = None,
-) -> Tensor:
-    """The last iteration's coupling c [b i j] for children x [b i d]; the settings are those of `routing.Dynamic`.
+) -> tuple[Tensor, Tensor]:
+    """The last iteration's coupling c [b i j] and sum z [b j k], before squash, for children x [b i d].
 
-    Equal to `routing.dynamic` to rounding. The result is a view in which the batch lies together, as the other
-    functions here want them. Finite for all finite float32 (routed in float64 where a squared length may overflow) and
-    for float64 whose votes stay below 1e150.
+    The settings are those of `routing.Dynamic`, and it equals `routing.dynamic` to rounding. The coupling is a view in
+    which the batch lies together, as the other functions here want it. Finite for all finite float32 (routed in
+    float64 where a squared length may overflow) and for float64 whose votes stay below 1e150.
     """
     wide = torch.float64 if _may_overflow(x, W) else x.dtype
     if iterations > 1 and _loops(x, W):
         passes = lanes.Looped(x.to(wide), W.to(wide), cosine=agreement == "cosine", over=over, share=_uniform(W, over))
-        _, room = iterate(passes, iterations, agreement, logits, 1, summed=False)
-        return passes.seen(room)[0].to(x.dtype)  # [b i j]
-    P = prepare(W) if prepared is None else prepared
-    x_t, P = _turn(x).to(wide), P.to(wide)  # [d i b], [d i j k]
+        totals, room = iterate(passes, iterations, agreement, logits, 1)
+        return passes.seen(room)[0].to(x.dtype), totals[-1].to(x.dtype)  # [b i j], [b j k]
+    x_t, P = _turn(x).to(wide), _ordered(W).to(wide)  # [d i b], [d i j k]
     inverse = _inverse_lengths(x_t, P) if agreement == "cosine" and iterations > 1 else None
     b: Tensor | None = None
     c: Tensor | float = _uniform(W, over)
@@ -76,26 +67,27 @@ def couple(
         agreed = _agree(x_t, P, squash(z) if inverse is None else z / norm(z, keepdim=True), inverse)  # [j i b]
         b = agreed if b is None or logits == "replaced" else b.add_(agreed)
         c = b.softmax(0 if over == "parents" else 1)
+    z = _forward(x_t, P, c).to(x.dtype)
     if not isinstance(c, Tensor):
         c = x_t.new_full((P.shape[2], *x_t.shape[1:]), c)
-    return c.permute(2, 1, 0).to(x.dtype)  # [b i j]
+    return c.permute(2, 1, 0).to(x.dtype), z  # [b i j], [b j k]
 
 
 @torch.no_grad()
-def forward(x: Tensor, W: Tensor, c: Tensor | float, *, prepared: Tensor | None = None) -> Tensor:
+def forward(x: Tensor, W: Tensor, c: Tensor | float) -> Tensor:
     """z_j = sum_i c_ij W_ij x_i: children [b i d] and coupling [b i j], or one number for all, -> [b j k]."""
     if isinstance(c, Tensor) and _loops(x, W, c):
         return lanes.from_lanes(lanes.weigh(W, lanes.to_lanes(x, children=True), lanes.shares(c)), len(x))
-    return _forward(_turn(x), prepare(W) if prepared is None else prepared, _turned(c))
+    return _forward(_turn(x), _ordered(W), _turned(c))
 
 
 @torch.no_grad()
-def reverse(h: Tensor, W: Tensor, c: Tensor | float, *, prepared: Tensor | None = None) -> Tensor:
+def reverse(h: Tensor, W: Tensor, c: Tensor | float) -> Tensor:
     """sum_j c_ij W_ij^T h_j: parents [b j k] and coupling [b i j], or one number for all, -> [b i d], a view."""
     if isinstance(c, Tensor) and _loops(h, W, c):
         y = lanes.reverse(W, lanes.shares(c), lanes.to_lanes(h))
         return lanes.from_lanes(y, len(h), children=True)
-    P, c = prepare(W) if prepared is None else prepared, _turned(c)
+    P, c = _ordered(W), _turned(c)
     d, i, j, k = P.shape
     if not isinstance(c, Tensor):
         y = torch.mm(P.view(d * i, j * k), h.flatten(1).t()).mul_(c)  # [(d i) b]
@@ -109,14 +101,16 @@ def reverse(h: Tensor, W: Tensor, c: Tensor | float, *, prepared: Tensor | None 
 
 
 @torch.no_grad()
-def grad(x: Tensor, c: Tensor | float, a: Tensor) -> Tensor:
+def grad(x: Tensor, c: Tensor | float, a: Tensor, onto: Tensor | None = None) -> Tensor:
     """sum_b c_ij a_j x_i^T: children [b i d], coupling [b i j] or one number, and a [b j k] -> [i j k d].
+
+    Given another such sum, it is added `onto` that one, which may not be used any more.
 
     With a = 2 z / (1 + |z|^2) it is one phase of Hauser 2019, eq. 18, summed over the batch.
     """
     (_, i, d), (_, j, k) = x.shape, a.shape
     if isinstance(c, Tensor) and _loops(x, a, c):
-        return lanes.grad(lanes.to_lanes(x, children=True), lanes.shares(c), lanes.to_lanes(a))
+        return lanes.grad(lanes.to_lanes(x, children=True), lanes.shares(c), lanes.to_lanes(a), onto)
     x_t, c = _turn(x), _turned(c)
     total = a.new_empty(d, i, j, k)
     if not isinstance(c, Tensor):
@@ -126,7 +120,8 @@ def grad(x: Tensor, c: Tensor | float, a: Tensor) -> Tensor:
         for n, total_n in _parents(total):
             torch.mul(x_t, c[n], out=buffer)
             torch.mm(buffer.view(d * i, -1), a[:, n], out=total_n)
-    return total.permute(1, 2, 3, 0).contiguous()  # [i j k d]
+    made = total.permute(1, 2, 3, 0)  # [i j k d]
+    return made.contiguous() if onto is None else onto.add_(made)
 
 
 def _loops(*tensors: Tensor) -> bool:
@@ -135,6 +130,11 @@ def _loops(*tensors: Tensor) -> bool:
 
 def _uniform(W: Tensor, over: str) -> float:
     return 1 / W.shape[1 if over == "parents" else 0]
+
+
+def _ordered(W: Tensor) -> Tensor:
+    """Weights [i j k d] -> [d i j k], the order in which every product here reads them."""
+    return W.permute(3, 0, 1, 2).contiguous()
 
 
 def _turn(x: Tensor) -> Tensor:

@@ -72,8 +72,8 @@ class CapsuleEnergy(nn.Module):
     @torch.no_grad()
     def look(self, x: Tensor, sharpness: float | None = None, boosted: bool = False) -> Seen:
         """Route, find z, and let the capsules compete; `sharpness` is the final one unless given."""
-        coupling = self.couple(x)
-        z = voteless.forward(x, self.W, coupling) + self.bias
+        coupling, z = self.route(x)
+        z = z + self.bias
         if self.mask is None:
             return Seen(x, coupling, z, None, None)
         support = self.support(x, z) * (self.mask.boost if boosted else 1)
@@ -81,14 +81,15 @@ class CapsuleEnergy(nn.Module):
         gate = rank_mask(ranks, self.config.sharpness if sharpness is None else sharpness).to(z.dtype)
         return Seen(x, coupling, z, gate, ranks)
 
-    def couple(self, x: Tensor) -> energy.Coupling:
-        """Algorithm 1, line 1."""
+    def route(self, x: Tensor) -> tuple[energy.Coupling, Tensor]:
+        """Algorithm 1, line 1: the coupling, and z [b j k] without the bias."""
         r = self.config.routing
         if r.iterations == 1:
-            return self.share
+            return self.share, voteless.forward(x, self.W, self.share)
         if torch.compiler.is_exporting():  # a graph of any batch: no values to look at, no blocks of children
-            return route(Capsules(x, norm(x)), self.W, r)[1].coupling[-1]
-        return voteless.couple(x, self.W, iterations=r.iterations, agreement=r.agreement, over=r.over, logits=r.logits)
+            coupling = route(Capsules(x, norm(x)), self.W, r)[1].coupling[-1]
+            return coupling, voteless.forward(x, self.W, coupling)
+        return voteless.route(x, self.W, iterations=r.iterations, agreement=r.agreement, over=r.over, logits=r.logits)
 
     def support(self, x: Tensor, z: Tensor) -> Tensor:
         """[b j] in [0, 2]: 1 + the cosine between x and what capsule j alone, uniformly coupled, would expect of it.

@@ -84,9 +84,13 @@ class _Contrast(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        steps = [voteless.grad(x, c, -sign * a) for sign, x, c, a in ctx.kept]  # each [i j k d]
-        biases = [-sign * a.sum(0) for sign, _, _, a in ctx.kept]  # each [j k]
-        return grads[0] * (steps[0] + steps[1]), grads[0] * (biases[0] + biases[1]), None, None, None
+        dW: Tensor | None = None
+        db: list[Tensor] = []
+        for sign, x, c, a in ctx.kept:
+            slope = -sign * grads[0] * a  # [b j k]
+            dW = voteless.grad(x, c, slope, onto=dW)  # [i j k d]
+            db.append(slope.sum(0))  # [j k]
+        return dW, db[0] + db[1], None, None, None
 
 
 def contrast(

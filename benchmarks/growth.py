@@ -1,6 +1,7 @@
 """How the cost of a routing layer grows with batch, children, parents and iterations: a table and a log-log plot.
 
-python benchmarks/growth.py [--base dynamic-1152x8-10x16 | em-144x16] [--batch 32] [--threads 1] [--memory] [--out FILE]
+python benchmarks/growth.py [--base dynamic-1152x8-10x16 | em-144x16] [--batch 32] [--threads 1] [--memory]
+                            [--out FILE.png] [--json FILE]
 
 One number grows at a time, the others stay at the base. Time is that of forward and backward, best of several, ours
 and plain in turn; memory is the peak over import, each in a process of its own. The exponent p is the slope of the line
@@ -10,6 +11,7 @@ through the points on logarithmic axes: cost grows like (what grows)^p.
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import re
 import sys
@@ -24,6 +26,7 @@ from torchcaps.bench.timing import best_times, busy, threads
 from torchcaps.errors import RecipeError, TorchcapsError
 from torchcaps.evaluate.report import text_table
 from torchcaps.train.display import progress
+from torchcaps.train.files import write_atomically
 from torchcaps.train.training import flushed_denormals
 
 FACTORS = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1, 2, 4)
@@ -107,7 +110,7 @@ def curves(points: Sequence[Point], key: str) -> dict[str, list[tuple[float, flo
     return found
 
 
-def table(points: Sequence[Point]) -> str:
+def rows_of(points: Sequence[Point]) -> list[list[str]]:
     """A line a point, and the exponents of each curve below it."""
     memory = any(point.ours_mb is not None for point in points)
     keys = ("ours", "plain", *(("ours_mb", "plain_mb") if memory else ()))
@@ -120,7 +123,7 @@ def table(points: Sequence[Point]) -> str:
             rows.append([what, str(point.size), *cells, f"{point.plain / point.ours:.1f}"])
         slopes = [exponent(curves(mine, key).get(what, [])) for key in keys]
         rows.append(["", "exponent", *("-" if math.isnan(p) else f"{p:.2f}" for p in slopes), ""])
-    return text_table(rows)
+    return rows
 
 
 def _number(value: float | None) -> str:
@@ -175,6 +178,7 @@ def _base(text: str, batch: int) -> Base:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="PNG file to draw into")
+    parser.add_argument("--json", type=Path, help="file to write the table into")
     parser.add_argument("--memory", action="store_true", help="measure peak memory too (two processes a point)")
     parser.add_argument(
         "--base", default="dynamic-1152x8-10x16", help="the layer that the others differ from by one size"
@@ -191,7 +195,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"growth: {busy()}", file=sys.stderr)
         with flushed_denormals(), threads(given.threads):
             points = [measure(base, *pair, given.seconds, given.memory) for pair in progress(todo, "measuring")]
-        print(table(points))
+        rows = rows_of(points)
+        print(text_table(rows))
+        if given.json:
+            write_atomically(given.json, [(json.dumps(rows, indent=1) + "\n").encode()])
         if given.out:
             given.out.write_bytes(plot(points, f"{base.name()}, batch {base.batch}, {given.threads} threads"))
             print(f"\nwritten to {given.out}")

@@ -5,11 +5,13 @@
 
 A table stands between `<!-- results: NAME -->` and `<!-- /results -->`, NAME being a file in results/; one of speed and
 memory between `<!-- bench: NAME -->` and `<!-- /bench -->`, NAME being a file in benchmarks/ that `torchcaps bench
---json` wrote.
+--json` wrote; and between `<!-- cells: NAME -->` and `<!-- /cells -->` one whose cells benchmarks/NAME.json holds,
+written by another script there.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Iterator
@@ -21,7 +23,7 @@ from torchcaps.evaluate.report import rows_of
 from torchcaps.evaluate.results import read_result
 
 ROOT = Path(__file__).parents[1]
-PLACE = re.compile(r"(<!-- (results|bench): ([\w-]+) -->\n)(.*?)(<!-- /\2 -->)", re.DOTALL)
+PLACE = re.compile(r"(<!-- (results|bench|cells): ([\w-]+) -->\n)(.*?)(<!-- /\2 -->)", re.DOTALL)
 
 
 def table(name: str) -> str:
@@ -43,6 +45,11 @@ def speed(name: str) -> str:
     return "\n".join(_lines(cells_of(read_rows(ROOT / "benchmarks" / f"{name}.json")))) + "\n"
 
 
+def cells(name: str) -> str:
+    """Markdown: a table as it was written."""
+    return "\n".join(_lines(json.loads((ROOT / "benchmarks" / f"{name}.json").read_text()))) + "\n"
+
+
 def _lines(rows: list[list[str]]) -> list[str]:
     head, *body = rows
     return [_line(head), _line(["---"] + ["--:"] * (len(head) - 1)), *(_line(row) for row in body)]
@@ -60,7 +67,7 @@ def pages() -> Iterator[Path]:
 
 def written_anew(text: str) -> str:
     """The page with each of its tables made from the results."""
-    makers = {"results": table, "bench": speed}
+    makers = {"results": table, "bench": speed, "cells": cells}
     return PLACE.sub(lambda m: m[1] + makers[m[2]](m[3]) + m[5], text)
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from torchcaps.evaluate.report import text_table
+
 PATH = Path(__file__).parents[2] / "benchmarks" / "growth.py"
 
 
@@ -45,7 +47,7 @@ def test_sizes_surround_the_base_and_name_cases(growth):
 
 def test_the_table_has_exponents_and_ratios(growth):
     points = [growth.Point("batch", n, n * 2.0, n * 10.0, 5.0, n * n * 1.0) for n in (1, 2, 4, 8)]
-    lines = growth.table(points).splitlines()
+    lines = text_table(growth.rows_of(points)).splitlines()
     assert lines[0].split() == [
         "grows",
         "to",
@@ -64,7 +66,7 @@ def test_the_table_has_exponents_and_ratios(growth):
     assert lines[2].split() == ["batch", "2", "4", "20", "5", "4", "5.0"]
     assert lines[-1].split() == ["exponent", "1.00", "1.00", "0.00", "2.00"]
     bare = [point._replace(ours_mb=None, plain_mb=None) for point in points]
-    assert "MB" not in growth.table(bare)
+    assert "MB" not in text_table(growth.rows_of(bare))
 
 
 @pytest.mark.parametrize("base", ["dynamic-16x2-2x3", "em-8x2"])

@@ -1,0 +1,113 @@
+"""Where the time of a training step goes, system by system.
+
+python benchmarks/profile.py [--batch 128] [--threads 2] [--steps 5] [--json benchmarks/profile.json]
+
+Each step runs under torch's profiler; the time that an operation spends itself, not in those it calls, counts for the
+part that it belongs to. "batch" is what it takes to pick, shift and convert the images of a step, measured by itself
+and as a share of the step: the loop does it between steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from time import perf_counter
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from torchcaps.bench import case_of
+from torchcaps.bench.timing import busy, threads
+from torchcaps.data import Dataset, Place, take
+from torchcaps.errors import TorchcapsError
+from torchcaps.evaluate.report import text_table
+from torchcaps.math.random import permutation
+from torchcaps.train.files import write_atomically
+from torchcaps.train.training import flushed_denormals
+
+SYSTEMS = {"capsnet-28": 28, "em-64-8-16-16": 32, "sparse-40": 40, "cd-576x8-20x16": None}
+"""Cases, and the side of the images that their step begins with; contrastive divergence has features at hand."""
+
+PARTS: dict[str, Sequence[str]] = {
+    "convolution": ("convolution",),
+    "routing": ("torchcaps::", "torchcaps_", "_Contrast"),
+    "linear": ("::addmm", "::mm", "::bmm", "::baddbmm", "::linear"),
+    "optimiser": ("optimizer.step", "::_fused_adam", "::_foreach", "::lerp", "::addcdiv", "::addcmul"),
+}
+"""Part -> what the names of its operations hold; the first that fits counts, and all others are "the rest"."""
+
+
+def part_of(name: str) -> str:
+    """The part that an operation belongs to.
+
+    >>> part_of("aten::convolution_backward"), part_of("Optimizer.step#Adam.step"), part_of("aten::mul")
+    ('convolution', 'optimiser', 'the rest')
+    """
+    low = name.lower()
+    return next((part for part, words in PARTS.items() if any(word.lower() in low for word in words)), "the rest")
+
+
+def shares(step: Callable[[], object], steps: int) -> tuple[dict[str, float], float]:
+    """Part -> its share of the step's time, and milliseconds a step without the profiler."""
+    for _ in range(2):
+        step()
+    start = perf_counter()
+    for _ in range(steps):
+        step()
+    seconds = (perf_counter() - start) / steps
+    with profile(activities=[ProfilerActivity.CPU]) as seen:
+        for _ in range(steps):
+            step()
+    times = dict.fromkeys([*PARTS, "the rest"], 0.0)
+    for event in seen.key_averages():
+        times[part_of(event.key)] += event.self_cpu_time_total
+    whole = sum(times.values())
+    return {part: time / whole for part, time in times.items()}, 1000 * seconds
+
+
+def batch_ms(side: int, batch: int, steps: int) -> float:
+    """Milliseconds to make a batch of shifted images, as the loop does."""
+    images = torch.randint(256, (4 * batch, 1, side, side), dtype=torch.uint8)
+    data, order = Dataset(images, torch.zeros(len(images), dtype=torch.long), 1), permutation(0, 0, len(images))
+    start = perf_counter()
+    for n in range(steps):
+        take(data, order, Place(0, n % 4), batch, seed=0, max_shift=2)
+    return 1000 * (perf_counter() - start) / steps
+
+
+def rows(batch: int, steps: int) -> list[list[str]]:
+    """The table: a line a system."""
+    found = [["system", "ms a step", *PARTS, "the rest", "batch"]]
+    for name, side in SYSTEMS.items():
+        parts, whole = shares(case_of(name).ours(batch).step, steps)
+        made = "-" if side is None else f"{batch_ms(side, batch, steps) / whole:.1%}"
+        found.append([name, f"{whole:.1f}", *(f"{share:.1%}" for share in parts.values()), made])
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--json", type=Path, help="file to write the table into")
+    given = parser.parse_args(arguments)
+    if busy():
+        print(f"profile: {busy()}", file=sys.stderr)
+    try:
+        with flushed_denormals(), threads(given.threads):
+            found = rows(given.batch, given.steps)
+        print(text_table(found))
+        if given.json:
+            write_atomically(given.json, [(json.dumps(found, indent=1) + "\n").encode()])
+    except (TorchcapsError, OSError) as error:
+        print(f"profile: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

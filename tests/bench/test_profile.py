@@ -1,0 +1,55 @@
+"""benchmarks/profile.py: what belongs to which part, and a table whose shares are whole."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+PATH = Path(__file__).parents[2] / "benchmarks" / "profile.py"
+
+
+@pytest.fixture(scope="module")
+def profiled():
+    spec = importlib.util.spec_from_file_location("step_profile", PATH)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["step_profile"] = module
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules["step_profile"]
+
+
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        ("aten::mkldnn_convolution", "convolution"),
+        ("torchcaps::dynamic_forward", "routing"),
+        ("GeneratedBackwardFor_torchcaps_em_routing", "routing"),
+        ("aten::addmm", "linear"),
+        ("Optimizer.step#Adam.step", "optimiser"),
+        ("aten::relu", "the rest"),
+    ],
+)
+def test_operations_belong_to_a_part(profiled, name, part):
+    assert profiled.part_of(name) == part
+
+
+def test_shares_of_a_step_add_up(profiled, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(profiled, "SYSTEMS", {"em-4-2-2-2": 32, "cd-6x4-3x4": None})
+    path = tmp_path / "profile.json"
+    assert profiled.main(["--batch", "2", "--steps", "1", "--threads", "1", "--json", str(path)]) == 0
+    head, *rows = json.loads(path.read_text())
+    assert [row[0] for row in rows] == ["em-4-2-2-2", "cd-6x4-3x4"]
+    for row in rows:
+        parts = [float(cell.rstrip("%")) for cell in row[2:-1]]
+        assert len(row) == len(head) and abs(sum(parts) - 100) < 0.5
+    assert rows[1][-1] == "-" and "ms a step" in capsys.readouterr().out
+
+
+def test_a_wrong_size_is_one_line(profiled, monkeypatch, capsys):
+    monkeypatch.setattr(profiled, "SYSTEMS", {"em-0-2-2-2": 32})
+    assert profiled.main(["--batch", "2"]) == 2
+    assert "sizes are numbers from 1 on" in capsys.readouterr().err

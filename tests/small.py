@@ -11,9 +11,11 @@ from torchcaps.models import (
     AutoencoderConfig,
     CapsNetConfig,
     CNNConfig,
+    ConvNetConfig,
     MatrixConfig,
     Model,
     PoEConfig,
+    SmallCapsNetConfig,
     SparseConfig,
 )
 from torchcaps.routing import EM, Dynamic
@@ -32,7 +34,9 @@ _CAPSULES: dict[str, Any] = {
 SMALL: dict[str, Any] = {
     "autoencoder": AutoencoderConfig(channels=(4, 4), kernel=3),
     "capsnet": CapsNetConfig(**_CAPSULES),
-    "cnn": CNNConfig(widths=(4,), kernel=3, hidden=8),
+    "capsnet-small": SmallCapsNetConfig(**_CAPSULES),
+    "cnn": CNNConfig(widths=(4,), kernel=3, hidden=(8,)),
+    "convnet": ConvNetConfig(widths=(4, 4), kernel=3, hidden=(8, 6)),
     "matrix": MatrixConfig(sizes=(4, 2, 2, 2), kernel=3, capsule_strides=(1, 1), routing=EM(iterations=2)),
     "poe": _POE,
     "sparse": SparseConfig(**_CAPSULES, capsules=4),

@@ -1,4 +1,4 @@
-"""The scikit-learn transformer: sklearn's own checks, planted clusters, the way back, and bad input."""
+"""The scikit-learn estimators: sklearn's own checks, planted clusters, the way back, classes, and bad input."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 import torch
 from sklearn.base import clone
+from sklearn.datasets import load_digits, load_iris
 from sklearn.metrics import normalized_mutual_info_score
-from sklearn.model_selection import GridSearchCV
+from sklearn.model_selection import GridSearchCV, train_test_split
 from sklearn.utils.estimator_checks import check_estimator, parametrize_with_checks
 
 import torchcaps
 from torchcaps.errors import DataError, RecipeError, ShapeError, TrainingError
-from torchcaps.estimators import PoECapsules
+from torchcaps.estimators import CapsuleClassifier, PoECapsules
 
 
 def planted(n=300, p=22, rank=3, seed=0):
@@ -36,7 +37,12 @@ def three():
 
 
 @parametrize_with_checks(
-    [PoECapsules(epochs=8), PoECapsules(3, 2, 2, mode="offset", epochs=4), PoECapsules(1, 1, 1, mode="paper", epochs=4)]
+    [
+        PoECapsules(epochs=8),
+        PoECapsules(3, 2, 2, mode="offset", epochs=4),
+        PoECapsules(1, 1, 1, mode="paper", epochs=4),
+        CapsuleClassifier(epochs=4),
+    ]
 )
 def test_sklearn_conventions(estimator, check):
     check(estimator)
@@ -44,8 +50,9 @@ def test_sklearn_conventions(estimator, check):
 
 
 @pytest.mark.long
-def test_sklearn_conventions_with_defaults():
-    assert {r["status"] for r in check_estimator(PoECapsules())} <= {"passed", "skipped"}
+@pytest.mark.parametrize("estimator", [PoECapsules(), CapsuleClassifier(), CapsuleClassifier(4, 2, 3, iterations=1)])
+def test_sklearn_conventions_with_defaults(estimator):
+    assert {r["status"] for r in check_estimator(estimator)} <= {"passed", "skipped"}
 
 
 @pytest.mark.parametrize("seed", [1, 2])
@@ -120,7 +127,7 @@ def test_the_way_back_is_the_ridge_regression_of_its_docstring(three):
 def test_chunks_do_not_show(three, monkeypatch):
     capsules, X, _ = three
     whole = capsules.transform(X)
-    monkeypatch.setattr("torchcaps.estimators.CHUNK", 7)
+    monkeypatch.setattr("torchcaps.estimators.poe.CHUNK", 7)
     assert np.allclose(capsules.transform(X), whole, atol=1e-12)
 
 
@@ -217,4 +224,136 @@ def test_scikit_learn_is_asked_for_only_when_needed():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.count("\n") == 1 and "pip install 'torchcaps[sklearn]'" in done.stdout
-    assert torchcaps.PoECapsules is PoECapsules
+    assert torchcaps.PoECapsules is PoECapsules and torchcaps.CapsuleClassifier is CapsuleClassifier
+
+
+# ------------------------------------------------------------------------------------------------- CapsuleClassifier
+
+
+def digits(n=400):
+    """Rows of 8x8 pixels to learn from, and others to be tested by."""
+    X, y = load_digits(return_X_y=True)
+    X, X_test, y, y_test = train_test_split(X, y, train_size=n, test_size=500, random_state=0, stratify=y)
+    return X, y, X_test, y_test
+
+
+@pytest.fixture(scope="module")
+def read():
+    """Digits named by words, and the classifier of rows that was fitted to them."""
+    X, y, X_test, y_test = digits()
+    words = np.array(["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"])
+    return CapsuleClassifier(epochs=12).fit(X, words[y]), X_test, words[y_test], words
+
+
+@pytest.fixture(scope="module")
+def seen():
+    X, y, X_test, y_test = digits()
+    return CapsuleClassifier(8, 4, 8, image_shape=(1, 8, 8), channels=16, epochs=10).fit(X, y), X_test, y_test
+
+
+def test_digits_are_told_apart_by_rows_and_by_images(read, seen):
+    rows, X, names, words = read
+    assert rows.score(X, names) > 0.9 and list(rows.classes_) == sorted(words)
+    images, X, y = seen
+    assert images.score(X, y) > 0.9 and images.n_iter_ == 10 * 13
+
+
+def lengths_by_loops(classifier, row):
+    """Definition: the lengths of the class capsules of one row, number by number."""
+    W, A, a = (classifier.weights_[name] for name in ("classes.W", "primary.weight", "primary.bias"))
+    I, J, K, d = W.shape
+    x = [(v - m) / s if s > 0 else 0.0 for v, m, s in zip(row, classifier.mean_, classifier.scale_, strict=True)]
+    squash = lambda z: z * np.sqrt((z**2).sum()) / (1 + (z**2).sum())  # noqa: E731
+    z = np.array([a[n] + sum(A[n, p] * x[p] for p in range(len(x))) for n in range(I * d)]).reshape(I, d)
+    votes = np.array([[W[i, j] @ squash(z[i]) for j in range(J)] for i in range(I)])
+    b = np.zeros((I, J))
+    for _ in range(3):
+        v = np.zeros((J, K))
+        for j in range(J):
+            c = [np.exp(b[i, j]) / np.exp(b[i]).sum() for i in range(I)]
+            v[j] = squash(sum(c[i] * votes[i, j] for i in range(I)))
+        b += np.array([[votes[i, j] @ v[j] for j in range(J)] for i in range(I)])
+    return np.sqrt((v**2).sum(1))
+
+
+def test_every_answer_of_the_classifier_equals_its_definition(read):
+    rows, X, _, _ = read
+    lengths, shares, named = rows.decision_function(X[:3]), rows.predict_proba(X[:3]), rows.predict(X[:3])
+    for row, length, share, name in zip(X, lengths, shares, named, strict=False):
+        expected = lengths_by_loops(rows, row)
+        assert np.allclose(length, expected, atol=1e-10)
+        assert np.allclose(share, expected / expected.sum(), atol=1e-10)
+        assert name == rows.classes_[expected.argmax()]
+
+
+def test_the_images_are_those_of_a_capsnet(seen):
+    from torchcaps.models import CapsNetConfig
+    from torchcaps.types import ImageSpec
+
+    images, X, _ = seen
+    config = CapsNetConfig(16, 3, types=8, type_dimension=4, primary_kernel=3, dimension=8, decoder=(64,))
+    net = config.build(ImageSpec(1, 8, 8, 10)).double().eval()
+    net.load_state_dict({name: torch.from_numpy(value) for name, value in images.weights_.items()})
+    with torch.no_grad():
+        expected = net.scores(torch.from_numpy(X / 16).view(-1, 1, 8, 8))
+    assert np.allclose(images.decision_function(X), expected, atol=1e-12)
+    assert np.array_equal(images.predict(X.reshape(-1, 1, 8, 8)), images.predict(X))
+
+
+def test_of_two_classes_the_decision_is_one_number_whose_sign_is_the_class():
+    X, y = load_iris(return_X_y=True)
+    pair = CapsuleClassifier(4, 4, 4, epochs=10).fit(X[:100], y[:100] > 0)
+    decision, share = pair.decision_function(X[:100]), pair.predict_proba(X[:100])
+    assert decision.shape == (100,) and np.array_equal(decision > 0, pair.predict(X[:100]))
+    assert np.allclose(decision, share[:, 1] - share[:, 0]) and np.allclose(share.sum(1), 1)
+    assert pair.score(X[:100], y[:100] > 0) == 1
+
+
+def test_the_classifier_is_a_function_of_its_seed_and_leaves_global_random_numbers_alone():
+    X, y = load_iris(return_X_y=True)
+    torch.manual_seed(5)
+    expected = torch.rand(1)
+    torch.manual_seed(5)
+    first, again, other = (CapsuleClassifier(4, 4, 4, epochs=2, random_state=s).fit(X, y) for s in (1, 1, 2))
+    first.predict(X)
+    assert torch.equal(torch.rand(1), expected)
+    for name, learnt in first.weights_.items():
+        assert np.array_equal(learnt, again.weights_[name]) and not np.array_equal(learnt, other.weights_[name])
+
+
+def test_the_classifier_can_be_changed_after_it_was_fitted_to_no_effect_and_searched():
+    X, y = load_iris(return_X_y=True)
+    fitted = CapsuleClassifier(4, 4, 4, epochs=2).fit(X, y)
+    before = fitted.predict_proba(X)
+    assert np.array_equal(fitted.set_params(pose_dim=7, image_shape=(1, 2, 2)).predict_proba(X), before)
+    search = GridSearchCV(CapsuleClassifier(4, 4, 4, epochs=2), {"iterations": np.array([1, 2])}, cv=2)
+    assert search.fit(X, y).best_params_["iterations"] in (1, 2)
+
+
+@pytest.mark.parametrize("image_shape", [None, (1, 2, 3)])
+def test_poor_rows_give_finite_shares(image_shape):
+    for X in (np.ones((6, 6)), np.eye(6) * 1e-300, np.eye(6) * 1e150):
+        fitted = CapsuleClassifier(2, 2, 2, image_shape=image_shape, epochs=2).fit(X, list("aabbcc"))
+        for rows in (X, X + 1e300, X - 1e300):
+            assert np.isfinite(fitted.predict_proba(rows)).all()
+
+
+def one_line(error, match, estimator, X, y):
+    with pytest.raises(error, match=match) as caught:
+        estimator.fit(X, y)
+    assert "\n" not in str(caught.value) and isinstance(caught.value, ValueError)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered in reduce")  # by sklearn, of X that is too large
+def test_bad_input_of_the_classifier_is_named_in_one_line():
+    X, y = np.random.default_rng(0).normal(size=(8, 6)), list("aabbccdd")
+    one_line(DataError, "one class, 'a'", CapsuleClassifier(), X, 8 * ["a"])
+    one_line(DataError, "column 0 of X", CapsuleClassifier(), X * 1e200, y)
+    one_line(DataError, "too far for pixels", CapsuleClassifier(image_shape=(1, 2, 3)), np.sign(X) * 1.7e308, y)
+    one_line(ShapeError, "6 columns.* 1x4x4 have 16", CapsuleClassifier(image_shape=(1, 4, 4)), X, y)
+    one_line(ShapeError, r"\[n 1 2 3\]", CapsuleClassifier(image_shape=(1, 2, 3)), X.reshape(8, 1, 3, 2), y)
+    one_line(ShapeError, "too small", CapsuleClassifier(image_shape=(1, 2, 3), kernel=3), X, y)
+    one_line(RecipeError, "image_shape", CapsuleClassifier(image_shape=(2, 3)), X, y)
+    one_line(RecipeError, "iterations", CapsuleClassifier(iterations=0), X, y)
+    one_line(ValueError, "Unknown label type", CapsuleClassifier(), X, np.linspace(0, 1, 8))
+    one_line(TrainingError, "diverged at learning_rate", CapsuleClassifier(learning_rate=1e30, epochs=5), X, y)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
@@ -12,15 +13,16 @@ from torch.nn.functional import conv2d, max_pool2d
 
 from torchcaps.config import check, from_dict, to_dict
 from torchcaps.errors import DataError, RecipeError, ShapeError, TorchcapsError
-from torchcaps.losses import margin_loss, reconstruction_loss
-from torchcaps.models import MODELS, CapsNet, CapsNetConfig, CNNConfig, Model
+from torchcaps.losses import margin_loss, present, reconstruction_loss
+from torchcaps.models import MODELS, CapsNet, CapsNetConfig, CNNConfig, ConvNetConfig, Model, SmallCapsNetConfig
+from torchcaps.models.base import hits
 from torchcaps.routing import Dynamic
 from torchcaps.types import Batch, ImageSpec
 
 CAPSNET = CapsNetConfig(
     channels=4, kernel=3, types=2, type_dimension=3, primary_kernel=3, primary_stride=2, dimension=4, decoder=(8, 6)
 )
-CNN = CNNConfig(widths=(3, 4), kernel=3, hidden=5)
+CNN = CNNConfig(widths=(3, 4), kernel=3, hidden=(5,))
 CONFIGS: dict[str, Any] = {"capsnet": CAPSNET, "cnn": CNN}
 CHECKED = ["capsnet", "cnn"]
 SPECS = [ImageSpec(1, 8, 8, 3), ImageSpec(3, 9, 12, 2), ImageSpec(2, 13, 7, 5), ImageSpec(1, 10, 10, 1)]
@@ -66,6 +68,17 @@ def test_capsnet_has_the_8_215_568_parameters_of_the_paper() -> None:
     assert {name: sum(p.numel() for p in part.parameters()) for name, part in model.named_children()} == count
     assert model.config.routing == Dynamic(iterations=3, agreement="dot", over="parents")
     assert model.config.reconstruction == 0.0005
+
+
+def test_the_small_capsnet_stands_where_the_large_one_does() -> None:
+    """Of 28x28 images both have 6x6 places, two pixels apart, each of which sees 17x17 pixels."""
+    for config in (CapsNetConfig(), SmallCapsNetConfig()):
+        model = config.build(ImageSpec(1, 28, 28, 10))
+        sees = config.kernel + config.stride * (config.primary_kernel - 1)
+        assert (model.primary.grid.height, sees, config.stride * config.primary_stride) == (6, 17, 2)
+    assert parameters(model) == 1_522_448
+    with pytest.raises(ShapeError, match="16x16 are too small for this network: it needs 17x17"):
+        SmallCapsNetConfig().build(ImageSpec(1, 16, 16, 10))
 
 
 def test_capsnet_layer_by_layer() -> None:
@@ -118,7 +131,73 @@ def test_capsnet_draws_from_the_chosen_capsule_or_the_longest() -> None:
     assert not torch.allclose(longest, model.reconstruct(classes, other))
 
 
+# --- Images that show several classes -------------------------------------------------------------------------
+
+
+def pairs(spec: ImageSpec, b: int = 4) -> Batch:
+    """Two things an image, each alone beside them."""
+    make = torch.Generator().manual_seed(1)
+    parts = torch.rand(b, 2, *spec[1:3], generator=make)
+    labels = torch.stack([torch.randperm(spec.classes, generator=make)[:2] for _ in range(b)])
+    return Batch(parts.sum(1, keepdim=True).clamp(max=1), labels, torch.arange(b), parts)
+
+
+def test_hits_asks_for_all_that_an_image_shows() -> None:
+    scores = torch.tensor([[0.9, 0.1, 0.8], [0.2, 0.7, 0.1]])
+    assert hits(scores, torch.tensor([0, 0])).tolist() == [True, False]
+    assert hits(scores, torch.tensor([[2, 0], [1, 2]])).tolist() == [True, False]
+    assert hits(scores, torch.tensor([[0, 1], [0, 1]])).tolist() == [False, True]
+
+
+def test_present_has_a_one_for_each_class() -> None:
+    assert present(torch.tensor([[2, 0], [1, 1]]), 3).tolist() == [[1, 0, 1], [0, 1, 0]]
+    assert present(torch.tensor([1]), 2).tolist() == [[0, 1]]
+
+
+def test_capsnet_draws_each_part_from_its_own_capsule() -> None:
+    spec = SPECS[0]
+    model, data = build("capsnet", spec), pairs(spec)
+    assert isinstance(model, CapsNet)
+    found = model.objective(data, 0)
+    classes = model(data.images).classes
+    assert data.parts is not None
+    redrawn = 0.0
+    for s, labels in enumerate(data.labels.tolist()):
+        for m, label in enumerate(labels):
+            alone = torch.zeros_like(classes.pose[:1])
+            alone[0, label] = classes.pose[s, label]
+            redrawn += (model.decoder(alone)[0, 0] - data.parts[s, m]).square().sum().item() / len(data.labels)
+    v, margin = classes.activation.tolist(), 0.0
+    for lengths, labels in zip(v, data.labels.tolist(), strict=True):
+        for j, length in enumerate(lengths):
+            cost = max(0, 0.9 - length) ** 2 if j in labels else 0.5 * max(0, length - 0.1) ** 2
+            margin += cost / len(v)
+    assert float(found["margin"]) == pytest.approx(margin, rel=1e-5)
+    assert float(found["reconstruction"]) == pytest.approx(redrawn, rel=1e-5)
+    with pytest.raises(ShapeError, match="without their parts"):
+        model.objective(data._replace(parts=None), 0)
+
+
+def test_the_cnn_has_a_logistic_unit_for_each_class() -> None:
+    spec = SPECS[0]
+    torch.manual_seed(0)
+    model, data = CNNConfig(widths=(3,), kernel=3, hidden=(5,), several=True).build(spec).eval(), pairs(spec)
+    p = model.scores(data.images)
+    torch.testing.assert_close(p, model(data.images).sigmoid())
+    wanted = 0.0
+    for row, labels in zip(p.tolist(), data.labels.tolist(), strict=True):
+        wanted -= sum(math.log(q if j in labels else 1 - q) for j, q in enumerate(row)) / len(p)
+    assert model.objective(data, 0)["loss"].item() == pytest.approx(wanted, rel=1e-5)
+
+
 # --- The network beside it ----------------------------------------------------------------------------------
+
+
+def test_the_convnet_of_the_paper_has_35_4_million_parameters() -> None:
+    model = ConvNetConfig().build(ImageSpec(1, 28, 28, 10))
+    convolutions = 25 * 256 + 256 + 256 * 25 * 256 + 256 + 256 * 25 * 128 + 128
+    assert parameters(model) == convolutions + 28 * 28 * 128 * 328 + 328 + 328 * 192 + 192 + 192 * 10 + 10
+    assert round(parameters(model) / 1e6, 1) == 35.4
 
 
 def test_the_cnn_layer_by_layer() -> None:

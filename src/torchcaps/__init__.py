@@ -39,6 +39,7 @@ __all__ = [
 ]
 
 _LATER = {
+    "CapsuleClassifier": ("torchcaps.estimators", "CapsuleClassifier"),
     "PoECapsules": ("torchcaps.estimators", "PoECapsules"),
     "create": ("torchcaps.train.run", "create"),
     "load": ("torchcaps.train.run", "load"),

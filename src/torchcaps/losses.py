@@ -25,6 +25,7 @@ __all__ = [
     "LOSSES",
     "cross_entropy_loss",
     "margin_loss",
+    "present",
     "reconstruction_loss",
     "spread_loss",
     "spread_margin",
@@ -51,6 +52,12 @@ def margin_loss(
     on = (present - v).clamp_min(0).square()
     off = (v - absent).clamp_min(0).square()
     return (T * on + absent_weight * (1 - T) * off).sum(1).mean()
+
+
+def present(labels: Tensor, classes: int) -> Tensor:
+    """T [b j] of class numbers [b] or [b m]: 1 for each class that an image shows."""
+    T = torch.zeros(len(labels), classes, device=labels.device)
+    return T.scatter(1, labels.view(len(labels), -1).long(), 1.0)
 
 
 def spread_loss(activation: Tensor, labels: Tensor, margin: float) -> Tensor:

@@ -68,11 +68,15 @@ class RoutingInfo:
 
 
 class Batch(NamedTuple):
-    """What a data set hands to training: `images` [b c h w] in [0, 1], `labels` [b], `indices` [b] in the set."""
+    """What a data set hands to training: `images` [b c h w] in [0, 1], `labels` [b], `indices` [b] in the set.
+
+    Where an image shows m things, `labels` are [b m], and `parts` [b m h w] is each of them alone, if that is known.
+    """
 
     images: Tensor
     labels: Tensor
     indices: Tensor
+    parts: Tensor | None = None
 
 
 class ImageSpec(NamedTuple):

@@ -22,7 +22,7 @@ def folder(tmp_path_factory) -> Path:
         {
             "name": "small-cnn",
             "data": {"name": "glyphs", "train": 32, "test": 12, "size": 12},
-            "model": {"name": "cnn", "widths": [2], "kernel": 3, "hidden": 4},
+            "model": {"name": "cnn", "widths": [2], "kernel": 3, "hidden": [4]},
             "train": {"epochs": 1.0, "batch": 16},
         }
     )

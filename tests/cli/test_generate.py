@@ -10,7 +10,7 @@ from PIL import Image
 from talk import talk
 
 from tiny import tiny
-from torchcaps.models.poe import PoE
+from torchcaps.models import CapsNet, PoE
 from torchcaps.train import train
 from torchcaps.train.recipe import recipe_of
 
@@ -35,6 +35,13 @@ def folder(tmp_path_factory) -> Path:
         }
     )  # fmt: skip
     assert isinstance(train(recipe, path, quiet=True).model, PoE)
+    return path
+
+
+@pytest.fixture(scope="module")
+def classes(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("generate") / "capsnet"
+    assert isinstance(train(tiny(train={"epochs": 0.5}), path, quiet=True).model, CapsNet)
     return path
 
 
@@ -102,9 +109,46 @@ def test_wrong_input_gets_one_line(capsys, folder, tmp_path):
     assert not list(tmp_path.glob("*.png"))
 
 
+def test_pictures_of_a_capsnet(capsys, classes, tmp_path):
+    names = set(drawn(capsys, classes, "--count", 3))
+    sheets = {name for name in names if name.startswith("perturbations-")}
+    some = {"reconstructions", "reconstructions-worst", "reconstructions-wrong", "perturbations", "routing"}
+    assert names - sheets == some | {"calibration"} and 8 <= len(sheets) <= 10
+    assert {path.name for path in (classes / "pictures").iterdir()} == {f"{name}.png" for name in names}
+    words = (classes, "--what", "perturbations", "--capsule", 4, "--out", tmp_path)
+    first = drawn(capsys, *words)
+    assert list(first) == ["perturbations", "perturbations-4"] and first == drawn(capsys, *words)
+    assert first != drawn(capsys, *words, "--seed", 1)  # another 4
+
+
+def test_of_very_many_test_images_some_are_looked_at(capsys, classes, tmp_path, monkeypatch):
+    words = (classes, "--what", "calibration", "--out", tmp_path)
+    whole = drawn(capsys, *words)
+    monkeypatch.setattr("torchcaps.cli.generate.LOOKED_AT", 20)
+    part = drawn(capsys, *words)
+    assert part == drawn(capsys, *words) and part != whole and part != drawn(capsys, *words, "--seed", 1)
+
+
+def test_what_a_capsnet_does_not_draw_is_refused(capsys, classes, folder, tmp_path):
+    assert "leave it out" in refused(capsys, classes, "--domain", "complete", "--out", tmp_path)
+    assert "choose: reconstructions, perturbations" in refused(capsys, classes, "--what", "samples", "--out", tmp_path)
+    assert "choose: samples, pairs" in refused(capsys, folder, "--what", "calibration", "--out", tmp_path)
+    assert "ask for: reconstructions" in refused(capsys, classes, "--what", "multimnist", "--out", tmp_path)
+    assert "0 to 9" in refused(capsys, classes, "--capsule", 10, "--out", tmp_path)
+    assert not list(tmp_path.glob("*.png"))
+
+
 def test_a_run_of_another_model_is_refused(capsys, tmp_path):
-    train(tiny(train={"epochs": 0.1}), tmp_path / "run", quiet=True)
-    assert "is a run of CapsNet" in refused(capsys, tmp_path / "run")
+    recipe = recipe_of(
+        {
+            "name": "small-cnn",
+            "data": {"name": "glyphs", "train": 16, "test": 4},
+            "model": {"name": "cnn"},
+            "train": {"epochs": 1.0, "batch": 8},
+        }
+    )
+    train(recipe, tmp_path / "run", quiet=True)
+    assert "product of experts" in refused(capsys, tmp_path / "run")
     assert not (tmp_path / "run" / "pictures").exists()
 
 

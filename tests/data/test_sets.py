@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import os
 import struct
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -25,10 +26,14 @@ from torchcaps.data import (
     NpzConfig,
     SmallNorbConfig,
     check_splits,
+    epoch_order,
+    place_of,
+    take,
 )
+from torchcaps.data.augment import brightness_contrast, crop, standardise
 from torchcaps.data.smallnorb import familiar
 from torchcaps.errors import DataError
-from torchcaps.train import Recipe
+from torchcaps.train import Recipe, train
 
 
 def real(name: str) -> str:
@@ -87,6 +92,29 @@ def test_affnist_places_training_digits_and_moves_test_digits(small_mnist):
     assert len(moved) == 120 and "shear" in moved.factors
 
 
+def test_affnist_validation_digits_are_placed_or_shifted_once_and_for_all(small_mnist):
+    still = AffnistConfig(test=5, validation=20).load()
+    assert [len(s) for s in still] == [40, 5, 20]
+    assert torch.equal(still.validation.images[:, :, 6:34, 6:34], small_mnist.images[40:])
+    shifted = AffnistConfig(test=5, validation=20, placed_shift=6)
+    splits = shifted.load()
+    assert torch.equal(splits.train.images, still.train.images)
+    assert torch.equal(splits.validation.labels, still.validation.labels)
+    places = []
+    for digit, moved in zip(small_mnist.images[40:, 0], splits.validation.images[:, 0], strict=True):
+        cuts = {(y, x): moved[y : y + 28, x : x + 28] for y in range(13) for x in range(13)}
+        held = [at for at, cut in cuts.items() if torch.equal(cut, digit)]
+        assert len(held) == 1 and int(moved.sum()) == int(digit.sum())
+        places += held
+    assert len(set(places)) > 10
+    again, other = (replace(shifted, drawn=d).load().validation.images for d in (0, 1))
+    assert torch.equal(again, splits.validation.images)
+    assert not torch.equal(other, splits.validation.images)
+    with pytest.raises(DataError, match="placed_shift") as caught:
+        replace(shifted, train_on="affnist").load()
+    assert "\n" not in str(caught.value)
+
+
 def test_affnist_training_and_test_transforms_are_different_draws(small_mnist):
     splits = AffnistConfig(train_on="affnist", train=30, test=30).load()
     assert not torch.equal(splits.train.factors["rotation"], splits.test.factors["rotation"])
@@ -110,6 +138,59 @@ def test_multimnist_shows_two_classes(small_mnist):
     assert splits.train.spec == (1, 36, 36, 10)
     assert splits.train.labels.shape == (40, 2)
     assert bool((splits.train.labels[:, 0] != splits.train.labels[:, 1]).all())
+    assert splits.validation is None
+
+
+def test_multimnist_knows_each_digit_alone(small_mnist):
+    splits = MultiMnistConfig(train=70, test=20, validation=25, size=33, most_shift=2).load()
+    assert [len(s) for s in splits] == [70, 20, 25]
+    for split in splits:
+        assert split.spec == (1, 33, 33, 10) and split.parts.shape == (len(split), 2, 33, 33)
+        assert torch.equal(split.images[:, 0].int(), split.parts.int().sum(1).clamp(max=255))
+    assert "no image in two splits" in check_splits(splits)
+
+
+def test_multimnist_validation_shows_no_digit_that_is_trained_on(small_mnist):
+    splits = MultiMnistConfig(train=70, test=20, validation=25, size=28, most_shift=0).load()
+    known = {bytes(image.flatten().tolist()): n for n, image in enumerate(small_mnist.images)}
+    for split, numbers in ((splits.train, range(35)), (splits.validation, range(35, 60))):
+        shown = [known[bytes(part.flatten().tolist())] for part in split.parts.flatten(0, 1)]
+        assert set(shown) <= set(numbers)
+        assert set(shown[::2]) == set(numbers)  # all of them come first once
+        assert split.labels.flatten().tolist() == small_mnist.labels[shown].tolist()
+
+
+@pytest.fixture
+def small_cifar(monkeypatch) -> list[np.ndarray]:
+    """Images, labels, test images and test labels, 50 + 30, in place of the archive."""
+    rng = np.random.default_rng(0)
+    arrays = [a for n in (50, 30) for a in (rng.integers(0, 256, (n, 3, 32, 32), np.uint8), np.arange(n) % 10)]
+    monkeypatch.setattr("torchcaps.data.sets.require", lambda name, folder: {"archive": Path("archive")})
+    monkeypatch.setattr("torchcaps.data.sets.read_cifar_archive", lambda path: arrays)
+    return arrays
+
+
+def test_cifar10_takes_the_first_images_and_shows_squares(small_cifar):
+    arrays = small_cifar
+    whole = Cifar10Config().load()
+    assert [len(whole.train), len(whole.test)] == [50, 30] and whole.train.spec == (3, 32, 32, 10)
+    assert torch.equal(whole.test.shown(), torch.from_numpy(arrays[2]).float() / 255)
+    some = Cifar10Config(train=20, test=10, view=24, validation=5).load()
+    assert [len(s) for s in some] == [15, 10, 5]
+    assert all(s.spec == (3, 24, 24, 10) for s in some)
+    assert torch.equal(some.test.seen, torch.from_numpy(arrays[2][:10, :, 4:28, 4:28]))
+
+
+def test_a_model_is_prepared_and_trained_for_the_side_it_sees(small_cifar, tmp_path, monkeypatch):
+    looked: list[torch.Tensor] = []
+    monkeypatch.setattr("torchcaps.models.CNN.prepare", lambda self, images: looked.append(images))
+    recipe = {
+        "data": {"name": "cifar10", "train": 16, "test": 8, "view": 24}, "train": {"epochs": 1.0, "batch": 8},
+        "model": {"name": "cnn", "widths": [4], "kernel": 3, "hidden": [8]},
+    }  # fmt: skip
+    outcome = train(from_dict(Recipe, recipe), tmp_path / "run", quiet=True)
+    assert outcome.model.spec == (3, 24, 24, 10) and outcome.step == 2
+    assert torch.equal(looked[0], torch.from_numpy(small_cifar[0][:16, :, 4:28, 4:28]))
 
 
 def test_a_missing_set_is_one_line_that_says_what_to_run(tmp_path, monkeypatch):
@@ -130,12 +211,30 @@ def small_norb(rows: int = 180) -> dict[str, np.ndarray]:
     }  # fmt: skip
 
 
-def test_smallnorb_splits_by_viewpoint(tmp_path, monkeypatch):
+@pytest.fixture
+def norb_files(tmp_path, monkeypatch) -> None:
+    """The copy of smallNORB with 180 + 180 images, found by `require`."""
     files = {}
     for part in ("train", "test"):
         files[f"smallnorb48_{part}.npz"] = tmp_path / f"{part}.npz"
         np.savez(tmp_path / f"{part}.npz", **small_norb())
     monkeypatch.setattr("torchcaps.data.smallnorb.require", lambda name, folder: files)
+
+
+def test_smallnorb_as_the_paper_shows_it(norb_files):
+    plain, seen = SmallNorbConfig().load(), SmallNorbConfig(view=32, standardise=True, jitter=True, validation=9).load()
+    assert [s.spec for s in seen] == [(2, 32, 32, 5)] * 3
+    middle = plain.test.images[:7, :, 8:40, 8:40].float() / 255
+    assert torch.equal(seen.test.shown(slice(7)), standardise(middle))
+    assert seen.test.views(slice(7)).shape == (13, 7, 2, 32, 32)
+    place, order = place_of(0, 171, 16), epoch_order(0, 0, 171)
+    batch, bare = (take(s.train, order, place, 16, seed=0).images for s in (seen, plain))
+    assert (batch.shape, bare.shape) == ((16, 2, 32, 32), (16, 2, 48, 48))
+    wanted = brightness_contrast(crop(bare, 32, 0, 0, order[:16]), 0, 0, order[:16])
+    assert torch.equal(batch, standardise(wanted))
+
+
+def test_smallnorb_splits_by_viewpoint(norb_files):
     whole = SmallNorbConfig().load()
     assert whole.train.spec == (2, 48, 48, 5) and len(whole.train) == 180
     by_azimuth = SmallNorbConfig(novel="azimuth").load()
@@ -226,3 +325,9 @@ def test_the_real_smallnorb_has_the_paper_s_splits():
     assert len(by_azimuth.train) == 8_100
     assert int((by_azimuth.test.factors["familiar"] == 0).sum()) == 16_200
     assert torch.bincount(by_azimuth.test.labels).tolist() == [4860] * 5
+
+
+def test_the_real_digits_make_pairs_that_can_be_told_apart():
+    splits = MultiMnistConfig(train=500, test=300, validation=200, data_dir=real("mnist")).load()
+    assert "no image in two splits" in check_splits(splits)
+    assert torch.equal(splits.test.images[:, 0].int(), splits.test.parts.int().sum(1).clamp(max=255))

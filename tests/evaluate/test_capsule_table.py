@@ -73,7 +73,7 @@ def result(shelf):
 def material(shelf):
     torch.manual_seed(0)
     model = load(shelf / "s0")
-    return material_of(model, experts().data.load(), CNN(CNNConfig(widths=(4,), hidden=6), model.spec).eval())
+    return material_of(model, experts().data.load(), CNN(CNNConfig(widths=(4,), hidden=(6,)), model.spec).eval())
 
 
 def test_every_row_has_every_metric(result):
@@ -189,7 +189,7 @@ class Sure(CNN):
     """A judge that is sure of the class of images that it has been told, and unsure of all others."""
 
     def __init__(self, spec, images, labels):
-        super().__init__(CNNConfig(widths=(4,), hidden=6), spec)
+        super().__init__(CNNConfig(widths=(4,), hidden=(6,)), spec)
         self.images, self.labels = images, labels
 
     def scores(self, images):

@@ -10,7 +10,8 @@ import torch
 
 from torchcaps.errors import DataError, RecipeError, ShapeError
 from torchcaps.evaluate import generation as g
-from torchcaps.evaluate.capsule_figures import FIGURES, FROM_IMAGES, Wish, picture, pixels
+from torchcaps.evaluate.capsule_figures import FIGURES, FROM_IMAGES, Wish, picture
+from torchcaps.evaluate.figures import pixels
 from torchcaps.math.squash import squash
 from torchcaps.models.poe import PoE, PoEConfig, poses
 from torchcaps.train import train

@@ -22,7 +22,7 @@ def images(n: int) -> torch.Tensor:
 
 def cnn() -> CNN:
     torch.manual_seed(0)
-    return CNN(CNNConfig(widths=(4,), hidden=6), ImageSpec(1, 12, 12, 3))
+    return CNN(CNNConfig(widths=(4,), hidden=(6,)), ImageSpec(1, 12, 12, 3))
 
 
 def test_the_judge_is_trained_once_and_then_taken_from_its_folder(tmp_path):

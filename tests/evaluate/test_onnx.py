@@ -19,7 +19,9 @@ onnxruntime = pytest.importorskip("onnxruntime")
 SHAPES = {
     "autoencoder": {"features": [4, 4, 4], "reconstruction": [1, 12, 12]},
     "capsnet": {"scores": [3], "pose": [3, 4], "activation": [3]},
+    "capsnet-small": {"scores": [3], "pose": [3, 4], "activation": [3]},
     "cnn": {"scores": [3]},
+    "convnet": {"scores": [3]},
     "matrix": {"scores": [3], "pose": [3, 16], "activation": [3]},
     "poe": {"pose": [4, 4], "activation": [4]},
     "sparse": {"pose": [4, 4], "activation": [4]},

@@ -7,13 +7,16 @@ import pytest
 import torch
 
 from tiny import tiny
+from torchcaps.data import AffnistConfig, Splits
 from torchcaps.errors import DataError, RecipeError
 from torchcaps.evaluate import Result, class_scores, classification, evaluate_runs, read_result, write_result
-from torchcaps.evaluate.classification import nearest_mean, untrained
+from torchcaps.evaluate.classification import measures, nearest_mean, pose_controls, untrained
+from torchcaps.evaluate.papers import paper_numbers
 from torchcaps.evaluate.report import html_report, rows_of, text_table
 from torchcaps.evaluate.results import gather
-from torchcaps.models import Model
-from torchcaps.train import train
+from torchcaps.models import CNNConfig, Model
+from torchcaps.train import load_recipe, train
+from torchcaps.train.training import set_up
 from torchcaps.types import ImageSpec
 
 
@@ -96,22 +99,59 @@ def test_nearest_mean_by_loops():
     for image, label in zip(splits.test.images, splits.test.labels, strict=True):
         distance = {c: float(((image.double() - mean) ** 2).sum()) for c, mean in means.items()}
         wrong += min(distance, key=lambda c: distance[c]) != int(label)
-    assert nearest_mean(splits)["test_error"] == pytest.approx(wrong / len(splits.test))
+    assert nearest_mean(tiny(), splits)["test_error"] == pytest.approx(wrong / len(splits.test))
 
 
 def test_untrained_is_about_chance():
-    data = tiny().data.load().test
-    assert untrained(tiny(), data)["test_error"] > 0.6
+    assert untrained(tiny(), tiny().data.load())["test_error"] > 0.6
+
+
+def test_what_is_asked_depends_on_the_data():
+    """Pairs of labels, moved digits, known factors: each has its own names."""
+    splits = tiny(data={"train": 120, "test": 120}).data.load()
+    model = set_up(tiny(), splits.train.spec).model
+    assert {"test_error", "calibration_error", "factor_correlation"} < measures(model, tiny(), splits).keys()
+    assert set(pose_controls(model, splits.test)) == {"untrained", "pixel components", "pixel directions"}
+    few = tiny(data={"test": 7}).data.load()
+    assert set(measures(model, tiny(), few)) == {"test_error", "calibration_error"}
+    assert pose_controls(model, few.test) == {}
+
+
+def test_pairs_of_labels_are_asked_for_both():
+    splits = tiny().data.load()
+    paired = [replace(data, labels=torch.stack([data.labels, (data.labels + 1) % 10], 1)) for data in splits[:2]]
+    both = Splits(*paired, validation=paired[0])
+    found = measures(Knows(), tiny(), both)
+    assert set(found) == {"multimnist_error", "digit_error", "threshold_error"}
+    assert found["multimnist_error"] >= found["digit_error"] > 0
+    assert set(nearest_mean(tiny(), both)) == set(found)
+
+
+def test_moved_digits_have_an_accuracy_beside_that_of_validation():
+    splits = tiny().data.load()
+    recipe = replace(tiny(), data=AffnistConfig())
+    found = measures(Knows(), recipe, splits._replace(validation=splits.train))
+    test, held = (classification(Knows(), data)["test_error"] for data in (splits.test, splits.train))
+    assert found["affnist_accuracy"] == 1 - test and found["mnist_accuracy"] == pytest.approx(1 - held)
+    assert "test_error" not in found and "affnist_accuracy" in nearest_mean(recipe, splits)
+
+
+def test_the_papers_numbers_stand_below_ours():
+    capsnet = load_recipe("capsnet-mnist-small")
+    assert paper_numbers(capsnet) == {"test_error": 0.0025}
+    assert paper_numbers(tiny()) == paper_numbers(replace(capsnet, model=CNNConfig())) == {}
+    result = Result("one", {}, [0], {"test_error": [0.5]}, {}, paper_numbers(capsnet), {}, {})
+    assert rows_of(result)[-1] == ["in the paper", "0.25"]
 
 
 def test_runs_of_several_seeds_beside_a_control(tmp_path):
     for seed in (0, 1):
         train(tiny(seed=seed, train={"epochs": 0.5}), tmp_path / f"s{seed}", quiet=True)
-    other = tiny(name="other", model={"name": "cnn", "widths": [4], "hidden": 8}, train={"epochs": 0.5})
+    other = tiny(name="other", model={"name": "cnn", "widths": [4], "hidden": [8]}, train={"epochs": 0.5})
     train(other, tmp_path / "cnn", quiet=True)
     result = evaluate_runs([tmp_path / "s0", tmp_path / "s1"], [tmp_path / "cnn"])
     assert result.seeds == [0, 1] and result.budget["steps"] == 5
-    assert set(result.controls) == {"other", "untrained", "nearest mean"}
+    assert list(result.controls)[:3] == ["other", "untrained", "nearest mean"]
     assert all(len(v) == 2 for v in result.metrics.values())
     assert result.config["model"]["name"] == "capsnet"
     with pytest.raises(RecipeError, match="as a control"):

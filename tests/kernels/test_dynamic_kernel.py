@@ -118,6 +118,36 @@ def test_any_number_of_iterations(way: str, choice: Dynamic) -> None:
         near(ours(x, W, a, choice), plain(x, W, a, choice), 1e-11)
 
 
+@pytest.mark.parametrize("choice", THROUGH[::3], ids=str)
+def test_more_samples_and_children_than_a_tile(choice: Dynamic) -> None:
+    """What the last pass back holds in lanes at once is 64 samples of 16 children in float64."""
+    x, W, a = problem((70, 35, 3, 6, 5), 5)
+    near(ours(x, W, a, choice), plain(x, W, a, choice), 1e-13 * max(1e3, shortest(x, W) ** 2))
+
+
+@pytest.mark.parametrize("choice", [choice for choice in THROUGH if choice.agreement == "dot"], ids=str)
+def test_couplings_made_again_from_huge_logits(way: str, choice: Dynamic) -> None:
+    """Logits of a million that differ by about one, so that no coupling is 0 or 1."""
+    x, W, a = problem((5, 7, 3, 4, 4), 37)
+    with torch.no_grad():
+        W[:] = 1e6 * W[:1, :1] / (W[:1, :1] @ x[:1, :1, :, None]).norm() + W / 8
+        x[:] = x[:1, :1] + 1e-7 * x
+    came = ours(x, W, a, choice)
+    assert came[1].min() > 1e-3 and came[1].max() < 1 - 1e-3
+    near(came, plain(x, W, a, choice), 1e-7)
+
+
+@pytest.mark.parametrize("scale", [1, 1e3, 1e6])
+def test_the_way_back_finds_the_same_softmax_bit_for_bit(scale: float) -> None:
+    """The largest coupling of a child is exp(0) / the sum."""
+    x, W, a = problem((37, 19, 5, 7, 6), 43, torch.float32)
+    passes = Looped(scale * x.detach(), W, cosine=False, over="parents", share=0.2)
+    totals, scales, C = dynamic.iterate(passes, 2, "dot", "accumulated")
+    Z = passes.marks(1)
+    passes.pull(squash(totals[0]), totals[1], a, scales[0], Z[0])
+    assert torch.equal(C.amax(1), Z[0, 1, :, 0])
+
+
 @pytest.mark.parametrize("problem", [p for p in PROBLEMS["dynamic"] if len(p.votes) == 1], ids=lambda p: p.name)
 def test_problems_with_known_answers(problem: Problem) -> None:
     for choice in THROUGH:
@@ -223,8 +253,9 @@ def test_the_operators_keep_their_word(choice: Dynamic) -> None:
     args = x, W, c["iterations"], c["agreement"], c["over"], c["logits"], c["gradient"]
     told = torch.library.opcheck(torch.ops.torchcaps.dynamic_forward.default, args)
     assert set(told.values()) == {"SUCCESS"}
-    kept = torch.ops.torchcaps.dynamic_forward(*(t.detach() if isinstance(t, Tensor) else t for t in args))
-    back = a, x.detach(), W.detach(), *kept, c["agreement"], c["over"], c["logits"], c["gradient"]
+    *kept, coupling = torch.ops.torchcaps.dynamic_forward(*(t.detach() if isinstance(t, Tensor) else t for t in args))
+    kept.append(coupling if choice.gradient == "last" else None)
+    back = a, x.detach(), W.detach(), *kept, c["agreement"], c["over"], c["logits"]
     assert set(torch.library.opcheck(torch.ops.torchcaps.dynamic_backward.default, back).values()) == {"SUCCESS"}
 
 
@@ -261,9 +292,21 @@ def test_the_votes_are_never_stored(over: str) -> None:
     x, W = normal(b, i, d, seed=0, dtype=torch.float32), normal(i, j, k, d, seed=1, dtype=torch.float32)
     with Largest() as most, torch.no_grad():
         passes = Looped(x, W, cosine=True, over=over, share=0.1)
-        totals, C = dynamic.iterate(passes, 3, "cosine", "accumulated", 3)
-        dynamic._retrace(passes, totals[-1], totals, C, "cosine", "accumulated", 0.1)
-    assert most.bytes <= max(2 * b * i * j * 4, W.nbytes) < b * i * j * k * 4 / 3
+        totals, scales, _ = dynamic.iterate(passes, 3, "cosine", "accumulated")
+        dynamic._retrace(passes, totals[-1], totals, torch.stack(scales), "cosine", "accumulated", 0.1)
+    assert most.bytes <= max(b * i * j * 4, W.nbytes) < b * i * j * k * 4 / 3
+
+
+@pytest.mark.parametrize("choice", FEWER, ids=str)
+def test_what_is_kept_for_the_way_back(way: str, choice: Dynamic) -> None:
+    """Nothing with a number for each child and parent but, for gradient="last", the one coupling that counts."""
+    x, W, _ = problem((32, 40, 5, 4, 3), 41)
+    kept: list[Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        _, c = dynamic_routing(x, W, **asdict(replace(choice, iterations=4)))
+    large = [t for t in kept if t.numel() >= c.numel() and t.shape not in (x.shape, W.shape)]
+    assert {x.shape, W.shape} <= {t.shape for t in kept}
+    assert [t.shape for t in large] == ([c.shape] if choice.gradient == "last" else [])
 
 
 # --- Lanes ----------------------------------------------------------------------------------------------------------

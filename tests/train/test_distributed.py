@@ -8,10 +8,11 @@ import sys
 
 import pytest
 import torch
+from easy import easy
 
 from tiny import tiny_toml
 from torchcaps.errors import TrainingError
-from torchcaps.train import load_run
+from torchcaps.train import load_recipe, load_run, train
 from torchcaps.train.distributed import Team
 
 STEPS = ["--train.epochs", "2", "--quiet"]  # 20 steps
@@ -39,6 +40,22 @@ def test_two_processes_equal_one(tmp_path, optimiser, rate):
     )
     assert largest <= 1e-6
     assert (tmp_path / "two" / "journal.jsonl").read_text().count("\n") == 10
+
+
+def test_two_processes_stop_at_the_same_check_as_one(tmp_path):
+    tiny_toml(tmp_path)
+    recipe = tmp_path / "stops.toml"
+    recipe.write_text(
+        f'base = "tiny.toml"\ndata = {{ name = "npz", path = "{easy(tmp_path)["path"]}", validation = 20 }}\n'
+        'model = { name = "cnn", widths = [4], dropout = 0 }\ntrain = { stop_at = 0.9, check_every = 3 }\n'
+    )
+    words = ["-m", "torchcaps", "train", str(recipe), "--quiet", "--out", str(tmp_path / "two")]
+    launch("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *words)
+    train(load_recipe(str(recipe)), tmp_path / "one", quiet=True)
+    one, two = load_run(tmp_path / "one"), load_run(tmp_path / "two")
+    assert one.reached and two.reached and one.step == two.step < 20
+    for a, b in zip(one.model.parameters(), two.model.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-5)
 
 
 def test_a_team_of_one_changes_nothing():

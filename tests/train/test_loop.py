@@ -62,7 +62,7 @@ def test_stopping_and_resuming_changes_no_bit(tmp_path, optimiser, model):
     if optimiser == "SGD":
         over["optimiser"]["options"] = {"momentum": 0.9, "weight_decay": 1e-4}
     if model == "cnn":  # has dropout, whose noise must resume too
-        over["model"] = {"name": "cnn", "widths": [4], "hidden": 8}
+        over["model"] = {"name": "cnn", "widths": [4], "hidden": [8]}
     train(tiny(**over, train={"epochs": 2.0}), tmp_path / "whole", quiet=True)
     for epochs in (0.3, 1.1, 1.2, 2.0):  # more epochs is a free change: the run goes on
         train(tiny(**over, train={"epochs": epochs}), tmp_path / "parts", resume=True, quiet=True)

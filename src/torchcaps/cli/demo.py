@@ -129,7 +129,7 @@ class Demo:
 
         model, splits = load(folder), recipe.data.load()
         assert isinstance(model, PoE)
-        test = splits.test.images.float() / 255
+        test = splits.test.shown()
         pictures = [
             (caption, png)
             for kind, caption in progress(list(_PICTURES.items()), "drawing")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -11,8 +12,8 @@ import tyro
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from torchcaps.evaluate.capsule_figures import Wish
-    from torchcaps.models.poe import PoE
+    from torchcaps.data import Dataset
+    from torchcaps.models import CapsNet, PoE
     from torchcaps.train import Recipe
 
 __all__ = ["Generate"]
@@ -20,14 +21,22 @@ __all__ = ["Generate"]
 MOST = 64
 """More images in a row are no picture any more."""
 
-What = Literal["all", "samples", "pairs", "sweeps", "wins", "reconstructions", "interpolation", "completion", "routing"]
+LOOKED_AT = 10_000
+"""Of more test images a CapsNet is shown so many, picked by the seed."""
+
+What = Literal[
+    "all", "samples", "pairs", "sweeps", "wins", "reconstructions", "interpolation", "completion", "routing",
+    "perturbations", "multimnist", "calibration",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Generate:
-    """Draw what the capsules of a trained product of experts have learned, as PNG files.
+    """Draw what the capsules of a trained product of experts or CapsNet have learned, as PNG files.
 
     Example: torchcaps generate runs/poe-quick-0 --what samples --domain restricted --count 4
+
+    Example: torchcaps generate runs/capsnet-mnist-0 --what perturbations --capsule 4 9
     """
 
     folder: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
@@ -35,11 +44,15 @@ class Generate:
     out: Path | None = None
     """Folder to draw into; RUN/pictures if not given."""
     what: What = "all"
-    """samples: each capsule alone, a column each; pairs: two together; sweeps: each number of a capsule's pose moved;
-    wins: the mean of the test images that a capsule wins, beside its samples; reconstructions, interpolation,
-    completion, routing: of test images."""
-    domain: Literal["empirical", "complete", "restricted"] = "empirical"
-    """Where samples come from: the poses seen in training, a Gaussian, or its half that training visited."""
+    """Of products of experts - samples: each capsule alone, a column each; pairs: two together; sweeps: each number of
+    a capsule's pose moved; wins: the mean of the test images that a capsule wins, beside its samples; reconstructions,
+    interpolation, completion, routing: of test images.
+    Of a CapsNet - reconstructions: of test images, also the worst and those with a wrong answer; perturbations: each
+    dimension of a class's capsule moved; routing: coupling by iteration; calibration: how often it is right when it is
+    how sure; multimnist: two digits redrawn in two colours."""
+    domain: Literal["empirical", "complete", "restricted"] | None = None
+    """Where samples of experts come from: the poses seen in training (empirical, if not given), a Gaussian, or its half
+    that training visited."""
     capsule: tuple[int, ...] = ()
     """Only these capsules, counted from 0; all, or the most used ones, if not given."""
     count: Annotated[int, tyro.conf.arg(aliases=["-n"])] = 8
@@ -48,14 +61,23 @@ class Generate:
     """Other samples and other test images."""
 
     def run(self) -> int:
-        from torchcaps.evaluate.capsule_figures import Wish
+        from torchcaps.errors import RecipeError
         from torchcaps.evaluate.figures import require_matplotlib
+        from torchcaps.models import CapsNet, PoE
+        from torchcaps.train import load_run
 
         require_matplotlib()
         self._check()
-        model, recipe = self._load()
-        wish = Wish(self.capsule, self.count, self.domain, self.seed)
-        self._draw(model, recipe, wish)
+        run = load_run(self.folder)
+        if isinstance(run.model, PoE):
+            self._experts(run.model, run.recipe)
+        elif isinstance(run.model, CapsNet):
+            self._classes(run.model, run.recipe)
+        else:
+            raise RecipeError(
+                f"'{self.folder}' is a run of {type(run.model).__name__}, of which there are no pictures; "
+                "name one of a product of experts or of a CapsNet"
+            )
         return 0
 
     def _check(self) -> None:
@@ -66,45 +88,56 @@ class Generate:
         if len(set(self.capsule)) < len(self.capsule):
             raise RecipeError(f"--capsule {' '.join(map(str, self.capsule))} names one twice; name each once")
 
-    def _load(self) -> tuple[PoE, Recipe]:
+    def _experts(self, model: PoE, recipe: Recipe) -> None:
+        from torchcaps.evaluate.capsule_figures import FIGURES, FROM_IMAGES, Wish, picture
+
+        single = len(self.capsule or range(model.capsules)) < 2
+        skipped = ({"pairs"} if single else set()) | ({"interpolation"} if self.count < 2 else set())
+        kinds = self._kinds(FIGURES, [kind for kind in FIGURES if kind not in skipped])
+        test = _test_images(recipe) if set(kinds) & set(FROM_IMAGES) else None
+        wish = Wish(self.capsule, self.count, self.domain or "empirical", self.seed)
+
+        def draw(kind: str) -> dict[str, bytes]:
+            images = None if test is None else test if kind == "wins" else _some(test, self.count, self.seed)
+            return picture(kind, model, wish, images)
+
+        self._draw(kinds, draw)
+
+    def _classes(self, model: CapsNet, recipe: Recipe) -> None:
         from torchcaps.errors import RecipeError
-        from torchcaps.models.poe import PoE
-        from torchcaps.train import load_run
+        from torchcaps.evaluate.capsnet_figures import FIGURES, FROM_ALL, kinds_of, picture
+        from torchcaps.evaluate.capsule_figures import Wish
+        from torchcaps.evaluate.factors import class_capsules
 
-        run = load_run(self.folder)
-        if not isinstance(run.model, PoE):
-            raise RecipeError(
-                f"'{self.folder}' is a run of {type(run.model).__name__}, which draws no samples; "
-                "name one of a product of experts (model.name = 'poe')"
-            )
-        return run.model, run.recipe
+        if self.domain is not None:
+            raise RecipeError("--domain is where experts take samples from, and a CapsNet draws none; leave it out")
+        self._kinds(FIGURES, [])  # a wrong one is refused before data are loaded
+        data = _test_set(recipe, self.seed)
+        kinds, wish = self._kinds(FIGURES, kinds_of(data)), Wish(self.capsule, self.count, seed=self.seed)
+        seen = class_capsules(model, data) if set(kinds) & set(FROM_ALL) else None
+        self._draw(kinds, lambda kind: picture(kind, model, wish, data, seen))
 
-    def _draw(self, model: PoE, recipe: Recipe, wish: Wish) -> None:
+    def _kinds(self, known: Iterable[str], by_default: list[str]) -> list[str]:
+        """The figures wanted: one of those known, or all that are drawn by default."""
+        from torchcaps.errors import RecipeError
+
+        if self.what not in ("all", *known):
+            raise RecipeError(f"--what {self.what} is no picture of this kind of model; choose: {', '.join(known)}")
+        return by_default if self.what == "all" else [self.what]
+
+    def _draw(self, kinds: list[str], draw: Callable[[str], dict[str, bytes]]) -> None:
         """Write every figure as soon as it is drawn; print the paths when the progress bar is gone."""
-        from torchcaps.evaluate.capsule_figures import FROM_IMAGES, picture
         from torchcaps.train.display import progress
         from torchcaps.train.files import write_atomically
 
-        folder, kinds = self.out or self.folder / "pictures", self._kinds(model)
-        test = _test_images(recipe) if set(kinds) & set(FROM_IMAGES) else None
+        folder = self.out or self.folder / "pictures"
         _make(folder)
         paths = []
         for kind in progress(kinds, "drawing"):
-            images = None if test is None else test if kind == "wins" else _some(test, self.count, self.seed)
-            for name, png in picture(kind, model, wish, images).items():
+            for name, png in draw(kind).items():
                 paths.append(folder / f"{name}.png")
                 write_atomically(paths[-1], [png])
         print(*paths, sep="\n")
-
-    def _kinds(self, model: PoE) -> list[str]:
-        """The figures wanted; of all, those that so many capsules and images allow."""
-        from torchcaps.evaluate.capsule_figures import FIGURES
-
-        if self.what != "all":
-            return [self.what]
-        single = len(self.capsule or range(model.capsules)) < 2
-        skipped = {"pairs"} if single else set()
-        return [kind for kind in FIGURES if kind not in skipped | ({"interpolation"} if self.count < 2 else set())]
 
 
 def _make(folder: Path) -> None:
@@ -117,8 +150,17 @@ def _make(folder: Path) -> None:
 
 
 def _test_images(recipe: Recipe) -> Tensor:
-    """[n c h w] in [0, 1]."""
-    return recipe.data.load().test.images.float() / 255
+    """[n c h w] as a model is shown them."""
+    return recipe.data.load().test.shown()
+
+
+def _test_set(recipe: Recipe, seed: int) -> Dataset:
+    """The test images, or if there are many some of them."""
+    from torchcaps.data import subset
+    from torchcaps.math.random import permutation
+
+    test = recipe.data.load().test
+    return test if len(test) <= LOOKED_AT else subset(test, permutation(seed, 0, len(test))[:LOOKED_AT])
 
 
 def _some(images: Tensor, count: int, seed: int) -> Tensor:

@@ -10,6 +10,7 @@ from typing import Protocol
 import tyro
 
 from torchcaps import __version__
+from torchcaps.cli.attack import Attack
 from torchcaps.cli.bench import Bench
 from torchcaps.cli.catalogue import List
 from torchcaps.cli.data import Data
@@ -18,6 +19,7 @@ from torchcaps.cli.evaluate import Evaluate
 from torchcaps.cli.export import Export
 from torchcaps.cli.generate import Generate
 from torchcaps.cli.later import Explore
+from torchcaps.cli.predict import Predict
 from torchcaps.cli.train import Train
 from torchcaps.errors import RecipeError, nearest
 
@@ -34,7 +36,9 @@ COMMANDS: dict[str, type[Command]] = {
     "demo": Demo,
     "train": Train,
     "evaluate": Evaluate,
+    "predict": Predict,
     "generate": Generate,
+    "attack": Attack,
     "export": Export,
     "explore": Explore,
     "data": Data,

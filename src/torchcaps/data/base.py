@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from torchcaps.data.augment import shift
+from torchcaps.data.augment import brightness_contrast, centre_crop, crop, crops, shift, standardise
 from torchcaps.errors import DataError
 from torchcaps.math.random import permutation
 from torchcaps.types import Batch, ImageSpec
@@ -35,13 +35,22 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Dataset:
-    """Images [n c h w] as bytes, labels [n] ([n m] where an image shows m things), named factors [n], class names."""
+    """Images [n c h w] as bytes, labels [n] ([n m] where an image shows m things), named factors [n], class names.
+
+    `parts` [n m h w] are bytes too: each thing of an image alone. A model sees squares of side `view`, or whole images
+    without it: at random places while training, in the middle when tested. What it sees is of zero mean and unit
+    variance if `standardised`; before that, training changes brightness and contrast at random if `jitter`.
+    """
 
     images: Tensor
     labels: Tensor
     classes: int
     factors: Mapping[str, Tensor] = field(default_factory=dict)
     names: tuple[str, ...] = ()
+    parts: Tensor | None = None
+    view: int | None = None
+    standardised: bool = False
+    jitter: bool = False
 
     def __post_init__(self) -> None:
         if self.images.ndim != 4 or self.images.dtype != torch.uint8:
@@ -54,14 +63,45 @@ class Dataset:
         low, high = int(self.labels.min()), int(self.labels.max())
         if low < 0 or high >= self.classes:
             raise DataError(f"labels run from {low} to {high}; 0 to {self.classes - 1} is wanted")
+        self._check_looks()
+
+    def _check_looks(self) -> None:
+        n, _, h, w = self.images.shape
+        things = (n, self.labels[0].numel(), h, w)
+        if self.parts is not None and (self.parts.shape != things or self.parts.dtype != torch.uint8):
+            came = f"{self.parts.dtype} {list(self.parts.shape)}"
+            raise DataError(f"parts are {came}; uint8 {list(things)}, one for each label, is wanted")
+        if self.view is not None and not 1 <= self.view <= min(h, w):
+            raise DataError(f"a view of {self.view} pixels of images of {h}x{w}; 1 to {min(h, w)} is wanted")
 
     def __len__(self) -> int:
         return len(self.images)
 
     @property
     def spec(self) -> ImageSpec:
+        """What a model is built for: the shape of what it sees."""
         channels, height, width = self.images.shape[1:]
-        return ImageSpec(channels, height, width, self.classes)
+        return ImageSpec(channels, self.view or height, self.view or width, self.classes)
+
+    @property
+    def seen(self) -> Tensor:
+        """[n c s s] the bytes a model sees when it is tested: the middle of each image."""
+        return self.images if self.view is None else centre_crop(self.images, self.view)
+
+    def shown(self, rows: Tensor | slice | None = None) -> Tensor:  # [b c s s]
+        """What a model is shown of the rows when it is tested: floats in [0, 1], standardised if the set is."""
+        return self.levelled(self.seen[slice(None) if rows is None else rows].float() / 255)
+
+    def views(self, rows: Tensor | slice | None = None, count: int = 13) -> Tensor:  # [count b c s s]
+        """`count` views of the rows, the first in the middle (see `crops`): a test may average what is said of them."""
+        if self.view is None:
+            raise DataError(f"{count} views of whole images would all be the same; give the data set a view")
+        images = self.images[slice(None) if rows is None else rows]
+        return torch.stack([self.levelled(v.float() / 255) for v in crops(images, self.view, count)])
+
+    def levelled(self, images: Tensor) -> Tensor:
+        """Floats [b c h w] of zero mean and unit variance each, if the set is standardised; else as they came."""
+        return standardise(images) if self.standardised else images
 
     def name_of(self, label: int) -> str:
         """The class's name, or its number where it has none."""
@@ -77,9 +117,10 @@ class Splits(NamedTuple):
 
 
 def subset(data: Dataset, rows: Tensor) -> Dataset:
-    """The images of the given rows [m], with their labels and factors."""
+    """The images of the given rows [m], with their labels, factors and parts."""
     factors = {name: values[rows] for name, values in data.factors.items()}
-    return replace(data, images=data.images[rows], labels=data.labels[rows], factors=factors)
+    parts = None if data.parts is None else data.parts[rows]
+    return replace(data, images=data.images[rows], labels=data.labels[rows], factors=factors, parts=parts)
 
 
 def hold_out(splits: Splits, count: int) -> Splits:
@@ -123,12 +164,26 @@ def take(
     data: Dataset, order: Tensor, place: Place, batch: int, *, seed: int, max_shift: int = 0,
     part: int = 0, parts: int = 1,
 ) -> Batch:  # fmt: skip
-    """The batch at a place as floats in [0, 1]; of `parts` processes each takes its own `part` of it."""
+    """The batch at a place as floats in [0, 1]; of `parts` processes each takes its own `part` of it.
+
+    Each image is shifted, then cropped to the view, and its parts with it; then its brightness and contrast change,
+    then it is standardised, the two last only where the set says so.
+    """
     share = batch // parts
     first = place.number * batch + part * share
     index = order[first : first + share]
-    images = data.images[index].float() / 255
-    return Batch(shift(images, max_shift, seed, place.epoch, index), data.labels[index], index)
+
+    def placed(pixels: Tensor) -> Tensor:
+        moved = shift(pixels[index].float() / 255, max_shift, seed, place.epoch, index)
+        if data.view is None or moved.shape[-2:] == (data.view, data.view):
+            return moved
+        return crop(moved, data.view, seed, place.epoch, index)
+
+    images = placed(data.images)
+    if data.jitter:
+        images = brightness_contrast(images, seed, place.epoch, index)
+    things = None if data.parts is None else placed(data.parts)
+    return Batch(data.levelled(images), data.labels[index], index, things)
 
 
 def check_splits(splits: Splits) -> str:

@@ -7,7 +7,7 @@ first; then come the environment variable TORCHCAPS_DATA and the user's cache.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
@@ -18,6 +18,7 @@ from torch.nn.functional import pad
 
 from torchcaps.config import Count, NonNegativeInt, Range
 from torchcaps.data.affnist import affnist
+from torchcaps.data.augment import shift
 from torchcaps.data.base import Dataset, Splits, hold_out
 from torchcaps.data.multimnist import multimnist
 from torchcaps.data.readers import read_affnist, read_cifar_archive, read_idx
@@ -72,6 +73,8 @@ class AffnistConfig:
 
     `train_on` = "affnist" transforms the training digits too (for read-outs). `drawn` is the seed of the transforms.
     `tested_on` = "official" reads the published test images, affnist/test.mat in the data folder, instead of drawing.
+    `placed_shift` moves the validation digits once and for all, as far as `train.max_shift` moves those of training:
+    then validation tells when two models know shifted MNIST equally well, which is when affNIST compares them fairly.
     """
 
     train_on: Literal["mnist", "affnist"] = "mnist"
@@ -81,13 +84,17 @@ class AffnistConfig:
     test: Annotated[int, Range(1, 1_000_000)] = 10_000
     drawn: NonNegativeInt = 0
     validation: NonNegativeInt = 0
+    placed_shift: NonNegativeInt = 0
     data_dir: str | None = None
 
     def load(self) -> Splits:
+        if self.placed_shift and self.train_on == "affnist":
+            raise DataError("placed_shift moves placed digits; those of train_on = 'affnist' are moved, so leave it 0")
         mnist = MnistConfig(data_dir=self.data_dir).load()
         train = self._placed(mnist.train) if self.train_on == "mnist" else self._moved(mnist.train, self.train, 0)
         test = self._moved(mnist.test, self.test, 1) if self.tested_on == "drawn" else self._official()
-        return hold_out(Splits(train, test), self.validation)
+        splits = hold_out(Splits(train, test), self.validation)
+        return splits._replace(validation=splits.validation and self._shifted(splits.validation, len(splits.train)))
 
     def _official(self) -> Dataset:
         base = folder(self.data_dir) or Path(os.environ.get("TORCHCAPS_DATA", "."))
@@ -101,6 +108,11 @@ class AffnistConfig:
         images = pad(digits.images[: self.train], (before, after, before, after))
         return Dataset(images, digits.labels[: self.train], digits.classes, names=digits.names)
 
+    def _shifted(self, data: Dataset, first: int) -> Dataset:
+        """The digits moved by up to `placed_shift` whole pixels; numbered from `first` on, after those of training."""
+        index = first + torch.arange(len(data))
+        return replace(data, images=shift(data.images, self.placed_shift, self.drawn, 0, index))
+
     def _moved(self, digits: Dataset, count: int, stream: int) -> Dataset:
         index = torch.arange(count)
         images, moves = affnist(digits.images, 2 * self.drawn + stream, index, self.size)
@@ -110,34 +122,55 @@ class AffnistConfig:
 
 @dataclass(frozen=True)
 class MultiMnistConfig:
-    """MultiMNIST: two overlapping digits of different class in 36x36; labels are pairs [n 2]."""
+    """MultiMNIST: two overlapping digits of different class in 36x36; labels are pairs [n 2].
+
+    `most_shift` is how far each digit may be from the middle, `drawn` the seed of the pairs. `validation` so many
+    pairs are made of as many digits, the last of MNIST's training set: no digit of theirs is trained on.
+    """
 
     train: Count = 120_000
     test: Count = 10_000
+    size: Annotated[int, Range(28, 128)] = 36
+    most_shift: NonNegativeInt = 4
     drawn: NonNegativeInt = 0
+    validation: NonNegativeInt = 0
     data_dir: str | None = None
 
     def load(self) -> Splits:
-        mnist = MnistConfig(data_dir=self.data_dir).load()
-        return Splits(self._pairs(mnist.train, self.train, 0), self._pairs(mnist.test, self.test, 1))
+        train, test, aside = MnistConfig(validation=self.validation, data_dir=self.data_dir).load()
+        validation = aside and self._pairs(aside, self.train, self.validation, 0)
+        return Splits(self._pairs(train, 0, self.train, 0), self._pairs(test, 0, self.test, 1), validation)
 
-    def _pairs(self, digits: Dataset, count: int, stream: int) -> Dataset:
-        images, labels, _ = multimnist(digits.images, digits.labels, 2 * self.drawn + stream, torch.arange(count))
-        return Dataset(images, labels, digits.classes, names=digits.names)
+    def _pairs(self, digits: Dataset, first: int, count: int, stream: int) -> Dataset:
+        """Pairs number `first` and on, and their digits each alone."""
+        index = first + torch.arange(count)
+        images, labels, parts = multimnist(
+            digits.images, digits.labels, 2 * self.drawn + stream, index, self.size, self.most_shift
+        )
+        return Dataset(images, labels, digits.classes, names=digits.names, parts=parts)
 
 
 @dataclass(frozen=True)
 class Cifar10Config:
-    """CIFAR-10: 50,000 + 10,000 colour photographs, 32x32."""
+    """CIFAR-10: 50,000 + 10,000 colour photographs, 32x32; `train` and `test` take only the first so many.
 
+    Sabour (2017, section 7) shows squares of `view` = 24 pixels: at random places while training, the middle in tests.
+    """
+
+    train: Count = 50_000
+    test: Count = 10_000
+    view: Annotated[int, Range(8, 32)] = 32
     validation: NonNegativeInt = 0
     data_dir: str | None = None
 
     def load(self) -> Splits:
         [path] = require("cifar10", folder(self.data_dir)).values()
-        arrays = [as_tensor(a) for a in read_cifar_archive(path)]
-        train, test = (Dataset(arrays[n], arrays[n + 1].long(), len(OBJECTS), names=OBJECTS) for n in (0, 2))
+        images, labels, test_images, test_labels = (as_tensor(a) for a in read_cifar_archive(path))
+        train, test = self._part(images, labels, self.train), self._part(test_images, test_labels, self.test)
         return hold_out(Splits(train, test), self.validation)
+
+    def _part(self, images: Tensor, labels: Tensor, most: int) -> Dataset:
+        return Dataset(images[:most], labels[:most].long(), len(OBJECTS), names=OBJECTS, view=self.view)
 
 
 def folder(data_dir: str | None) -> Path | None:

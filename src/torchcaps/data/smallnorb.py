@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from torchcaps.config import NonNegativeInt
+from torchcaps.config import NonNegativeInt, Range
 from torchcaps.data.base import Dataset, Splits, hold_out, subset
 from torchcaps.data.readers import read_norb, read_npz
 from torchcaps.data.sets import as_tensor, folder
@@ -33,15 +33,23 @@ class SmallNorbConfig:
 
     `novel` = "azimuth" or "elevation" trains on a third of the viewpoints; the test set stays whole, and its factor
     `familiar` (1 or 0) tells the viewpoints that were trained on from those that were not.
+
+    Hinton (2018, section 5) shows squares of `view` = 32 pixels, cut out at random while training and in the middle
+    when tested, of zero mean and unit variance (`standardise`). Before that `jitter` changes brightness and contrast at
+    random while training, as in the authors' code: standardising then takes back what the two eyes have in common.
     """
 
     novel: Literal["none", "azimuth", "elevation"] = "none"
+    view: Annotated[int, Range(8, 48)] = 48
+    standardise: bool = False
+    jitter: bool = False
     validation: NonNegativeInt = 0
     data_dir: str | None = None
 
     def load(self) -> Splits:
         files = require("smallnorb", folder(self.data_dir))
-        train, test = (_part(files, part) for part in ("train", "test"))
+        looks: dict[str, Any] = {"view": self.view, "standardised": self.standardise, "jitter": self.jitter}
+        train, test = (replace(_part(files, part), **looks) for part in ("train", "test"))
         if self.novel != "none":
             train = subset(train, familiar(train, self.novel).nonzero().flatten())
             seen = familiar(test, self.novel).long()

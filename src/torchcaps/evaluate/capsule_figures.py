@@ -6,7 +6,7 @@ images take some (`images`, one a column) and for `wins` a whole set; the others
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -14,11 +14,11 @@ from torch import Tensor
 
 from torchcaps.errors import RecipeError, ShapeError, nearest
 from torchcaps.evaluate import generation
-from torchcaps.evaluate.figures import image_grid
+from torchcaps.evaluate.figures import Rows, image_grid, pixels
 from torchcaps.evaluate.generation import HALVES, Domain
 from torchcaps.models.poe import PoE
 
-__all__ = ["FIGURES", "FROM_IMAGES", "Wish", "picture", "pixels"]
+__all__ = ["FIGURES", "FROM_IMAGES", "Wish", "picture"]
 
 _PAIRED = 4
 """Of so many capsules, the most used ones, all pairs are drawn unless capsules are named."""
@@ -37,9 +37,6 @@ class Wish:
     seed: int = 0
 
 
-Rows = Sequence[tuple[str, Tensor]]
-
-
 def picture(kind: str, model: PoE, wish: Wish, images: Tensor | None = None) -> dict[str, bytes]:
     """File name (without .png) -> PNG of one kind of figure; `images` [b c h w] in [0, 1] for those that need them."""
     if kind not in FIGURES:
@@ -52,11 +49,6 @@ def picture(kind: str, model: PoE, wish: Wish, images: Tensor | None = None) -> 
             raise ShapeError(f"figure '{kind}' is drawn from images [b c h w]; none came")
         images = torch.empty(0)
     return {name: image_grid(rows) for name, rows in FIGURES[kind](model, wish, images).items()}
-
-
-def pixels(images: Tensor) -> Tensor:
-    """[n c h w] -> [n h w 3] in colour, or else [n h w], the mean of the channels."""
-    return images.permute(0, 2, 3, 1) if images.shape[1] == 3 else images.mean(1)
 
 
 def _samples(model: PoE, wish: Wish, _: Tensor) -> dict[str, Rows]:

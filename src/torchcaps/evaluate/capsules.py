@@ -171,11 +171,11 @@ def material_of(model: PoE, splits: Splits, judge: CNN, images: int = IMAGES) ->
     """Draw the images, in an order that does not depend on the seed of a run, and compute their features once."""
     model.eval()
     train, test = _some(splits.train, FITTED), _some(splits.test, images)
-    real = _some(splits.test, model.capsules * SAMPLES).images.float() / 255
-    pixels = test.images.float() / 255
-    features = _features(model, test.images)
+    real = _some(splits.test, model.capsules * SAMPLES).shown()
+    pixels = test.shown()
+    features = _features(model, test)
     return Material(
-        model, judge, _features(model, train.images), train.labels, features, test.labels, pixels,
+        model, judge, _features(model, train), train.labels, features, test.labels, pixels,
         judge_features(judge, real), _pixel_error(model, features, pixels), len(splits.train),
     )  # fmt: skip
 
@@ -322,10 +322,10 @@ def _in_parts(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     return torch.cat([function(part) for part in torch.split(x, CHUNK)])
 
 
-def _features(model: PoE, images: Tensor) -> Tensor:
-    """[n i d] of images [n c h w] as bytes."""
-    parts = progress(torch.split(images, CHUNK), "computing features")
-    return torch.cat([model.features(part.float() / 255) for part in parts])
+def _features(model: PoE, data: Dataset) -> Tensor:
+    """[n i d] of all images as a model is shown them."""
+    parts = progress(torch.split(torch.arange(len(data)), CHUNK), "computing features")
+    return torch.cat([model.features(data.shown(rows)) for rows in parts])
 
 
 def _pixel_error(model: PoE, features: Tensor, images: Tensor) -> float:

@@ -1,26 +1,40 @@
-"""How often a classifier errs, beside controls that need no capsules at all."""
+"""How often a classifier errs, beside controls that need no capsules at all.
+
+What is asked depends on the data, and so do the names of the answers:
+
+    one label an image        test_error
+    affNIST                   affnist_accuracy on moved digits, mnist_accuracy on the validation digits as trained on
+    several labels            multimnist_error: not all of them right; digit_error: one of them missed;
+                              threshold_error: those above a threshold, chosen on validation images or .5, are others
+    CapsNet, known factors    factor_correlation, see `factors`
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from torchcaps.data import Dataset, Splits
+from torchcaps.data import AffnistConfig, Dataset, Splits
+from torchcaps.evaluate.factors import CONTROLS, factor_controls, factor_correlation, factor_metrics, has_factors
+from torchcaps.evaluate.multilabel import best_threshold, pair_error, single_error, threshold_error
 from torchcaps.metrics import accuracy, expected_calibration_error
-from torchcaps.models import Model
+from torchcaps.models import CapsNet, Model
 from torchcaps.train.display import progress
 from torchcaps.train.recipe import Recipe
 from torchcaps.train.training import set_up
 
-__all__ = ["class_scores", "classification", "nearest_mean", "untrained"]
+__all__ = ["class_scores", "classification", "measures", "nearest_mean", "pose_controls", "untrained"]
+
+THRESHOLD = 0.5
+"""Of capsule lengths and of probabilities, where no validation images say better."""
 
 
 @torch.inference_mode()
 def class_scores(model: Model, data: Dataset, batch: int = 250) -> Tensor:
     """[n j] the model's scores of every image, a bounded batch at a time."""
     model.eval()
-    batches = progress(torch.split(data.images, batch), "scoring images")
-    return torch.cat([model.scores(images.float() / 255) for images in batches])
+    batches = progress(torch.split(torch.arange(len(data)), batch), "scoring images")
+    return torch.cat([model.scores(data.shown(rows)) for rows in batches])
 
 
 def classification(model: Model, data: Dataset) -> dict[str, float]:
@@ -28,18 +42,56 @@ def classification(model: Model, data: Dataset) -> dict[str, float]:
     return _measure(class_scores(model, data), data.labels)
 
 
-def untrained(recipe: Recipe, data: Dataset) -> dict[str, float]:
+def measures(model: Model, recipe: Recipe, splits: Splits) -> dict[str, float]:
+    """Whatever is asked of a classifier on these data."""
+    scores, test, held = class_scores(model, splits.test), splits.test, splits.validation
+    if test.labels.ndim == 2:
+        found = _several(scores, test.labels, class_scores(model, held) if held else None, held)
+    else:
+        found = _measure(scores, test.labels)
+    if isinstance(recipe.data, AffnistConfig):
+        moved = {"affnist_accuracy": 1 - found.pop("test_error")}
+        placed = {"mnist_accuracy": accuracy(class_scores(model, held), held.labels)} if held else {}
+        return moved | placed | found
+    if isinstance(model, CapsNet) and has_factors(test):
+        found |= factor_metrics(factor_correlation(model, test))
+    return found
+
+
+def untrained(recipe: Recipe, splits: Splits) -> dict[str, float]:
     """Control: the recipe's own network before its first step."""
-    return classification(set_up(recipe, data.spec).model, data)
+    return measures(set_up(recipe, splits.train.spec).model, recipe, splits)
 
 
-def nearest_mean(splits: Splits) -> dict[str, float]:
+def nearest_mean(recipe: Recipe, splits: Splits) -> dict[str, float]:
     """Control: the class whose mean training image is nearest, in pixels."""
     train, test = splits.train, splits.test
-    pixels = train.images.flatten(1).float() / 255  # [n (c h w)]
-    means = torch.stack([pixels[train.labels == j].mean(0) for j in range(train.classes)])  # [j (c h w)]
-    distances = torch.cdist(test.images.flatten(1).float() / 255, means).nan_to_num(torch.inf)  # [n j], no image: far
-    return _measure((-distances).softmax(-1), test.labels)
+    means = torch.stack([_mean_image(train, j) for j in range(train.classes)])  # [j (c h w)]
+    parts = torch.split(torch.arange(len(test)), 1000)
+    distances = torch.cat([torch.cdist(test.shown(rows).flatten(1), means) for rows in parts])
+    scores = (-distances.nan_to_num(torch.inf)).softmax(-1)  # [n j], no image: far
+    if test.labels.ndim == 2:
+        return _several(scores, test.labels, None, None)
+    found = _measure(scores, test.labels)
+    if isinstance(recipe.data, AffnistConfig):
+        return {"affnist_accuracy": 1 - found.pop("test_error")} | found
+    return found
+
+
+def pose_controls(model: Model, data: Dataset) -> dict[str, dict[str, float]]:
+    """What codes that learned nothing would say of the factors, where those are measured."""
+    if not isinstance(model, CapsNet) or not has_factors(data):
+        return {}
+    found = factor_controls(model, data)
+    return {name: factor_metrics(found[name]) for name in CONTROLS}
+
+
+def _mean_image(data: Dataset, label: int) -> Tensor:
+    """[(c h w)] of the images that show a class; NaN of none."""
+    here = data.labels == label
+    rows = (here if here.ndim == 1 else here.any(-1)).nonzero().flatten()
+    sums = torch.stack([data.shown(part).flatten(1).double().sum(0) for part in torch.split(rows, 1000)])
+    return (sums.sum(0) / len(rows)).float()
 
 
 def _measure(scores: Tensor, labels: Tensor) -> dict[str, float]:
@@ -47,4 +99,13 @@ def _measure(scores: Tensor, labels: Tensor) -> dict[str, float]:
     return {
         "test_error": 1 - accuracy(scores, labels),
         "calibration_error": expected_calibration_error(confidence, chosen == labels),
+    }
+
+
+def _several(scores: Tensor, labels: Tensor, held_scores: Tensor | None, held: Dataset | None) -> dict[str, float]:
+    threshold = THRESHOLD if held_scores is None or held is None else best_threshold(held_scores, held.labels)
+    return {
+        "multimnist_error": pair_error(scores, labels),
+        "digit_error": single_error(scores, labels),
+        "threshold_error": threshold_error(scores, labels, threshold),
     }

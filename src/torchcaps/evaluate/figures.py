@@ -1,44 +1,89 @@
-"""Pictures of a CapsNet at work, drawn with matplotlib (the `plot` extra), as PNG bytes."""
+"""Pictures of any model, drawn with matplotlib (the `plot` extra), as PNG bytes: image grids, curves, reliability."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from torchcaps.data import Dataset
 from torchcaps.errors import RecipeError
-from torchcaps.models.capsnet import CapsNet, CapsNetOutput
-from torchcaps.types import Capsules
+from torchcaps.metrics import expected_calibration_error
 
 __all__ = [
-    "coupling_maps",
+    "Reliability",
+    "Rows",
     "image_grid",
     "learning_curve",
-    "perturbations",
-    "reconstructions",
+    "pixels",
+    "reliability",
+    "reliability_diagram",
     "require_matplotlib",
 ]
 
+Rows = Sequence[tuple[str, Tensor]]
+"""Rows of images, each (title, [n h w] grey or [n h w 3])."""
 
-def image_grid(rows: Sequence[tuple[str, Tensor]], scale: float = 0.55) -> bytes:
-    """Rows of images, each (title, [n h w] grey or [n h w 3]), in one picture; sizes are in inches."""
-    plt = _pyplot()
+_GAP = 0.03
+"""White around an image, in sides of it."""
+
+_NOTE = 0.26
+"""Height of a line of notes, in sides of an image."""
+
+_SIDE = 32
+"""Pixels to which smaller images are enlarged, by whole numbers, so that the white around them looks the same."""
+
+
+def pixels(images: Tensor) -> Tensor:
+    """[n c h w] -> [n h w 3] in colour, or else [n h w], the mean of the channels."""
+    return images.permute(0, 2, 3, 1) if images.shape[1] == 3 else images.mean(1)
+
+
+def image_grid(rows: Rows, scale: float = 0.55, notes: Mapping[int, Sequence[str]] | None = None) -> bytes:
+    """Rows of images in one picture, `scale` inches an image; `notes` of row n stand above its images."""
+    plt, notes = _pyplot(), notes or {}
     columns = max(len(images) for _, images in rows)
-    margin = 0.3 + 0.07 * max(len(line) for title, _ in rows for line in title.splitlines())
-    size = (scale * columns + margin, scale * len(rows) + 0.1)
-    figure, axes = plt.subplots(len(rows), columns, squeeze=False, figsize=size)
-    for (title, images), line in zip(rows, axes, strict=True):
-        for ax in line:
-            ax.set_axis_off()
-        for ax, image in zip(line, images, strict=False):
-            ax.imshow(image.cpu().numpy(), cmap="gray", vmin=0, vmax=1)
-        line[0].text(-0.2, 0.5, title, transform=line[0].transAxes, ha="right", va="center", fontsize=8)
-    figure.subplots_adjust(left=margin / size[0], right=1, top=1, bottom=0, wspace=0.05, hspace=0.05)
+    tops, height = _tops(len(rows), notes)
+    margin = 0.3 + 0.07 * max(len(line) for title, _ in rows for line in title.split("\n"))
+    size = (scale * columns + margin, scale * height + 0.1)
+    figure, ax = plt.subplots(figsize=size)
+    figure.subplots_adjust(left=margin / size[0], right=1, top=1, bottom=0)
+    for (title, images), top in zip(rows, tops, strict=True):
+        place = (0, len(images), top + 1, top)
+        ax.imshow(_strip(images).cpu().numpy(), cmap="gray", vmin=0, vmax=1, extent=place)
+        ax.text(-0.2, top + 0.5, title, ha="right", va="center", fontsize=8)
+    for n, texts in notes.items():
+        for column, text in enumerate(texts):
+            ax.text(column + 0.5, tops[n], text, ha="center", va="bottom", fontsize=7)
+    ax.set(xlim=(0, columns), ylim=(height, 0))
+    ax.set_axis_off()
     return _png(figure)
+
+
+def _tops(rows: int, notes: Mapping[int, Sequence[str]]) -> tuple[list[float], float]:
+    """Where each row begins, and the height of all."""
+    tops, height = [], 0.0
+    for n in range(rows):
+        height += _NOTE * max((1 + note.count("\n") for note in notes.get(n, ())), default=0)
+        tops.append(height)
+        height += 1.0
+    return tops, height
+
+
+def _strip(images: Tensor) -> Tensor:
+    """[n h w] or [n h w 3] -> [s (n s)] or [s (n s) 3]: side by side, each in the middle of a white square."""
+    more = max(1, round(_SIDE / max(images.shape[1:3])))
+    images = images.repeat_interleave(more, 1).repeat_interleave(more, 2)
+    h, w = images.shape[1:3]
+    side = max(h, w)
+    gap = max(1, round(_GAP * side))
+    down, right = side - h + 2 * gap, side - w + 2 * gap
+    edges = (right // 2, right - right // 2, down // 2, down - down // 2)
+    squares = pad(images.float(), (0, 0, *edges) if images.ndim == 4 else edges, value=1.0)
+    return torch.cat(list(squares), dim=1)
 
 
 def learning_curve(curves: Sequence[tuple[str, Sequence[dict[str, Any]]]], key: str = "accuracy") -> bytes:
@@ -55,54 +100,42 @@ def learning_curve(curves: Sequence[tuple[str, Sequence[dict[str, Any]]]], key: 
     return _png(figure)
 
 
-def reconstructions(model: CapsNet, data: Dataset, count: int = 12) -> bytes:
-    """Test images, and what the decoder draws from the longest capsule alone."""
-    return image_grid(_redrawn(model, data, count))
+class Reliability(NamedTuple):
+    """Of each bin of confidence: how many answers, their mean confidence, the share that is right; all [bins]."""
+
+    counts: Tensor
+    confidence: Tensor
+    accuracy: Tensor
 
 
-def perturbations(model: CapsNet, data: Dataset, reach: float = 0.25, count: int = 11) -> bytes:
-    """Each dimension of one image's winning capsule, moved from -reach to reach."""
-    strips = _strips(model, data, reach, count)
-    return image_grid([(f"dimension {n + 1}", strip) for n, strip in enumerate(strips)], scale=0.45)
+def reliability(confidence: Tensor, correct: Tensor, bins: int = 15) -> Reliability:
+    """Answers by their confidence [n], in the bins of `expected_calibration_error`; `correct` is [n]."""
+    p, hit = confidence.detach().double(), correct.detach().double()
+    edges = torch.arange(1, bins, dtype=p.dtype, device=p.device) / bins
+    place = torch.bucketize(p, edges)  # [n]
+    counts = torch.bincount(place, minlength=bins)
+    means = (torch.bincount(place, weights=x, minlength=bins) / counts.clamp_min(1) for x in (p, hit))
+    return Reliability(counts, *means)
 
 
-def coupling_maps(model: CapsNet, data: Dataset, count: int = 6) -> bytes:
-    """Where in the image the winning capsule gets its children from, iteration by iteration."""
-    images = data.images[:count].float() / 255
-    return image_grid([("image", images.mean(1)), *_maps(model, data, count)], scale=0.8)
+def reliability_diagram(confidence: Tensor, correct: Tensor, bins: int = 15) -> bytes:
+    """The share of right answers by their confidence; on the diagonal a model knows how often it errs.
 
-
-@torch.inference_mode()
-def _redrawn(model: CapsNet, data: Dataset, count: int) -> list[tuple[str, Tensor]]:
-    images = data.images[:count].float() / 255
-    out: CapsNetOutput = model(images)
-    return [("image", images.mean(1)), ("redrawn", model.reconstruct(out.classes).mean(1))]
-
-
-@torch.inference_mode()
-def _strips(model: CapsNet, data: Dataset, reach: float, count: int) -> Tensor:
-    """[k n h w] the first image redrawn with each dimension of its longest capsule moved in n steps."""
-    out: CapsNetOutput = model(data.images[:1].float() / 255)
-    pose, on = out.classes
-    k, which = pose.shape[-1], int(on.argmax())
-    moved = pose.repeat(k * count, 1, 1)  # [(k n) j k]
-    rows = torch.arange(k * count)
-    moved[rows, which, rows // count] += torch.linspace(-reach, reach, count).repeat(k)
-    drawn = model.reconstruct(Capsules(moved, on.repeat(k * count, 1)), torch.full((k * count,), which))
-    return drawn.mean(1).view(k, count, *drawn.shape[2:])
-
-
-@torch.inference_mode()
-def _maps(model: CapsNet, data: Dataset, count: int) -> list[tuple[str, Tensor]]:
-    """Coupling times activation of the children of each image's longest capsule, summed over types, as maps."""
-    out: CapsNetOutput = model(data.images[:count].float() / 255, trace=True)
-    b, h, w, i, _ = out.primary.pose.shape
-    winner = out.classes.activation.argmax(-1)  # [b]
-    coupling = out.info.coupling.transpose(0, 1)  # [b t (h w i) j]
-    mine = coupling[torch.arange(b), :, :, winner].view(b, -1, h * w, i)  # [b t (h w) i]
-    maps = (mine * out.primary.activation.reshape(b, 1, h * w, i)).sum(-1)  # [b t (h w)]
-    maps = maps / maps.amax((1, 2), keepdim=True).clamp_min(1e-12)
-    return [(f"iteration {t + 1}", maps[:, t].view(b, h, w)) for t in range(maps.shape[1])]
+    Below, the share of the answers in each bin: one with few says little.
+    """
+    plt, error = _pyplot(), expected_calibration_error(confidence, correct, bins)
+    shown = Reliability(*(x.cpu() for x in reliability(confidence, correct, bins)))
+    figure, (ax, below) = plt.subplots(2, sharex=True, figsize=(3.6, 4.4), height_ratios=(3, 1))
+    left, some = torch.arange(bins) / bins, shown.counts > 0
+    ax.bar(left, shown.accuracy, 1 / bins, align="edge", color="tab:blue", edgecolor="white")
+    ax.plot((0, 1), (0, 1), color="grey", linewidth=1, linestyle="--")
+    ax.plot(shown.confidence[some], shown.accuracy[some], "o", color="black", markersize=3)
+    below.bar(left, shown.counts / shown.counts.sum(), 1 / bins, align="edge", color="grey", edgecolor="white")
+    ax.set(ylabel="share right", ylim=(0, 1), title=f"calibration error {error:.4f}, {len(confidence)} images")
+    ax.title.set_fontsize(9)
+    below.set(xlabel="confidence", ylabel="share of images", xlim=(0, 1))
+    figure.tight_layout()
+    return _png(figure)
 
 
 def require_matplotlib() -> None:

@@ -11,6 +11,12 @@ from torchcaps.evaluate.results import Result
 
 __all__ = ["html_report", "rows_of", "text_table"]
 
+PERCENT = (
+    "test_error", "rising_steps", "affnist_accuracy", "mnist_accuracy", "multimnist_error", "digit_error",
+    "threshold_error",
+)  # fmt: skip
+"""Metrics that are shown as such."""
+
 COUNTS = ("classes_covered", "capsules_used")
 """Metrics that count, and need no four decimals."""
 
@@ -23,12 +29,15 @@ th, td { border-color: #444; } }
 """
 
 
-def rows_of(result: Result, percent: Sequence[str] = ("test_error", "rising_steps")) -> list[list[str]]:
+def rows_of(result: Result, percent: Sequence[str] = PERCENT) -> list[list[str]]:
     """Header, the result, its controls: mean and deviation over seeds; metrics named in `percent` as such."""
     names = list(result.metrics)
     rows = [["", *(f"{n.replace('_', ' ')}{' (%)' if n in percent else ''}" for n in names)]]
     for label, metrics in [(result.recipe, result.metrics), *result.controls.items()]:
         rows.append([label, *(_cell(metrics.get(n, []), n, n in percent) for n in names)])
+    if result.paper:
+        told = {name: [value] for name, value in result.paper.items()}
+        rows.append(["in the paper", *(_cell(told.get(n, []), n, n in percent) for n in names)])
     return rows
 
 

@@ -16,9 +16,10 @@ from torchcaps.config import to_dict
 from torchcaps.data import Splits
 from torchcaps.errors import RecipeError, TrainingError
 from torchcaps.evaluate.capsules import IMAGES, Experts, Material, chosen, material_of, measure, run_and_controls
-from torchcaps.evaluate.classification import classification, nearest_mean, untrained
+from torchcaps.evaluate.classification import measures, nearest_mean, pose_controls, untrained
 from torchcaps.evaluate.generative import judge_samples
 from torchcaps.evaluate.judge import RATE, judge_probabilities, train_judge
+from torchcaps.evaluate.papers import paper_numbers
 from torchcaps.evaluate.results import Metrics, Result, gather, versions
 from torchcaps.metrics import accuracy
 from torchcaps.models import CNN, PoE, PoEConfig
@@ -56,10 +57,12 @@ def evaluate_runs(
             f"'{folders[0]}' is a classifier; images, only and judge are for products of expert capsules only"
         )
     splits = first.data.load()
-    metrics = gather(classification(run.model, splits.test) for run in runs)
+    metrics = gather(measures(run.model, run.recipe, splits) for run in runs)
     rows: dict[str, Metrics] = _trained([load_run(folder) for folder in controls])
-    rows["untrained"] = gather(untrained(run.recipe, splits.test) for run in runs)
-    rows["nearest mean"] = gather([nearest_mean(splits)])
+    rows["untrained"] = gather(untrained(run.recipe, splits) for run in runs)
+    rows["nearest mean"] = gather([nearest_mean(first, splits)])
+    for name, values in pose_controls(runs[0].model, splits.test).items():
+        rows.setdefault(name, gather([values]))
     return _result(runs, metrics, rows, {})
 
 
@@ -96,7 +99,7 @@ def _result(
         **more_budget,
     }
     seeds = [run.recipe.seed for run in runs]
-    return Result(first.name, _config(first), seeds, metrics, rows, {}, budget, versions())
+    return Result(first.name, _config(first), seeds, metrics, rows, paper_numbers(first), budget, versions())
 
 
 def _config(recipe: Recipe) -> dict[str, Any]:
@@ -111,8 +114,7 @@ def _trained(runs: Sequence[Loaded]) -> dict[str, Metrics]:
     """One row a recipe, its runs being its seeds."""
     rows: dict[str, list[dict[str, float]]] = {}
     for run in runs:
-        test = run.recipe.data.load().test
-        rows.setdefault(run.recipe.name, []).append(classification(run.model, test))
+        rows.setdefault(run.recipe.name, []).append(measures(run.model, run.recipe, run.recipe.data.load()))
     return {name: gather(values) for name, values in rows.items()}
 
 

@@ -4,8 +4,9 @@
 
 is `routing.dynamic.route` on the votes W_ij x_i. Two operators of torch's library do the work, one forward and one
 back, by the equations of `loops.dynamic`. On a CPU the passes over the votes are its compiled loops; for any other
-device or type they make the votes of a few children at a time. Kept for the way back are the totals and couplings of
-the iterations, numbers [t b i j]; nothing is as large as the votes [b i j k].
+device or type they make the votes of a few children at a time. Kept for the way back are the totals of the iterations
+[t b j k] and what a softmax over children divides by [t 2 j b]: couplings are made again with the votes. Only with
+gradient="last", for which the others do not count, the last coupling is kept instead.
 """
 
 from __future__ import annotations
@@ -23,24 +24,27 @@ __all__ = ["Passes", "dynamic_routing", "iterate"]
 
 
 class Passes(Protocol):
-    """What routing asks of the votes, never of one vote alone. C, E, U are couplings, as `room` makes them.
+    """What routing asks of the votes, never of one vote alone.
 
-    room     so many couplings [t i j ..], and `seen` what is in them: [t b i j]
-    first    s [b j k] of the uniform coupling
-    again    c = softmax(V . q) into C, and s = sum_i c V if wanted
-    pull     dq of such a pass whose s has the derivative ds; fills E, adds to U
-    scatter  dx and dW for dV = base + sum_t (c_t ds_t + e_t q_t) + u V, or without E and base for dV = c ds
+    coupling   room for one, C, which `seen` shows as [b i j]; `marks` is room for Z, what `pull` leaves for `scatter`
+    first      s [b j k] of the uniform coupling
+    again      s = sum_i c V with c = softmax(V . q), and c into C where that is given. With s the scale [2 j b] of a
+               softmax over children, its largest logit and 1 / its sum; over parents it is [2 0 b]
+    pull       dq of such a pass whose s has the derivative ds; fills one Z
+    scatter    dx and dW for dV = base + sum_t (c_t ds_t + e_t q_t) + u V (`loops.dynamic`)
+    straight   dx and dW for dV = c ds
     """
 
-    def room(self, count: int) -> Tensor: ...
-    def seen(self, room: Tensor) -> Tensor: ...
-    def kept(self, couplings: Tensor) -> Tensor: ...
+    share: float
+
+    def coupling(self) -> Tensor: ...
+    def seen(self, C: Tensor) -> Tensor: ...
+    def marks(self, count: int) -> Tensor: ...
     def first(self) -> Tensor: ...
-    def again(self, q: Tensor, C: Tensor, *, summed: bool = True) -> Tensor: ...
-    def pull(self, q: Tensor, C: Tensor, s: Tensor, ds: Tensor, E: Tensor, U: Tensor | None) -> Tensor: ...
-    def scatter(
-        self, C: Tensor, ds: list[Tensor], E: Tensor | None, q: list[Tensor], U: Tensor | None, base: Tensor | None
-    ) -> tuple[Tensor, Tensor]: ...
+    def again(self, q: Tensor, C: Tensor | None = None) -> tuple[Tensor, Tensor]: ...
+    def pull(self, q: Tensor, s: Tensor, ds: Tensor, scale: Tensor, Z: Tensor) -> Tensor: ...
+    def scatter(self, q: list[Tensor], ds: list[Tensor], Z: Tensor, base: Tensor) -> tuple[Tensor, Tensor]: ...
+    def straight(self, c: Tensor, ds: Tensor) -> tuple[Tensor, Tensor]: ...
 
 
 def dynamic_routing(
@@ -57,10 +61,8 @@ def dynamic_routing(
     The settings are those of `routing.Dynamic`. The coupling is a view in which the batch lies together.
     """
     learns = torch.is_grad_enabled() and (x.requires_grad or W.requires_grad)
-    total, _, couplings = _forward(x, W, iterations, agreement, over, logits, gradient if learns else "last")
-    if iterations == 1:
-        return total, x.new_full((len(x), *W.shape[:2]), _uniform(W, over))
-    return total, couplings[-1].detach()
+    total, _, _, coupling = _forward(x, W, iterations, agreement, over, logits, gradient if learns else "last")
+    return total, coupling.detach()
 
 
 # --- The operators --------------------------------------------------------------------------------------------------
@@ -69,24 +71,36 @@ def dynamic_routing(
 @torch.library.custom_op("torchcaps::dynamic_forward", mutates_args=())
 def _forward(
     x: Tensor, W: Tensor, iterations: int, agreement: str, over: str, logits: str, gradient: str
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The last total [b j k], those before it [t b j k], and couplings [t b i j]: of all iterations but the first
-    with gradient="all", else of the last."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The last total [b j k], those before it [t b j k], the scales [t 2 j b] and the last coupling [b i j].
+
+    `_backward` takes totals and scales, of all iterations but the first, or with gradient="last" the coupling alone.
+    """
     with torch.no_grad():
         passes = _passes(x, W, agreement, over)
-        totals, room = iterate(passes, iterations, agreement, logits, 1 if gradient == "last" else iterations)
-        earlier = torch.stack(totals)[:-1].clone()
-        return totals[-1], earlier, passes.seen(room)
+        totals, scales, C = iterate(passes, iterations, agreement, logits)
+        earlier, kept = (0, 0) if gradient == "last" else (iterations - 1, len(scales))
+        return (
+            totals[-1],
+            torch.stack(totals)[:earlier].clone(),
+            torch.stack([*scales, x.new_empty(_scale(x, W, over))])[:kept].clone(),
+            passes.seen(C),
+        )
 
 
 @_forward.register_fake
 def _(
     x: Tensor, W: Tensor, iterations: int, agreement: str, over: str, logits: str, gradient: str
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     (b, i, _), (_, j, k, _) = x.shape, W.shape
-    count = min(iterations - 1, 1 if gradient == "last" else iterations)
-    couplings = x.new_empty(count, i, j, b).movedim(-1, 1)
-    return x.new_empty(b, j, k), x.new_empty(iterations - 1, b, j, k), couplings
+    kept = 0 if gradient == "last" else iterations - 1
+    coupling = x.new_empty(i, j, b).movedim(-1, 0)
+    return x.new_empty(b, j, k), x.new_empty(kept, b, j, k), x.new_empty(kept, *_scale(x, W, over)), coupling
+
+
+def _scale(x: Tensor, W: Tensor, over: str) -> tuple[int, int, int]:
+    """The shape of what a softmax over children divides by; one over parents makes it again."""
+    return 2, W.shape[1] if over == "children" else 0, len(x)
 
 
 @torch.library.custom_op("torchcaps::dynamic_backward", mutates_args=())
@@ -96,19 +110,18 @@ def _backward(
     W: Tensor,
     total: Tensor,
     earlier: Tensor,
-    couplings: Tensor,
+    scales: Tensor,
+    coupling: Tensor | None,
     agreement: str,
     over: str,
     logits: str,
-    gradient: str,
 ) -> tuple[Tensor, Tensor]:
-    """dx [b i d] and dW [i j k d] for the derivative ds [b j k] of the last total."""
+    """dx [b i d] and dW [i j k d] for the derivative ds [b j k] of the last total; a coupling stands for itself."""
     with torch.no_grad():
         passes = _passes(x, W, agreement, over)
-        C = passes.kept(couplings)
-        if gradient == "last" and len(C):
-            return passes.scatter(C, [ds], None, [], None, None)
-        return _retrace(passes, ds, [*earlier, total], C, agreement, logits, _uniform(W, over))
+        if coupling is not None:
+            return passes.straight(coupling, ds)
+        return _retrace(passes, ds, [*earlier, total], scales, agreement, logits, _uniform(W, over))
 
 
 @_backward.register_fake
@@ -116,15 +129,14 @@ def _(ds: Tensor, x: Tensor, W: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     return x.new_empty(x.shape), W.new_empty(W.shape)
 
 
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    x, W, _, *ctx.settings = inputs
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor, Tensor]) -> None:
+    x, W, _, *ctx.settings, gradient = inputs
     ctx.mark_non_differentiable(*output[1:])
-    ctx.save_for_backward(x, W, *output)
+    ctx.save_for_backward(x, W, *output[:3], output[3] if gradient == "last" else None)
 
 
 def _grads(ctx: Any, ds: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-    x, W, total, earlier, couplings = ctx.saved_tensors
-    dx, dW = _backward(ds, x, W, total, earlier, couplings, *ctx.settings)
+    dx, dW = _backward(ds, *ctx.saved_tensors, *ctx.settings)
     return dx, dW, None, None, None, None, None
 
 
@@ -141,36 +153,34 @@ def _passes(x: Tensor, W: Tensor, agreement: str, over: str) -> Passes:
     return passes
 
 
-def iterate(
-    passes: Passes, iterations: int, agreement: str, logits: str, keep: int, *, summed: bool = True
-) -> tuple[list[Tensor], Tensor]:
-    """The totals of all iterations (without the last one's if it is not wanted), and the last `keep` couplings."""
-    room = passes.room(min(iterations - 1, keep))
-    totals, q = [passes.first()], None
+def iterate(passes: Passes, iterations: int, agreement: str, logits: str) -> tuple[list[Tensor], list[Tensor], Tensor]:
+    """The totals of all iterations, the scales of all but the first, and the last coupling C."""
+    C = passes.coupling()
+    totals, scales, q = [passes.first()], [], None
     for n in range(iterations - 1):
         v = _parent(totals[-1], agreement)
         q = v if q is None or logits == "replaced" else q + v
-        last = n == iterations - 2
-        totals.append(passes.again(q, room[n % len(room)], summed=summed or not last))
-    return totals, room
+        total, scale = passes.again(q, C if n == iterations - 2 else None)
+        totals.append(total)
+        scales.append(scale)
+    return totals, scales, C if iterations > 1 else C.fill_(passes.share)
 
 
 def _retrace(
-    passes: Passes, ds: Tensor, totals: list[Tensor], C: Tensor, agreement: str, logits: str, share: float
+    passes: Passes, ds: Tensor, totals: list[Tensor], scales: Tensor, agreement: str, logits: str, share: float
 ) -> tuple[Tensor, Tensor]:
     """All iterations backwards, then the derivatives of all votes at once."""
     v = [_parent(s, agreement) for s in totals[:-1]]
     q = v if logits == "replaced" else list(torch.stack(v).cumsum(0)) if v else []
-    E = torch.empty_like(C)
-    U = torch.zeros_like(C[0]) if agreement == "cosine" and q else None
+    Z = passes.marks(len(q))
     slopes: list[Tensor] = []
     g: Tensor | None = None
     for n in reversed(range(len(q))):
         slopes.insert(0, ds)
-        dq = passes.pull(q[n], C[n], totals[n + 1], ds, E[n], U)
+        dq = passes.pull(q[n], totals[n + 1], ds, scales[n], Z[n])
         g = dq if g is None or logits == "replaced" else g + dq  # dv, of every later iteration that it is part of
         ds = _parent_back(totals[n], g, agreement)
-    return passes.scatter(C, slopes, E, q, U, share * ds)
+    return passes.scatter(q, slopes, Z, share * ds)
 
 
 def _uniform(W: Tensor, over: str) -> float:

@@ -7,7 +7,7 @@ X [i n d L] and Q, S [n j k L]; a coupling is [i j (n L)], with a batch padded t
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, cached_property
 from importlib import import_module
 from typing import Any
 
@@ -65,12 +65,11 @@ def to_lanes(x: Tensor, *, children: bool = False, size: int = BYTES) -> Tensor:
     return X
 
 
-def from_lanes(X: Tensor, b: int, *, children: bool = False) -> Tensor:
-    """What `to_lanes` was given."""
-    blocks = X.transpose(0, 1) if children else X
-    n, i, d, _ = blocks.shape
-    x = X.new_empty(b, i, d)
-    in_threads(lambda _, start, stop: _loops("layout").from_lanes(blocks.numpy(), x.numpy(), start, stop), n)
+def from_lanes(X: Tensor, b: int) -> Tensor:
+    """[n j k L], as `to_lanes` makes it of parents, -> [b j k]."""
+    n, j, k, _ = X.shape
+    x = X.new_empty(b, j, k)
+    in_threads(lambda _, start, stop: _loops("layout").from_lanes(X.numpy(), x.numpy(), start, stop), n)
     return x
 
 
@@ -98,13 +97,12 @@ def weigh(W: Tensor, X: Tensor, C: Tensor | None, share: float = 1.0) -> Tensor:
     return S
 
 
-def reverse(W: Tensor, C: Tensor, H: Tensor) -> Tensor:
-    """sum_j c_ij W_ij^T h_j: C [i j (n L)] and H [n j k L] -> [i n d L]."""
-    (i, _, _, d), (n, _, _, L) = W.shape, H.shape
-    dX = H.new_zeros(i, n, d, L)
-    arrays = *map(_array, (W, C, H)), dX.numpy()
-    in_threads(lambda _, start, stop: _loops("scatter").reverse(*arrays, start, stop), i)
-    return dX
+def reverse(W: Tensor, C: Tensor, H: Tensor, b: int) -> Tensor:
+    """sum_j c_ij W_ij^T h_j: C [i j (n L)] and H [n j k L] of a batch b -> [b i d]."""
+    dx = H.new_empty(b, W.shape[0], W.shape[3])
+    arrays = *map(_array, (W, C, H)), dx.numpy()
+    in_threads(lambda _, start, stop: _loops("scatter").reverse(*arrays, start, stop), len(W))
+    return dx
 
 
 def grad(X: Tensor, C: Tensor, A: Tensor, onto: Tensor | None = None) -> Tensor:
@@ -120,62 +118,71 @@ class Looped:
     """The passes of dynamic routing (`kernels.dynamic.Passes`) over children x [b i d] with weights W [i j k d]."""
 
     def __init__(self, x: Tensor, W: Tensor, *, cosine: bool, over: str, share: float) -> None:
-        self.W, self.X, self.b = W.detach().contiguous(), to_lanes(x, children=True), len(x)
+        self.x, self.W, self.b = x.detach().contiguous(), W.detach().contiguous(), len(x)
         self.floor, self.over, self.share = _floor(x.dtype) if cosine else 0.0, over, share
 
-    def room(self, count: int) -> Tensor:
-        """Couplings [t i j (n L)]."""
-        i, n, _, L = self.X.shape
-        return self.X.new_empty(count, i, self.W.shape[1], n * L)
+    @cached_property
+    def X(self) -> Tensor:
+        """The children in lanes."""
+        return to_lanes(self.x, children=True)
 
-    def seen(self, room: Tensor) -> Tensor:
-        """[t b i j], where every batch lies together."""
-        return room[..., : self.b].contiguous().movedim(-1, 1)
+    def coupling(self) -> Tensor:
+        """Room for C [i j (n L)]."""
+        return self.x.new_empty(*self.W.shape[:2], _padded(self.b, self.x.dtype))
 
-    def kept(self, couplings: Tensor) -> Tensor:
-        """What `seen` has made of them."""
-        return shares(couplings)
+    def marks(self, count: int) -> Tensor:
+        """Room for Z [t 3 i j (n L)], with a single child or a single parent."""
+        i, j, *_ = self.W.shape
+        own = (i, 1) if self.over == "parents" else (1, j)
+        return self.x.new_empty(count, 3, *own, _padded(self.b, self.x.dtype))
+
+    def seen(self, C: Tensor) -> Tensor:
+        """[b i j], where the batch lies together."""
+        return C[..., : self.b].contiguous().movedim(-1, 0)
 
     def first(self) -> Tensor:
         """s of the uniform coupling."""
         return from_lanes(weigh(self.W, self.X, None, self.share), self.b)
 
-    def again(self, q: Tensor, C: Tensor, *, summed: bool = True) -> Tensor:
-        """c = softmax(V . q) into C, and s = sum_i c V."""
+    def again(self, q: Tensor, C: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """s = sum_i c V with c = softmax(V . q), which goes into C; top and part [2 j b] of one over children."""
         Q = to_lanes(q)
-        S = torch.zeros_like(Q)
-        arrays = *map(_array, (self.W, self.X, Q)), self.floor, _array(C), _array(S), summed
+        (n, j, _, L), S = Q.shape, torch.zeros_like(Q)
+        Z = Q.new_empty(2, 0 if self.over == "parents" else j, n * L)
+        given = Q.new_empty(0, 0, 0) if C is None else C
+        arrays = *map(_array, (self.W, self.X, Q)), self.floor, _array(given), S.numpy()
         if self.over == "parents":
-            in_threads(lambda _, start, stop: _loops("dynamic").route_parents(*arrays, start, stop), len(Q))
+            in_threads(lambda _, start, stop: _loops("dynamic").route_parents(*arrays, start, stop), n)
         else:
-            _split(lambda blocks, parents: _loops("dynamic").route_children(*arrays, blocks, parents), *Q.shape[:2])
-        return from_lanes(S, self.b)
+            _split(lambda *part: _loops("dynamic").route_children(*arrays, Z.numpy(), *part), n, j)
+        return from_lanes(S, self.b), Z[..., : self.b]
 
-    def pull(self, q: Tensor, C: Tensor, s: Tensor, ds: Tensor, E: Tensor, U: Tensor | None) -> Tensor:
-        """dq; fills E and adds to U."""
+    def pull(self, q: Tensor, s: Tensor, ds: Tensor, scale: Tensor, Z: Tensor) -> Tensor:
+        """dq; fills Z."""
         Q, dS = to_lanes(q), to_lanes(ds)
-        dQ, none = torch.zeros_like(Q), Q.new_empty(0, 0, 0)
-        read = *map(_array, (self.W, self.X, Q)), self.floor, _array(C), _array(dS)
-        write = _array(E), _array(none if U is None else U), _array(dQ)
+        (n, j, _, _), dQ = Q.shape, torch.zeros_like(Q)
+        arrays = *map(_array, (self.W, self.X, Q)), self.floor, _array(dS), Z.numpy(), dQ.numpy()
         loops = _loops("dynamic_backward")
         if self.over == "parents":
-            in_threads(lambda _, start, stop: loops.pull_parents(*read, *write, start, stop), len(Q))
+            in_threads(lambda _, start, stop: loops.pull_parents(*arrays, start, stop), n)
         else:
-            read = *read, _array((to_lanes(s) * dS).sum(2))  # [n j L]
-            _split(lambda blocks, parents: loops.pull_children(*read, *write, blocks, parents), *Q.shape[:2])
+            Z.zero_()[:2, 0, :, : self.b] = scale
+            Z[2, 0] = (to_lanes(s) * dS).sum(2).transpose(0, 1).flatten(1)  # [j (n L)]
+            _split(lambda *part: loops.pull_children(*arrays, *part), n, j)
         return from_lanes(dQ, self.b)
 
-    def scatter(
-        self, C: Tensor, ds: list[Tensor], E: Tensor | None, q: list[Tensor], U: Tensor | None, base: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """dx [b i d] and dW [i j k d]."""
-        if E is None or base is None:
-            H = to_lanes(ds[0])
-            return from_lanes(reverse(self.W, C[0], H), self.b, children=True), grad(self.X, C[0], H)
-        dX, dW, B = torch.zeros_like(self.X), torch.zeros_like(self.W), to_lanes(base)
+    def scatter(self, q: list[Tensor], ds: list[Tensor], Z: Tensor, base: Tensor) -> tuple[Tensor, Tensor]:
+        """dx [b i d] and dW [i j k d]; no pass comes after it, so X makes room for dx."""
+        vars(self).pop("X", None)
+        B, dx, dW = to_lanes(base), torch.empty_like(self.x), torch.zeros_like(self.W)
         none = B.new_empty(0, *B.shape)
-        dS, Q = (torch.stack([to_lanes(t) for t in each]) if each else none for each in (ds, q))
-        read = [_array(t) for t in (self.W, self.X, C, dS, E, Q, C.new_empty(0, 0, 0) if U is None else U, B)]
-        arrays = *read, dX.numpy(), dW.numpy()
+        Q, dS = (torch.stack([to_lanes(t) for t in each]) if each else none for each in (q, ds))
+        read = *map(_array, (self.W, self.x, Q)), self.floor, *map(_array, (dS, Z, B))
+        arrays = *read, dx.numpy(), dW.numpy()
         in_threads(lambda _, start, stop: _loops("scatter").scatter(*arrays, start, stop), len(dW))
-        return from_lanes(dX, self.b, children=True), dW
+        return dx, dW
+
+    def straight(self, c: Tensor, ds: Tensor) -> tuple[Tensor, Tensor]:
+        """dx [b i d] and dW [i j k d] for dV = c ds."""
+        C, H = shares(c), to_lanes(ds)
+        return reverse(self.W, C, H, self.b), grad(self.X, C, H)

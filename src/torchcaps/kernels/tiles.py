@@ -22,69 +22,99 @@ class Tiled:
     def __init__(self, x: Tensor, W: Tensor, *, cosine: bool, over: str, share: float) -> None:
         self.x, self.W, self.cosine, self.over, self.share = x, W, cosine, over, share
 
-    def room(self, count: int) -> Tensor:
-        """Couplings [t i j b]."""
-        return self.x.new_empty(count, *self.W.shape[:2], len(self.x))
+    def coupling(self) -> Tensor:
+        """Room for C [i j b]."""
+        return self.x.new_empty(*self.W.shape[:2], len(self.x))
 
-    def seen(self, room: Tensor) -> Tensor:
-        """[t b i j]."""
-        return room.movedim(-1, 1)
+    def marks(self, count: int) -> Tensor:
+        """Room for Z [t 3 b i j], with a single child or a single parent."""
+        (b, i, _), j = self.x.shape, self.W.shape[1]
+        return self.x.new_empty(count, 3, b, *((i, 1) if self.over == "parents" else (1, j)))
 
-    def kept(self, couplings: Tensor) -> Tensor:
-        """What `seen` has made of them."""
-        return couplings.movedim(1, -1).contiguous()
+    def seen(self, C: Tensor) -> Tensor:
+        """[b i j], where the batch lies together."""
+        return C.movedim(-1, 0)
 
     def first(self) -> Tensor:
         """s of the uniform coupling, one matrix product."""
         return torch.einsum("ijkd,bid->bjk", self.W, self.x) * self.share
 
-    def again(self, q: Tensor, C: Tensor, *, summed: bool = True) -> Tensor:
-        """c = softmax(V . q) into C, and s = sum_i c V."""
-        c, s = C.permute(2, 0, 1), torch.zeros_like(q)  # [b i j]
+    def again(self, q: Tensor, C: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """s = sum_i c V with c = softmax(V . q), which goes into C; top and part [2 j b] of one over children."""
+        c, s = self.seen(self.coupling() if C is None else C), torch.zeros_like(q)
         for n, V in self._votes():
-            c[:, n] = torch.einsum("bijk,bjk->bij", V * self._inverse(V), q)
-        c.copy_(c.softmax(2 if self.over == "parents" else 1))
-        for n, V in self._votes() if summed else ():
+            c[:, n] = self._logits(V, q)
+        scale = _exponentials(c, 2 if self.over == "parents" else 1)
+        for n, V in self._votes():
             s += torch.einsum("bij,bijk->bjk", c[:, n], V)
-        return s
+        own = scale.squeeze(2).transpose(1, 2).contiguous() if self.over == "children" else c.new_empty(2, 0, len(c))
+        return s, own
 
-    def pull(self, q: Tensor, C: Tensor, s: Tensor, ds: Tensor, E: Tensor, U: Tensor | None) -> Tensor:
-        """dq; fills E and adds to U."""
-        c, e, dq = C.permute(2, 0, 1), E.permute(2, 0, 1), torch.zeros_like(q)
+    def pull(self, q: Tensor, s: Tensor, ds: Tensor, scale: Tensor, Z: Tensor) -> Tensor:
+        """dq; fills Z."""
+        dq = torch.zeros_like(q)
+        if self.over == "children":
+            Z[:2], Z[2] = scale.transpose(1, 2).unsqueeze(2), (s * ds).sum(-1).unsqueeze(1)
         for n, V in self._votes():
-            dc = torch.einsum("bijk,bjk->bij", V, ds)
-            mean = (c[:, n] * dc).sum(2, keepdim=True) if self.over == "parents" else (s * ds).sum(-1).unsqueeze(1)
-            inverse = self._inverse(V).squeeze(-1)
-            e[:, n] = c[:, n] * (dc - mean) * inverse
-            dq += torch.einsum("bij,bijk->bjk", e[:, n], V)
-            if U is not None:
-                U.permute(2, 0, 1)[:, n] -= e[:, n] * torch.einsum("bijk,bjk->bij", V, q) * inverse * inverse
+            if self.over == "parents":
+                c = self._logits(V, q)
+                Z[:2, :, n] = _exponentials(c, 2)
+                Z[2, :, n] = (c * torch.einsum("bijk,bjk->bij", V, ds)).sum(2, keepdim=True)
+            dq += torch.einsum("bij,bijk->bjk", self._shares(n, V, q, ds, Z)[1], V)
         return dq
 
-    def scatter(
-        self, C: Tensor, ds: list[Tensor], E: Tensor | None, q: list[Tensor], U: Tensor | None, base: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
+    def scatter(self, q: list[Tensor], ds: list[Tensor], Z: Tensor, base: Tensor) -> tuple[Tensor, Tensor]:
         """dx [b i d] and dW [i j k d]."""
         dx, dW = torch.empty_like(self.x), torch.empty_like(self.W)
-        terms = [*zip(C, ds, strict=True), *zip([] if E is None else E, q, strict=True)]
         for n, V in self._votes():
-            dV = torch.zeros_like(V) if U is None else U.permute(2, 0, 1)[:, n].unsqueeze(-1) * V
-            for share, parent in terms:
-                dV += share.permute(2, 0, 1)[:, n].unsqueeze(-1) * parent.unsqueeze(1)
-            if base is not None:
-                dV += base.unsqueeze(1)
-            dx[:, n] = torch.einsum("bijk,ijkd->bid", dV, self.W[n])
-            dW[n] = torch.einsum("bijk,bid->ijkd", dV, self.x[:, n])
+            dV = base.unsqueeze(1).expand_as(V).clone()
+            for q_t, ds_t, Z_t in zip(q, ds, Z, strict=True):
+                c, e = self._shares(n, V, q_t, ds_t, Z_t)
+                dV += c.unsqueeze(-1) * ds_t.unsqueeze(1) + e.unsqueeze(-1) * q_t.unsqueeze(1)
+                if self.cosine:
+                    dV -= (e * self._logits(V, q_t)).unsqueeze(-1) * self._inverse(V) * V
+            dx[:, n], dW[n] = self._back(n, dV)
         return dx, dW
+
+    def straight(self, c: Tensor, ds: Tensor) -> tuple[Tensor, Tensor]:
+        """dx [b i d] and dW [i j k d] for dV = c ds."""
+        dx, dW = torch.empty_like(self.x), torch.empty_like(self.W)
+        for n in self._tiles():
+            dx[:, n], dW[n] = self._back(n, c[:, n].unsqueeze(-1) * ds.unsqueeze(1))
+        return dx, dW
+
+    def _back(self, n: slice, dV: Tensor) -> tuple[Tensor, Tensor]:
+        """dx and dW of some children."""
+        return torch.einsum("bijk,ijkd->bid", dV, self.W[n]), torch.einsum("bijk,bid->ijkd", dV, self.x[:, n])
+
+    def _shares(self, n: slice, V: Tensor, q: Tensor, ds: Tensor, Z: Tensor) -> tuple[Tensor, Tensor]:
+        """c, and e = c (V . ds - mean), over |V| for cosines: both [b n j]."""
+        top, part, mean = Z[:, :, n] if self.over == "parents" else Z
+        c = (self._logits(V, q) - top).exp() * part
+        return c, c * (torch.einsum("bijk,bjk->bij", V, ds) - mean) * self._inverse(V).squeeze(-1)
+
+    def _logits(self, V: Tensor, q: Tensor) -> Tensor:
+        """V . q [b n j], over |V| for cosines."""
+        return torch.einsum("bijk,bjk->bij", V * self._inverse(V), q)
+
+    def _tiles(self) -> Iterator[slice]:
+        """Some children at a time."""
+        (b, i, _), (_, j, k, _) = self.x.shape, self.W.shape
+        rows = max(1, TILE // max(1, b * j * k))
+        return (slice(first, first + rows) for first in range(0, i, rows))
 
     def _votes(self) -> Iterator[tuple[slice, Tensor]]:
         """Some children at a time, and their votes [b n j k]."""
-        (b, i, _), (_, j, k, _) = self.x.shape, self.W.shape
-        rows = max(1, TILE // max(1, b * j * k))
-        for first in range(0, i, rows):
-            n = slice(first, first + rows)
-            yield n, vector_votes(self.x[:, n], self.W[n])
+        return ((n, vector_votes(self.x[:, n], self.W[n])) for n in self._tiles())
 
     def _inverse(self, V: Tensor) -> Tensor:
         """1 / |V| [b i j 1] for cosines, else 1."""
         return 1 / norm(V, keepdim=True) if self.cosine else torch.ones_like(V[..., :1])
+
+
+def _exponentials(b: Tensor, axis: int) -> Tensor:
+    """b becomes its softmax; returns its largest number and 1 / the sum of exp(b - that), [2 ..]."""
+    top = b.amax(axis, keepdim=True)
+    part = 1 / b.sub_(top).exp_().sum(axis, keepdim=True)
+    b.mul_(part)
+    return torch.stack([top, part])

@@ -56,8 +56,8 @@ def route(
     wide = torch.float64 if _may_overflow(x, W) else x.dtype
     if iterations > 1 and _loops(x, W):
         passes = lanes.Looped(x.to(wide), W.to(wide), cosine=agreement == "cosine", over=over, share=_uniform(W, over))
-        totals, room = iterate(passes, iterations, agreement, logits, 1)
-        return passes.seen(room)[0].to(x.dtype), totals[-1].to(x.dtype)  # [b i j], [b j k]
+        totals, _, C = iterate(passes, iterations, agreement, logits)
+        return passes.seen(C).to(x.dtype), totals[-1].to(x.dtype)  # [b i j], [b j k]
     x_t, P = _turn(x).to(wide), _ordered(W).to(wide)  # [d i b], [d i j k]
     inverse = _inverse_lengths(x_t, P) if agreement == "cosine" and iterations > 1 else None
     b: Tensor | None = None
@@ -85,8 +85,7 @@ def forward(x: Tensor, W: Tensor, c: Tensor | float) -> Tensor:
 def reverse(h: Tensor, W: Tensor, c: Tensor | float) -> Tensor:
     """sum_j c_ij W_ij^T h_j: parents [b j k] and coupling [b i j], or one number for all, -> [b i d], a view."""
     if isinstance(c, Tensor) and _loops(h, W, c):
-        y = lanes.reverse(W, lanes.shares(c), lanes.to_lanes(h))
-        return lanes.from_lanes(y, len(h), children=True)
+        return lanes.reverse(W, lanes.shares(c), lanes.to_lanes(h), len(h))
     P, c = _ordered(W), _turned(c)
     d, i, j, k = P.shape
     if not isinstance(c, Tensor):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torchcaps.models.autoencoder import Autoencoder, AutoencoderConfig
 from torchcaps.models.base import Model, ModelConfig, check_images
-from torchcaps.models.baselines import CNN, CNNConfig
-from torchcaps.models.capsnet import CapsNet, CapsNetConfig, CapsNetOutput
+from torchcaps.models.baselines import CNN, CNNConfig, ConvNetConfig
+from torchcaps.models.capsnet import CapsNet, CapsNetConfig, CapsNetOutput, SmallCapsNetConfig
 from torchcaps.models.matrix import MatrixCaps, MatrixConfig, MatrixInit, MatrixOutput
 from torchcaps.models.poe import PoE, PoEConfig
 from torchcaps.models.sparse import SparseCaps, SparseConfig, SparseOutput
@@ -19,6 +19,7 @@ __all__ = [
     "CapsNet",
     "CapsNetConfig",
     "CapsNetOutput",
+    "ConvNetConfig",
     "MatrixCaps",
     "MatrixConfig",
     "MatrixInit",
@@ -27,6 +28,7 @@ __all__ = [
     "ModelConfig",
     "PoE",
     "PoEConfig",
+    "SmallCapsNetConfig",
     "SparseCaps",
     "SparseConfig",
     "SparseOutput",
@@ -36,7 +38,9 @@ __all__ = [
 MODELS: dict[str, type] = {
     "autoencoder": AutoencoderConfig,
     "capsnet": CapsNetConfig,
+    "capsnet-small": SmallCapsNetConfig,
     "cnn": CNNConfig,
+    "convnet": ConvNetConfig,
     "matrix": MatrixConfig,
     "poe": PoEConfig,
     "sparse": SparseConfig,

@@ -12,7 +12,7 @@ from torchcaps.errors import DataError, ShapeError
 from torchcaps.models.tiles import in_tiles
 from torchcaps.types import Batch, ImageSpec
 
-__all__ = ["Model", "ModelConfig", "check_images", "check_spec", "mean_over_team"]
+__all__ = ["Model", "ModelConfig", "check_images", "check_spec", "hits", "mean_over_team"]
 
 
 class Model(nn.Module):
@@ -76,6 +76,14 @@ class ModelConfig(Protocol):
     """
 
     def build(self, spec: ImageSpec) -> Model: ...
+
+
+def hits(scores: Tensor, labels: Tensor) -> Tensor:
+    """[b] true where the highest of the scores [b j] is that of the label [b], or the m highest those of [b m]."""
+    if labels.ndim == 1:
+        return scores.argmax(-1) == labels
+    highest = scores.topk(labels.shape[1], dim=-1).indices.sort(-1).values
+    return (highest == labels.sort(-1).values).all(-1)
 
 
 def mean_over_team(x: Tensor) -> Tensor:

@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits
 
 from torchcaps.config import Count, Share
 from torchcaps.errors import RecipeError
-from torchcaps.losses import cross_entropy_loss
-from torchcaps.models.base import Model, check_images, check_spec
+from torchcaps.losses import cross_entropy_loss, present
+from torchcaps.models.base import Model, check_images, check_spec, hits
 from torchcaps.types import Batch, ImageSpec
 
-__all__ = ["CNN", "CNNConfig"]
+__all__ = ["CNN", "CNNConfig", "ConvNetConfig"]
 
 
 @dataclass(frozen=True)
 class CNNConfig:
-    """Convolutions (kernel x kernel, ReLU, 2x2 max pooling) of the given widths, one hidden layer, dropout."""
+    """Convolutions (kernel x kernel, ReLU, max pooling) of the given widths, hidden layers, dropout, classes.
+
+    `several`: images may show several classes, so that each has a logistic unit of its own instead of a softmax.
+    """
 
     widths: tuple[Count, ...] = (32, 64)
     kernel: Count = 5
-    hidden: Count = 128
+    pool: Count = 2
+    hidden: tuple[Count, ...] = (128,)
     dropout: Share = 0.5
+    several: bool = False
 
     def __post_init__(self) -> None:
         if not self.widths:
@@ -32,23 +39,31 @@ class CNNConfig:
         return CNN(self, spec)
 
 
+@dataclass(frozen=True)
+class ConvNetConfig(CNNConfig):
+    """The network that Sabour 2017 compares with: no pooling, two hidden layers; 35.4 M parameters on 28x28 images."""
+
+    widths: tuple[Count, ...] = (256, 256, 128)
+    pool: Count = 1
+    hidden: tuple[Count, ...] = (328, 192)
+
+
 class CNN(Model):
     """The usual convolutional classifier: images [b c h w] -> class scores [b j]."""
 
     def __init__(self, config: CNNConfig, spec: ImageSpec) -> None:
         super().__init__()
-        check_spec(spec, smallest=2 ** len(config.widths))
+        shrink = config.pool ** len(config.widths)
+        check_spec(spec, smallest=shrink)
         self.config, self.spec = config, spec
-        shrink = 2 ** len(config.widths)
         stages: list[nn.Module] = []
-        for below, above in zip([spec.channels, *config.widths], config.widths, strict=False):
-            stages += [nn.Conv2d(below, above, config.kernel, padding="same"), nn.ReLU(), nn.MaxPool2d(2)]
+        for below, above in pairwise([spec.channels, *config.widths]):
+            stages += [nn.Conv2d(below, above, config.kernel, padding="same"), nn.ReLU(), nn.MaxPool2d(config.pool)]
         features = (spec.height // shrink) * (spec.width // shrink) * config.widths[-1]
         self.trunk = nn.Sequential(*stages, nn.Flatten())
-        self.head = nn.Sequential(
-            nn.Linear(features, config.hidden), nn.ReLU(), nn.Dropout(config.dropout),
-            nn.Linear(config.hidden, spec.classes),
-        )  # fmt: skip
+        sizes = [features, *config.hidden]
+        layers = [m for below, above in pairwise(sizes) for m in (nn.Linear(below, above), nn.ReLU())]
+        self.head = nn.Sequential(*layers, nn.Dropout(config.dropout), nn.Linear(sizes[-1], spec.classes))
 
     def forward(self, images: Tensor) -> Tensor:
         check_images(images, self.spec)
@@ -57,9 +72,16 @@ class CNN(Model):
 
     def scores(self, images: Tensor) -> Tensor:
         logits: Tensor = self(images)
-        return logits.softmax(-1)
+        return logits.sigmoid() if self.config.several else logits.softmax(-1)
 
     def objective(self, batch: Batch, step: int) -> dict[str, Tensor]:
         logits = self(batch.images)
-        right = (logits.argmax(-1) == batch.labels).to(logits.dtype).mean()
-        return {"loss": cross_entropy_loss(logits, batch.labels), "accuracy": right}
+        right = hits(logits, batch.labels).to(logits.dtype).mean()
+        return {"loss": self._loss(logits, batch.labels), "accuracy": right}
+
+    def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Cross-entropy; of logistic units, the sum of theirs over the classes."""
+        if not self.config.several:
+            return cross_entropy_loss(logits, labels)
+        T = present(labels, self.spec.classes).to(logits.dtype)  # [b j]
+        return binary_cross_entropy_with_logits(logits, T, reduction="none").sum(1).mean()

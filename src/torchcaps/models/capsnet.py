@@ -13,14 +13,15 @@ from torch import Tensor
 from torch.nn.functional import relu
 
 from torchcaps.config import Count, NonNegativeFloat
+from torchcaps.errors import ShapeError
 from torchcaps.layers import DenseCapsules, DenseDecoder, select
-from torchcaps.losses import margin_loss, reconstruction_loss
-from torchcaps.models.base import Model, check_images
+from torchcaps.losses import margin_loss, present, reconstruction_loss
+from torchcaps.models.base import Model, check_images, hits
 from torchcaps.models.trunk import trunk_of
 from torchcaps.routing import Dynamic
 from torchcaps.types import Batch, Capsules, ImageSpec, RoutingInfo
 
-__all__ = ["CapsNet", "CapsNetConfig", "CapsNetOutput"]
+__all__ = ["CapsNet", "CapsNetConfig", "CapsNetOutput", "SmallCapsNetConfig"]
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class CapsNetConfig:
 
     channels: Count = 256
     kernel: Count = 9
+    stride: Count = 1
     types: Count = 32
     type_dimension: Count = 8
     primary_kernel: Count = 9
@@ -40,6 +42,22 @@ class CapsNetConfig:
 
     def build(self, spec: ImageSpec) -> CapsNet:
         return CapsNet(self, spec)
+
+
+@dataclass(frozen=True)
+class SmallCapsNetConfig(CapsNetConfig):
+    """Sized for two cores: the first convolution takes the step of two pixels that the second takes in the paper.
+
+    So each primary capsule sees the same 17x17 pixels and stands at the same place as there, for a thirtieth of the
+    arithmetic.
+    """
+
+    channels: Count = 64
+    stride: Count = 2
+    types: Count = 16
+    primary_kernel: Count = 5
+    primary_stride: Count = 1
+    decoder: tuple[Count, ...] = (256, 512)
 
 
 class CapsNetOutput(NamedTuple):
@@ -84,8 +102,20 @@ class CapsNet(Model):
 
     def objective(self, batch: Batch, step: int) -> dict[str, Tensor]:
         out: CapsNetOutput = self(batch.images)
-        margin = margin_loss(out.classes.activation, batch.labels)
-        redrawn = reconstruction_loss(self.reconstruct(out.classes, batch.labels), batch.images)
-        right = (out.classes.activation.argmax(-1) == batch.labels).to(margin.dtype).mean()
+        v = out.classes.activation
+        margin = margin_loss(v, batch.labels if batch.labels.ndim == 1 else present(batch.labels, self.spec.classes))
+        redrawn = self._redraw(out.classes, batch)
+        right = hits(v, batch.labels).to(margin.dtype).mean()
         loss = margin + self.config.reconstruction * redrawn
         return {"loss": loss, "margin": margin, "reconstruction": redrawn, "accuracy": right}
+
+    def _redraw(self, classes: Capsules, batch: Batch) -> Tensor:
+        """What it costs to draw the image from the right capsule; of several things, each one alone from its own."""
+        if batch.labels.ndim == 1:
+            return reconstruction_loss(self.reconstruct(classes, batch.labels), batch.images)
+        if batch.parts is None:
+            raise ShapeError("images that show several classes came without their parts; each part alone is wanted")
+        m = batch.labels.shape[1]
+        each = Capsules(classes.pose.repeat_interleave(m, 0), classes.activation.repeat_interleave(m, 0))
+        drawn = self.reconstruct(each, batch.labels.flatten())  # [(b m) c h w]
+        return m * reconstruction_loss(drawn, batch.parts.flatten(0, 1).unsqueeze(1))

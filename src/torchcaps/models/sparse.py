@@ -42,6 +42,7 @@ class SparseConfig:
     dimension: Count = 16
     channels: Count = 256
     kernel: Count = 9
+    stride: Count = 1
     types: Count = 32
     type_dimension: Count = 8
     primary_kernel: Count = 9

@@ -22,6 +22,8 @@ class TrunkConfig(Protocol):
     @property
     def kernel(self) -> int: ...
     @property
+    def stride(self) -> int: ...
+    @property
     def types(self) -> int: ...
     @property
     def type_dimension(self) -> int: ...
@@ -33,9 +35,9 @@ class TrunkConfig(Protocol):
 
 def trunk_of(config: TrunkConfig, spec: ImageSpec) -> tuple[nn.Conv2d, PrimaryCapsules]:
     """The two layers for images of a shape; images that are too small are refused."""
-    check_spec(spec, smallest=config.kernel + config.primary_kernel - 1)
-    below = Grid.of_image(spec.height, spec.width).window(config.kernel, 1)
-    conv = nn.Conv2d(spec.channels, config.channels, config.kernel)
+    check_spec(spec, smallest=config.kernel + config.stride * (config.primary_kernel - 1))
+    below = Grid.of_image(spec.height, spec.width).window(config.kernel, config.stride)
+    conv = nn.Conv2d(spec.channels, config.channels, config.kernel, config.stride)
     primary = PrimaryCapsules(
         below.out, config.channels, config.types, config.type_dimension,
         kernel=config.primary_kernel, stride=config.primary_stride,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TypeVar
 
@@ -41,11 +41,12 @@ class Display:
         self._name, self._total, self._done, self._batch = name, total, done, batch
         self._bar = Progress(
             TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(),
-            TextColumn("loss {task.fields[loss]:.4f}"), TextColumn("{task.fields[speed]:.0f} images/s"),
+            TextColumn("{task.fields[told]}"), TextColumn("{task.fields[speed]:.0f} images/s"),
             TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(),
             console=self._console, disable=quiet or not self._console.is_terminal,
         )  # fmt: skip
-        self._task = self._bar.add_task(name, total=total, completed=done, loss=float("nan"), speed=0.0)
+        self._task = self._bar.add_task(name, total=total, completed=done, told="", speed=0.0)
+        self._accuracy: float | None = None
         self._lines = not quiet and not self._console.is_terminal
 
     def __enter__(self) -> Display:
@@ -57,14 +58,19 @@ class Display:
         """Count the speed from now: what came before was preparation."""
         self._start = self._last_line = time.monotonic()
 
-    def update(self, step: int, loss: float) -> None:
+    def update(self, step: int, values: Mapping[str, float], *, is_last: bool) -> None:
+        """The loss of a step, and the last validation accuracy that was measured, if one was."""
+        self._accuracy = values.get("validation_accuracy", self._accuracy)
+        told = f"loss {values['loss']:.4f}"
+        if self._accuracy is not None:
+            told += f", validation {self._accuracy:.2%}"
         now = time.monotonic()
         speed = (step - self._done) * self._batch / max(now - self._start, 1e-9)
-        self._bar.update(self._task, completed=step, loss=loss, speed=speed)
-        if self._lines and (now - self._last_line > _LINE_SECONDS or step == self._total):
+        self._bar.update(self._task, completed=step, told=told, speed=speed)
+        if self._lines and (now - self._last_line > _LINE_SECONDS or is_last):
             self._last_line = now
-            left = (self._total - step) * self._batch / max(speed, 1e-9)
-            line = f"{self._name}: step {step}/{self._total}, loss {loss:.4f}, {speed:.0f} images/s, {left:.0f} s left"
+            left = 0.0 if is_last else (self._total - step) * self._batch / max(speed, 1e-9)
+            line = f"{self._name}: step {step}/{self._total}, {told}, {speed:.0f} images/s, {left:.0f} s left"
             print(line, file=sys.stderr, flush=True)
 
     def __exit__(

@@ -29,6 +29,7 @@ from torchcaps.train.recipe import Loop, Recipe, stage_names, stage_of
 from torchcaps.train.run import Run, open_run
 from torchcaps.train.stop import Flag, stop_signal
 from torchcaps.train.training import Training, begin, flushed_denormals, resumed, set_up, stage_seed, take_over
+from torchcaps.train.validation import check_validation, validation_accuracy
 from torchcaps.types import Batch
 
 __all__ = ["Outcome", "total_steps", "train"]
@@ -62,6 +63,7 @@ class _Job:
     recipe: Recipe
     run: Run
     data: Dataset
+    validation: Dataset | None
     crew: Team
     stop: Flag
     journal: Journal | None
@@ -89,10 +91,12 @@ def train(
         batches = [stage_of(recipe, name).train.batch for name in stage_names(recipe.model)]
         for batch in batches:
             crew.check_batch(batch)
-        data = recipe.data.load().train
+        data, _, validation = recipe.data.load()
+        del _  # memory that training has no use for
         for batch in batches:
             place_of(0, len(data), batch)  # refuses a batch larger than the set
         training = set_up(recipe, data.spec, crew.device)
+        check_validation(recipe, training.model, validation)
         take_over(training.parts, given)
         run = _open(folder, recipe, resume, crew)
         if run.has_checkpoint:
@@ -101,7 +105,7 @@ def train(
         if crew.leads:
             run.write_recipe()
         with stop_signal() as stop, run.journal(training.steps, tensorboard, write=crew.leads) as journal:
-            return _all_stages(_Job(recipe, run, data, crew, stop, journal, quiet), training, given)
+            return _all_stages(_Job(recipe, run, data, validation, crew, stop, journal, quiet), training, given)
 
 
 def _open(folder: Path, recipe: Recipe, resume: bool, crew: Team) -> Run:
@@ -145,11 +149,15 @@ def _all_stages(job: _Job, training: Training, given: Mapping[str, nn.Module]) -
 
 
 def _one_stage(job: _Job, training: Training) -> None:
-    """From the step that the stage stands at to its end, or until somebody asks to stop."""
+    """From the step that the stage stands at to its end, or until somebody asks to stop.
+
+    It ends with its epochs, or at a check that finds the accuracy asked for.
+    """
     crew, data, seed = job.crew, job.data, stage_seed(job.recipe.seed, training.number)
     settings = stage_of(job.recipe, training.stage).train
     total = _steps(settings, len(data))
-    if training.finished and (training.step >= total or not training.is_last):
+    ends, stopped = training.step >= total, False
+    if training.finished and (ends or training.reached or not training.is_last):
         return
     training.finished = False
     started = time.monotonic() - training.seconds
@@ -157,8 +165,7 @@ def _one_stage(job: _Job, training: Training) -> None:
         objective = _prepare(job, training, seed)
         display.restart()
         epoch, order = -1, torch.empty(0)
-        stopped = False
-        while training.step < total and not stopped:
+        while not ends and not stopped:
             place = place_of(training.step, len(data), settings.batch)
             if place.epoch != epoch:
                 epoch, order = place.epoch, epoch_order(seed, place.epoch, len(data))
@@ -170,16 +177,17 @@ def _one_stage(job: _Job, training: Training) -> None:
             terms = _step(settings, objective, training, _to(batch, crew.device, settings.channels_last))
             training.step += 1
             training.seconds = time.monotonic() - started
-            logs, ends = training.step % settings.log_every == 0, training.step >= total
+            checked = _check(job, training, settings, seed) if settings.checks(training.step) else {}
+            logs, ends = training.step % settings.log_every == 0, training.step >= total or training.reached
             stopped = (logs or crew.size == 1) and crew.any(job.stop.is_set)
             saves = training.step % settings.save_every == 0 or stopped
-            if logs or saves or ends:
-                values = _report(terms, training, crew)
-                display.update(training.step, values["loss"])
+            if logs or saves or ends or checked:
+                values = _report(terms, training, crew) | checked
+                display.update(training.step, values, is_last=ends)
                 _write_down(job.journal, training, values, place.epoch)
             if saves and not ends:
                 _save(job, training)
-        if training.step >= total:
+        if ends:
             _finish(training, seed)
             training.seconds = time.monotonic() - started
             _save(job, training)
@@ -196,7 +204,7 @@ def _prepare(job: _Job, training: Training, seed: int) -> nn.Module:
     job.crew.share(training.model)
     torch.manual_seed(seed_of(seed, 3))
     with torch.no_grad():
-        training.part.prepare(job.data.images)
+        training.part.prepare(job.data.seen)
     objective = _Objective(training.part.train())
     return job.crew.wrap(objective) if training.optimiser else objective
 
@@ -229,6 +237,18 @@ def _step(settings: Loop, objective: nn.Module, training: Training, batch: Batch
     return terms
 
 
+def _check(job: _Job, training: Training, settings: Loop, seed: int) -> dict[str, float]:
+    """The validation accuracy of process 0, which alone measures it; all hear whether it is what training stops at."""
+    found = 0.0
+    if job.crew.leads and job.validation is not None:
+        training.rest()
+        torch.manual_seed(seed_of(seed, 5, training.step))
+        found = validation_accuracy(training.model, job.validation, job.crew.device)
+        training.part.train()
+    training.reached = job.crew.any(settings.stop_at is not None and found >= settings.stop_at)
+    return {"validation_accuracy": found}
+
+
 def _save(job: _Job, training: Training) -> None:
     if job.crew.leads:
         training.check_weights()
@@ -238,7 +258,8 @@ def _save(job: _Job, training: Training) -> None:
 def _to(batch: Batch, device: torch.device, channels_last: bool) -> Batch:
     layout = torch.channels_last if channels_last else torch.contiguous_format
     images = batch.images.to(device, non_blocking=True, memory_format=layout)
-    return Batch(images, batch.labels.to(device), batch.indices)
+    parts = None if batch.parts is None else batch.parts.to(device)
+    return Batch(images, batch.labels.to(device), batch.indices, parts)
 
 
 def _report(terms: dict[str, Tensor], training: Training, crew: Team) -> dict[str, float]:

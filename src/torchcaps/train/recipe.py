@@ -9,16 +9,12 @@ from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import torch
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
-
 from torchcaps.config import (
     Choice,
     Count,
-    Options,
     PositiveFloat,
     Range,
+    Share,
     from_dict,
     merge,
     read_toml,
@@ -27,6 +23,7 @@ from torchcaps.config import (
 from torchcaps.data import DATASETS, DataConfig, GlyphsConfig
 from torchcaps.errors import RecipeError, nearest
 from torchcaps.models import MODELS, CapsNetConfig, ModelConfig
+from torchcaps.train.optimiser import OptimiserConfig, ScheduleConfig
 
 __all__ = [
     "Loop",
@@ -43,88 +40,14 @@ __all__ = [
     "stage_of",
 ]
 
-OPTIMISERS: dict[str, type[Optimizer]] = {
-    n: c
-    for n, c in vars(torch.optim).items()
-    if isinstance(c, type) and issubclass(c, Optimizer) and c is not Optimizer
-}
-SCHEDULES: dict[str, type[LRScheduler]] = {
-    n: c
-    for n, c in vars(torch.optim.lr_scheduler).items()
-    if isinstance(c, type) and issubclass(c, LRScheduler) and not n.startswith("_") and n != "LRScheduler"
-}
-
-
-@dataclass(frozen=True)
-class OptimiserConfig:
-    """Any optimiser of torch.optim by its name there; `options` are its further arguments."""
-
-    name: str = "Adam"
-    lr: Annotated[float, Range(0, 1e6, open_low=True)] = 1e-3
-    options: Options = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if self.name not in OPTIMISERS:
-            raise RecipeError(f"unknown optimiser '{self.name}'{nearest(self.name, OPTIMISERS)}")
-        self._try()
-
-    def _try(self) -> None:
-        """One step on a small weight: what refuses it would refuse the first step of a run."""
-        weight = torch.nn.Parameter(torch.zeros(2, 2))
-        weight.grad = torch.ones(2, 2)
-        try:
-            self.build([weight]).step()
-        except RecipeError:
-            raise
-        except Exception as error:
-            raise RecipeError(f"optimiser {self.name} cannot be used here: {' '.join(str(error).split())}") from None
-
-    def build(self, parameters: Any) -> Optimizer:
-        make: Any = OPTIMISERS[self.name]
-        try:
-            optimiser: Optimizer = make(parameters, lr=self.lr, **self.options)
-        except (TypeError, ValueError) as error:
-            raise RecipeError(f"optimiser {self.name} refuses {self.options}: {error}") from None
-        return optimiser
-
-
-@dataclass(frozen=True)
-class ScheduleConfig:
-    """Any schedule of torch.optim.lr_scheduler by its name there, moved on after every step; "constant" is none."""
-
-    name: str = "constant"
-    options: Options = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if self.name != "constant" and self.name not in SCHEDULES:
-            raise RecipeError(f"unknown schedule '{self.name}'{nearest(self.name, ['constant', *SCHEDULES])}")
-        self._try()
-
-    def _try(self) -> None:
-        """One step of a schedule, as after the first step of a run."""
-        optimiser = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0, momentum=0.5)
-        schedule = self.build(optimiser)
-        try:
-            optimiser.step()
-            if schedule:
-                schedule.step()
-        except Exception as error:
-            raise RecipeError(f"schedule {self.name} cannot be used here: {' '.join(str(error).split())}") from None
-
-    def build(self, optimiser: Optimizer) -> LRScheduler | None:
-        if self.name == "constant":
-            return None
-        make: Any = SCHEDULES[self.name]
-        try:
-            schedule: LRScheduler = make(optimiser, **self.options)
-        except (TypeError, ValueError) as error:
-            raise RecipeError(f"schedule {self.name} refuses {self.options}: {error}") from None
-        return schedule
-
 
 @dataclass(frozen=True)
 class Loop:
-    """How long and how: `save_every` and `log_every` count steps; `clip` bounds the norm of the gradient."""
+    """How long and how: `save_every`, `log_every` and `check_every` count steps; `clip` bounds the gradient's norm.
+
+    Every `check_every` steps the accuracy on the validation images is written down; a stage ends at the first check
+    that finds `stop_at` or more. With `stop_at` alone, a check is made every 200 steps.
+    """
 
     epochs: PositiveFloat = 5.0
     batch: Count = 128
@@ -134,6 +57,17 @@ class Loop:
     channels_last: bool = True
     save_every: Count = 200
     log_every: Count = 10
+    stop_at: Share | None = None
+    check_every: Count | None = None
+
+    @property
+    def is_checked(self) -> bool:
+        """True if the validation accuracy is measured at all."""
+        return self.stop_at is not None or self.check_every is not None
+
+    def checks(self, step: int) -> bool:
+        """True if the validation accuracy is measured after so many steps."""
+        return self.is_checked and step % (self.check_every or 200) == 0
 
 
 @dataclass(frozen=True)
@@ -208,7 +142,34 @@ def find_recipe(name: str) -> Path:
 def load_recipe(name: str, overrides: Mapping[str, Any] | None = None) -> Recipe:
     """Read, override and check: whatever is wrong is said in one line."""
     path = find_recipe(name)
-    return recipe_of(merge({"name": path.stem, **read_toml(path)}, overrides or {}), where=path.name)
+    return recipe_of(merge({"name": path.stem, **_read(path)}, overrides or {}), where=path.name)
+
+
+def _read(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """The tables of a recipe file, merged over those of its `base`, which may have one itself.
+
+    `base` is the name of a recipe that comes with the package, or a path that ends in .toml, as seen from the file.
+    `name` and `about` are never inherited. Tables are merged key by key, but for the rule of the name (see `merge`):
+    a table that names another model, data set, optimiser or schedule than the base's replaces it whole.
+    """
+    own, here = read_toml(path), path.resolve()
+    if here in above:
+        raise RecipeError(f"recipe {path.name!r}: the bases of this recipe lead back to it; one must have none")
+    if "base" not in own:
+        return own
+    below = _read(_base_path(path, own.pop("base")), (*above, here))
+    return merge({key: value for key, value in below.items() if key not in ("name", "about")}, own)
+
+
+def _base_path(path: Path, base: object) -> Path:
+    if not isinstance(base, str):
+        raise RecipeError(
+            f"recipe {path.name!r}: base is {type(base).__name__}; the name or path of a recipe is wanted"
+        )
+    try:
+        return path.parent / base if base.endswith(".toml") else find_recipe(base)
+    except RecipeError as error:
+        raise RecipeError(f"recipe {path.name!r}: base: {' '.join(str(error).split())}") from None
 
 
 def recipe_of(data: Mapping[str, Any], where: str = "") -> Recipe:

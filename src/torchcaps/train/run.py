@@ -84,12 +84,16 @@ def open_run(folder: Path, recipe: Recipe, *, resume: bool) -> Run:
 
 
 class Loaded(NamedTuple):
-    """A trained model with the recipe it came from and how far it got, all stages together."""
+    """A trained model with the recipe it came from and how far it got, all stages together.
+
+    `reached` if the last stage that ran ended at `train.stop_at`; otherwise its epochs ran out, or it has not ended.
+    """
 
     model: Model
     recipe: Recipe
     step: int
     seconds: float
+    reached: bool = False
 
 
 def create(recipe: Recipe | str, spec: ImageSpec | None = None) -> Model:
@@ -118,7 +122,7 @@ def load_run(folder: Path | str) -> Loaded:
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"'{folder}' is not the run of a recipe known here: {error}") from None
     training = resumed(set_up(recipe, spec), recipe, checkpoint)
-    return Loaded(training.model.eval(), recipe, training.steps, training.seconds)
+    return Loaded(training.model.eval(), recipe, training.steps, training.seconds, training.reached)
 
 
 def _checkpoint_path(folder: Path) -> Path:

@@ -29,7 +29,8 @@ class Training:
     """All that changes as a run goes on, and so all that a checkpoint holds.
 
     `step` counts in the stage, `before` the steps of the stages before it; `seconds` are those of the whole run. A
-    stage that does not learn by gradients has no optimiser. `finished` says that the stage's `finish` has been called.
+    stage that does not learn by gradients has no optimiser. `finished` says that the stage's `finish` has been called,
+    and `reached` that it ended because a check found the accuracy to stop at.
     """
 
     model: Model
@@ -41,6 +42,7 @@ class Training:
     before: int = 0
     seconds: float = 0.0
     finished: bool = False
+    reached: bool = False
 
     @property
     def part(self) -> Model:
@@ -75,8 +77,9 @@ class Training:
             "schedule": self.schedule.state_dict() if self.schedule else None,
         }
         tensors, skeleton = pack_state(state, "state")
-        position = {"stage": self.stage, "step": self.steps, "before": self.before, "finished": self.finished}
-        meta = {"recipe": recipe, "spec": list(self.model.spec), **position, "seconds": self.seconds, "state": skeleton}
+        position = {"stage": self.stage, "step": self.steps, "before": self.before, "seconds": self.seconds}
+        ending = {"finished": self.finished, "reached": self.reached}
+        meta = {"recipe": recipe, "spec": list(self.model.spec), **position, **ending, "state": skeleton}
         return Checkpoint(tensors, meta)
 
     def restore(self, checkpoint: Checkpoint) -> None:
@@ -91,7 +94,7 @@ class Training:
             self.schedule.load_state_dict(state["schedule"])
         self.before = int(meta.get("before", 0))
         self.step, self.seconds = int(meta["step"]) - self.before, float(meta["seconds"])
-        self.finished = meta.get("finished", False) is True
+        self.finished, self.reached = (meta.get(key) is True for key in ("finished", "reached"))
         if min(self.step, self.before) < 0 or not math.isfinite(self.seconds):
             raise ValueError(f"step {self.step} after {self.before}, seconds {self.seconds}")
 

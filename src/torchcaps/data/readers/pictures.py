@@ -26,7 +26,7 @@ from torchcaps.errors import DataError
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["read_pictures"]
+__all__ = ["class_folders", "read_picture", "read_pictures"]
 
 _FORMATS = ("PNG", "JPEG")
 _MOST_PIXELS = 1 << 22
@@ -60,6 +60,19 @@ def read_pictures(folder: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64], l
     return images, np.array(labels, np.int64), names
 
 
+def read_picture(path: Path, channels: int | None = None) -> NDArray[np.uint8]:
+    """One image [c h w] in its own channels, 1 if it is grey and else 3, or in those that are asked for."""
+    module = _pillow()
+    head = _head(module, path)
+    return _pixels(module, path, head, channels or (1 if head.grey else 3))
+
+
+def class_folders(folder: Path) -> list[str]:
+    """The names of the classes, sorted, as `read_pictures` numbers them; no image is opened."""
+    with _listing(folder):
+        return [path.name for path in _classes(folder, folder.resolve(strict=True))]
+
+
 def _pillow() -> ModuleType:
     try:
         from PIL import Image
@@ -72,17 +85,29 @@ def _pillow() -> ModuleType:
 
 def _listed(folder: Path) -> tuple[list[str], list[Path], list[int]]:
     """Class names, image files in order, and the label of each."""
-    try:
+    with _listing(folder):
         root = folder.resolve(strict=True)
-        classes = [path for path in _entries(folder, root) if path.is_dir()]
-        if not classes:
-            raise bad(folder, "has no class folder; one folder a class is wanted, each with PNG or JPEG files")
+        classes = _classes(folder, root)
         found = [(label, path) for label, place in enumerate(classes) for path in _files(place, root)]
+    return [path.name for path in classes], [path for _, path in found], [label for label, _ in found]
+
+
+@contextmanager
+def _listing(folder: Path) -> Iterator[None]:
+    """Whatever the system has against looking into a folder becomes one `DataError`."""
+    try:
+        yield
     except DataError:
         raise
     except (OSError, ValueError, RuntimeError) as error:
         raise bad(folder, f"cannot be listed: {error}") from error
-    return [path.name for path in classes], [path for _, path in found], [label for label, _ in found]
+
+
+def _classes(folder: Path, root: Path) -> list[Path]:
+    classes = [path for path in _entries(folder, root) if path.is_dir()]
+    if not classes:
+        raise bad(folder, "has no class folder; one folder a class is wanted, each with PNG or JPEG files")
+    return classes
 
 
 def _entries(folder: Path, root: Path) -> list[Path]:

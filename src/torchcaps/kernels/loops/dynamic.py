@@ -9,12 +9,16 @@ values. One pass is s = sum_i softmax(V . q) V, and its derivatives, for the giv
 The sum of c dc over parents is the child's own affair; over children it is s . ds, known beforehand. For cosines V is
 V / |V| in b and dq, which adds -(db b / |V|^2) V to dV, where db q becomes db q / |V|.
 
+No coupling is kept for the way back either. With the vote made again, c = exp(V . q - top) part and db need only what
+the softmax sums over: its largest logit `top`, `part` = 1 / sum exp(b - top) and `mean` = sum c dc. top and part stay
+apart, since of their one logarithm large logits leave no digits; V . q is added up in the same order everywhere.
+
 The arrays, with blocks of L samples, one in each lane:
 
-    W [i j k d]    X [i n d L]    Q, S, dS, dQ [n j k L]    C, E, U [i j (n L)]    V [.. k L], the votes of the moment
+    W [i j k d]    X [i n d L]    Q, S, dS, dQ [n j k L]    C [i j (n L)]    V [.. k L], the votes of the moment
+    Z [3 i j (n L)], top, part and mean, with a single child or a single parent: the one that the softmax is over
 
-C is the coupling; E is db, or db / |V|; U is the factor of V in dV. All votes are made for four k at once, and a few
-children at a time for all blocks, so that their W stays in the cache.
+All votes are made for four k at once, and a few children at a time for all blocks, so that their W stays in the cache.
 """
 
 from __future__ import annotations
@@ -27,7 +31,8 @@ from torchcaps.kernels.loops import loop, part
 from torchcaps.kernels.loops.elementary import exp, root
 from torchcaps.kernels.loops.vector import fill, fma, fma4, larger, load, load4, spread, store
 
-__all__ = ["NEAR", "ROWS", "along", "gather", "inverse_length", "route_children", "route_parents", "vote", "weigh"]
+__all__ = ["NEAR", "ROWS", "along", "gather", "inverse_length", "normalise", "route_children", "route_parents", "vote"]
+__all__ += ["weigh"]
 
 Array = Any  # numpy arrays; inside a loop also vectors of lanes
 ROWS = 8
@@ -109,6 +114,17 @@ def scale(S: Array, n: int, j: int, factor: Array) -> None:
         store(S, (n, j, k), factor * load(S, (n, j, k)))
 
 
+@part
+def normalise(c: Array, top: Array) -> Array:
+    """Logits c [j L] -> exp(c - top); returns 1 / their sum."""
+    whole = fill(c, 0.0)
+    for j in range(c.shape[0]):
+        e = exp(load(c, (j,)) - top)
+        store(c, (j,), e)
+        whole = whole + e
+    return 1.0 / whole
+
+
 # --- Passes -----------------------------------------------------------------------------------------------------------
 
 
@@ -142,10 +158,11 @@ def weigh(W: Array, X: Array, C: Array, share: float, S: Array, blocks: Array, p
 
 
 @loop
-def route_parents(
-    W: Array, X: Array, Q: Array, floor: float, C: Array, S: Array, summed: bool, start: int, stop: int
-) -> None:
-    """C = softmax over parents of V . q and, if wanted, s += sum_i c_ij V_ij. A floor above 0: cosines."""
+def route_parents(W: Array, X: Array, Q: Array, floor: float, C: Array, S: Array, start: int, stop: int) -> None:
+    """s += sum_i c_ij V_ij with c = softmax over parents of V . q, kept in C unless that is empty.
+
+    A floor above 0: cosines.
+    """
     (I, J, K, _), L = W.shape, X.shape[3]
     V, c = np.empty((J, K, L), W.dtype), np.empty((J, L), W.dtype)
     for first in range(0, I, NEAR):
@@ -158,61 +175,59 @@ def route_parents(
                         b = b * inverse_length(V, j, floor)
                     store(c, (j,), b)
                     top = larger(top, b)
-                whole = fill(X, 0.0)
+                share = normalise(c, top)
                 for j in range(J):
-                    e = exp(load(c, (j,)) - top)
+                    e = load(c, (j,)) * share
                     store(c, (j,), e)
-                    whole = whole + e
-                part = fill(X, 1.0) / whole
-                for j in range(J):
-                    e = load(c, (j,)) * part
-                    store(c, (j,), e)
-                    store(C, (i, j, n * L), e)
-                    if summed:
-                        gather(S, n, j, V, j, 1, c)
+                    if C.shape[0] > 0:
+                        store(C, (i, j, n * L), e)
+                    gather(S, n, j, V, j, 1, c)
 
 
 @loop
 def route_children(
-    W: Array, X: Array, Q: Array, floor: float, C: Array, S: Array, summed: bool, blocks: Array, parents: Array
+    W: Array, X: Array, Q: Array, floor: float, C: Array, S: Array, Z: Array, blocks: Array, parents: Array
 ) -> None:
-    """C = softmax over children of V . q and, if wanted, s += sum_i c_ij V_ij. A floor above 0: cosines.
+    """As `route_parents` with c = softmax over children of V . q, whose top and part go into Z [2 j (n L)].
 
     The softmax grows with the children: what came before is scaled down whenever a larger logit comes.
     """
-    (I, J, K, _), (_, N, _, L) = W.shape, X.shape
+    (I, _, K, _), L = W.shape, X.shape[3]
     V, c = np.empty((ROWS, K, L), W.dtype), np.empty((ROWS, L), W.dtype)
-    top, whole = np.full((N, J, L), -np.inf, W.dtype), np.zeros((N, J, L), W.dtype)
+    for j in range(parents[0], parents[1]):
+        for n in range(blocks[0], blocks[1]):
+            store(Z, (0, j, n * L), fill(X, -np.inf))
+            store(Z, (1, j, n * L), fill(X, 0.0))
     for first in range(0, I, ROWS):
         rows = min(ROWS, I - first)
         for j in range(parents[0], parents[1]):
             for n in range(blocks[0], blocks[1]):
-                old = new = load(top, (n, j))
+                old = new = load(Z, (0, j, n * L))
                 for r in range(rows):
                     b = vote(W, X, Q, n, first + r, j, V, r)
                     if floor > 0:
                         b = b * inverse_length(V, r, floor)
                     store(c, (r,), b)
-                    store(C, (first + r, j, n * L), b)
+                    if C.shape[0] > 0:
+                        store(C, (first + r, j, n * L), b)
                     new = larger(new, b)
                 shrink = exp(old - new)
-                z = shrink * load(whole, (n, j))
+                z = shrink * load(Z, (1, j, n * L))
                 for r in range(rows):
                     e = exp(load(c, (r,)) - new)
                     store(c, (r,), e)
                     z = z + e
-                store(top, (n, j), new)
-                store(whole, (n, j), z)
-                if summed:
-                    scale(S, n, j, shrink)
-                    gather(S, n, j, V, 0, rows, c)
+                store(Z, (0, j, n * L), new)
+                store(Z, (1, j, n * L), z)
+                scale(S, n, j, shrink)
+                gather(S, n, j, V, 0, rows, c)
     for j in range(parents[0], parents[1]):
         for n in range(blocks[0], blocks[1]):
-            share = fill(X, 1.0) / load(whole, (n, j))
-            store(whole, (n, j), share)
+            share = fill(X, 1.0) / load(Z, (1, j, n * L))
+            store(Z, (1, j, n * L), share)
             scale(S, n, j, share)
-    for i in range(I):
+    for i in range(C.shape[0]):
         for j in range(parents[0], parents[1]):
             for n in range(blocks[0], blocks[1]):
-                b = load(C, (i, j, n * L)) - load(top, (n, j))
-                store(C, (i, j, n * L), load(whole, (n, j)) * exp(b))
+                b = load(C, (i, j, n * L)) - load(Z, (0, j, n * L))
+                store(C, (i, j, n * L), load(Z, (1, j, n * L)) * exp(b))

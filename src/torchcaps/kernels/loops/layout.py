@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from torchcaps.kernels.loops import loop
+from torchcaps.kernels.loops import loop, part
 
-__all__ = ["from_lanes", "to_lanes"]
+__all__ = ["collect", "deliver", "from_lanes", "to_lanes"]
 
 
 @loop
@@ -32,3 +32,25 @@ def from_lanes(X: Any, x: Any, start: int, stop: int) -> None:
             for i in range(I):
                 for d in range(D):
                     x[n * L + lane, i, d] = X[n, i, d, lane]
+
+
+@part
+def collect(x: Any, X: Any, block: int, rows: int, first: int, stop: int) -> None:
+    """The children from first to stop of x [b i d] into X [.. r d L], so many blocks r from `block` on."""
+    D, L = X.shape[2], X.shape[3]
+    for b in range(block * L, (block + rows) * L):
+        r, lane = b // L - block, b % L
+        for i in range(first, stop):
+            for d in range(D):
+                X[i - first, r, d, lane] = x[b, i, d] if b < len(x) else 0
+
+
+@part
+def deliver(X: Any, x: Any, block: int, rows: int, first: int, stop: int) -> None:
+    """Back from X into x."""
+    D, L = X.shape[2], X.shape[3]
+    for b in range(block * L, min(len(x), (block + rows) * L)):
+        r, lane = b // L - block, b % L
+        for i in range(first, stop):
+            for d in range(D):
+                x[b, i, d] = X[i - first, r, d, lane]

@@ -11,33 +11,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from sklearn.utils import check_array, check_random_state
+from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
-from torchcaps.config import Count, PositiveFloat, check
-from torchcaps.errors import DataError, RecipeError, ShapeError, TrainingError
+from torchcaps.config import Count, PositiveFloat
+from torchcaps.errors import ShapeError, TrainingError
+from torchcaps.estimators.columns import Array, Columns, settings_of
 from torchcaps.math.random import permutation
 from torchcaps.models.poe import EnergyConfig
 from torchcaps.models.poe.capsules import CapsuleEnergy, Seen
 from torchcaps.models.poe.energy import free_energy
 
-try:
-    from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
-    from sklearn.utils import check_array, check_random_state
-    from sklearn.utils.validation import check_is_fitted, validate_data
-except ImportError as missing:
-    raise RecipeError(
-        f"torchcaps.estimators needs scikit-learn 1.6 or later ({missing}); run: pip install 'torchcaps[sklearn]'"
-    ) from None
-
 __all__ = ["PoECapsules"]
-
-Array = NDArray[Any]
 
 RAMP, LOOSEN = 0.2, 0.7
 """Shares of training over which the competition sharpens and the hidden bias shortens."""
@@ -45,8 +37,6 @@ BIAS, BOOST = 1.0, 0.005
 """Of the energy, at the end; few columns ask for a shorter bias than many children do."""
 MOMENTUM, DECAY = 0.9, 0.1
 """Momentum of the descent, and what is left of the learning rate at its end."""
-FAR = 1e6
-"""Standard deviations beyond which one value is as good as another: squash is flat there."""
 CHUNK = 4096
 """Rows that are looked at together."""
 
@@ -65,53 +55,11 @@ class _Settings:
     gain: PositiveFloat | None
     ridge: PositiveFloat
 
-    @classmethod
-    def of(cls, estimator: PoECapsules) -> _Settings:
-        """Numpy's own numbers, which a grid search gives, count as Python's."""
-        given = {f.name: getattr(estimator, f.name) for f in fields(cls)}
-        settings = cls(**{name: v.item() if isinstance(v, np.generic) else v for name, v in given.items()})
-        check(settings)
-        return settings
-
     def energy(self, children: int, steps: int) -> EnergyConfig:
         """How W learns from so many children in so many steps."""
         gain = max(8.0, children / 2) if self.gain is None else self.gain
         ramp, loosen = (max(1, round(share * steps)) for share in (RAMP, LOOSEN))
         return EnergyConfig(mode=self.mode, gain=gain, ramp=ramp, loosen=loosen, bias=BIAS, boost=BOOST)
-
-
-@dataclass(frozen=True)
-class _Columns:
-    """How columns become children: mean and deviation [p] of each, and the dimension d of a child."""
-
-    mean: Array
-    scale: Array
-    d: int
-
-    @classmethod
-    def of(cls, X: Array, d: int) -> _Columns:
-        """A constant column has the deviation 0."""
-        with np.errstate(over="ignore", invalid="ignore"):
-            mean, scale = X.mean(0, dtype=np.float64), X.std(0, dtype=np.float64)
-        scale[X.max(0) == X.min(0)] = 0
-        wrong = np.flatnonzero(~np.isfinite(mean + scale))
-        if len(wrong):
-            raise DataError(f"column {wrong[0]} of X is too large for its deviation to be computed; scale it down")
-        return cls(mean, scale, d)
-
-    def standardise(self, X: Array) -> Array:
-        """(X - mean) / deviation [n p] in float64; 0 where a column is constant."""
-        zero = np.zeros(X.shape)
-        with np.errstate(over="ignore"):
-            away = np.divide(X - self.mean, self.scale, out=zero, where=self.scale > 0)
-        clipped: Array = np.clip(away, -FAR, FAR)
-        return clipped
-
-    def children(self, X: Array) -> Tensor:
-        """X [n p] -> features [n i d], the last child filled up with zeros."""
-        n, p = X.shape
-        padded = np.pad(self.standardise(X), ((0, 0), (0, -p % self.d)))
-        return torch.from_numpy(padded).view(n, -1, self.d)  # [n i d]
 
 
 def _energy(config: EnergyConfig, shape: tuple[int, int, int, int], seed: int = 0) -> CapsuleEnergy:
@@ -209,10 +157,10 @@ class PoECapsules(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
 
     def fit(self, X: Any, y: Any = None) -> PoECapsules:
         """Learn W and the way back from the rows X [n p]; y is not used."""
-        settings = _Settings.of(self)
+        settings = settings_of(_Settings, self)
         X = validate_data(self, X, dtype=[np.float64, np.float32])
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        columns = _Columns.of(X, settings.child_dim)
+        columns = Columns.of(X, settings.child_dim)
         features = columns.children(X).float()  # [n i d]
         steps = settings.epochs * math.ceil(len(X) / settings.batch_size)
         shape = (features.shape[1], settings.n_capsules, settings.pose_dim, settings.child_dim)
@@ -257,10 +205,10 @@ class PoECapsules(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
 
     def _each(self, X: Array, answer: Callable[[CapsuleEnergy, Seen], Tensor]) -> Array:
         """An answer [n ...] about all rows, found for CHUNK of them at a time, in float64."""
-        energy = _energy(EnergyConfig(mode=_Settings.of(self).mode), self.W_.shape).double()
+        energy = _energy(EnergyConfig(mode=settings_of(_Settings, self).mode), self.W_.shape).double()
         for part, learnt in ((energy.W, self.W_), (energy.bias, self.bias_), (energy.offset, self.offset_)):
             part.data.copy_(torch.from_numpy(learnt))
-        columns = _Columns(self.mean_, self.scale_, self.W_.shape[3])
+        columns = Columns(self.mean_, self.scale_, self.W_.shape[3])
         parts = (columns.children(X[n : n + CHUNK]) for n in range(0, len(X), CHUNK))
         return np.concatenate([answer(energy, energy.look(energy.visible(part))).numpy() for part in parts])
 

@@ -1,0 +1,109 @@
+"""torchcaps attack"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import tyro
+
+if TYPE_CHECKING:
+    from torchcaps.evaluate.attacks import Attacked
+
+__all__ = ["Attack"]
+
+Name = Literal["fgsm", "bim", "pgd", "square", "transfer", "targeted"]
+
+
+@dataclass(frozen=True)
+class Attack:
+    """Change test images as little as it takes to mislead a classifier, and say whether its gradients can be trusted.
+
+    Example: torchcaps attack runs/capsnet-glyphs-0 --against runs/cnn-glyphs-0 --attacks fgsm square --images 200
+    """
+
+    folder: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
+    """Folder of the run."""
+    against: tuple[Path, ...] = ()
+    """Folders of other runs, tested on the same images, to compare with."""
+    attacks: tuple[Name, ...] = ()
+    """fgsm, bim, pgd: along the gradient; square: by questions only; transfer: images made on --source; targeted: FGSM
+    towards every other class, whose success counts. All of them if not given."""
+    epsilons: tuple[float, ...] = (0.0, 0.025, 0.05, 0.1, 0.15, 0.2, 0.3)
+    """The largest changes of a pixel, whose values lie in 0 to 1."""
+    images: int = 500
+    """How many test images; all, if there are fewer."""
+    source: Path | None = None
+    """Folder of the run on which the images of transfer are made (by FGSM)."""
+    queries: int = 300
+    """How often square may ask about an image."""
+    loss: Literal["cross-entropy", "own"] = "cross-entropy"
+    """What attacks along the gradient climb; own: what the model was trained by, flat wherever its margin is kept."""
+    seed: int = 0
+    """Other images and other random numbers."""
+    out: Path | None = None
+    """Folder for attacks.json and attacks.png; RUN/attacks if not given."""
+    results: Path | None = None
+    """Folder to write RECIPE-attacks.json into."""
+    json: bool = False
+    """Print what attacks.json holds."""
+
+    def run(self) -> int:
+        from torchcaps.evaluate.attacks.runs import attack_runs, load_contest, plain
+        from torchcaps.evaluate.figures import require_matplotlib
+
+        require_matplotlib()
+        settings = self._settings()
+        contest = load_contest((self.folder, *self.against), self.source)
+        folders = [_made(folder) for folder in (self.out or self.folder / "attacks", self.results) if folder]
+        curves = attack_runs(contest, **settings)
+        recipe = next(iter(contest.runs.values()))[0].recipe.name
+        paths = [folders[0] / "attacks.json", *(folder / f"{recipe}-attacks.json" for folder in folders[1:])]
+        self._write(curves, plain(contest, curves, settings), paths)
+        return 0
+
+    def _settings(self) -> dict[str, Any]:
+        """What `attack_curves` takes, checked before anything is loaded."""
+        from torchcaps.errors import RecipeError
+        from torchcaps.evaluate.attacks.curves import chosen, rising
+
+        if self.images < 1 or self.queries < 1:
+            raise RecipeError(f"--images {self.images} --queries {self.queries} came; at least 1 is wanted of each")
+        if "transfer" in self.attacks and self.source is None:
+            raise RecipeError("transfer attacks with images made on another run; name its folder with --source")
+        if self.source is not None and self.attacks and "transfer" not in self.attacks:
+            raise RecipeError("--source is where transfer makes its images; add transfer to --attacks, or leave it out")
+        return {
+            "attacks": chosen(self.attacks or None, self.source is not None), "epsilons": rising(self.epsilons),
+            "images": self.images, "seed": self.seed, "loss": self.loss, "queries": self.queries,
+        }  # fmt: skip
+
+    def _write(self, curves: dict[str, Attacked], data: dict[str, Any], paths: list[Path]) -> None:
+        import json
+
+        from torchcaps.evaluate.attacks import curve_plot
+        from torchcaps.evaluate.attacks.runs import attack_rows, verdicts
+        from torchcaps.evaluate.report import text_table
+        from torchcaps.train.files import write_atomically
+
+        text = json.dumps(data, indent=2)
+        for path in paths:
+            write_atomically(path, [text.encode(), b"\n"])
+        picture = paths[0].with_suffix(".png")
+        write_atomically(picture, [curve_plot(curves)])
+        if self.json:
+            print(text)
+            return
+        print(text_table(attack_rows(curves)), *verdicts(curves), sep="\n")
+        print("\nwritten to", *paths, picture)
+
+
+def _made(folder: Path) -> Path:
+    from torchcaps.errors import RecipeError
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RecipeError(f"cannot make the folder '{folder}': {error.strerror}; choose another") from None
+    return folder

@@ -1,0 +1,173 @@
+"""Accuracy against epsilon, attack by attack, and where the gradient cannot tell how robust a model is."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from statistics import mean
+from typing import Literal, NamedTuple
+
+import torch
+
+from torchcaps.data import Dataset
+from torchcaps.errors import DataError, RecipeError, nearest
+from torchcaps.evaluate.attacks.ways import WAYS, Counts, Scene, target_of
+from torchcaps.math.random import permutation
+from torchcaps.models import Model
+from torchcaps.train.display import progress
+
+__all__ = ["EPSILONS", "FREE", "GRADIENT", "Attacked", "Curve", "Masked", "attack_curves", "chosen", "masked", "rising"]
+
+GRADIENT, FREE = ("fgsm", "bim", "pgd"), ("square", "transfer")
+"""Attacks along the gradient of the model itself, and those that never ask for it."""
+EPSILONS = (0.0, 0.025, 0.05, 0.1, 0.15, 0.2, 0.3)
+
+_BATCH = 100
+"""Images that are attacked together."""
+
+Curve = dict[str, float]
+"""Epsilon, as text -> a share of images."""
+
+
+@dataclass(frozen=True)
+class Attacked:
+    """What attacks did to a model, on so many images and in so many seconds; the rest by the attack's name.
+
+    attack_accuracy  epsilon -> share of the attacked images that are told right
+    attack_success   epsilon -> share of images that are taken for a given other class, the mean over the classes
+    zero_gradients   share of images whose gradient is exactly zero where the attack starts: it never moves them
+    zero_values      share of the values of those gradients that are exactly zero
+    gradient_size    mean size of those values
+    """
+
+    images: int
+    seconds: float = field(compare=False)
+    attack_accuracy: dict[str, Curve]
+    attack_success: dict[str, Curve]
+    zero_gradients: dict[str, float]
+    zero_values: dict[str, float]
+    gradient_size: dict[str, float]
+
+
+def attack_curves(
+    model: Model, data: Dataset, attacks: Sequence[str] | None = None, epsilons: Sequence[float] = EPSILONS, *,
+    images: int = 500, seed: int = 0, source: Model | None = None, queries: int = 300,
+    loss: Literal["cross-entropy", "own"] = "cross-entropy",
+) -> Attacked:  # fmt: skip
+    """Attack a classifier at every epsilon on so many images that the seed picks, or on all that there are.
+
+    attacks    names of WAYS; by default all, "transfer" only where there is a source
+    epsilons   largest change of a pixel of [0, 1]; where a set is standardised, the attacked image is
+    source     the model on which FGSM makes the images of "transfer"
+    queries    of Square; an image that it has fooled stays so at larger epsilons, whose balls hold it too
+    loss       what gradient attacks climb; "own" is what the model is trained by, see `gradients`
+
+    "targeted" is FGSM towards each class in turn, of the images of all others (Hinton 2018, section 6).
+    """
+    began = time.perf_counter()
+    names, levels = chosen(attacks, source is not None), rising(epsilons)
+    _check(model, data, images, queries, source)
+    rows, counts = permutation(seed, 0, len(data))[:images], Counts()
+    victim = target_of(model, data, own=loss == "own")
+    helper = None if source is None else target_of(source, data)
+    with _evaluating(model, source):
+        for part, name in progress([(part, name) for part in torch.split(rows, _BATCH) for name in names], "attacking"):
+            pixels, labels = data.seen[part].float() / 255, data.labels[part].long()
+            WAYS[name](Scene(victim, helper, pixels, labels, part, levels, seed, queries, counts))
+    return _attacked(counts, len(rows), time.perf_counter() - began, levels)
+
+
+class Masked(NamedTuple):
+    """The attack without gradients that leaves the least accuracy, and the best one along them with what it leaves."""
+
+    free: str
+    accuracy: float
+    gradient: str
+    gradient_accuracy: float
+
+
+def masked(accuracy: Mapping[str, Mapping[str, float]]) -> dict[str, Masked]:
+    """Epsilon -> where the gradient is masked: an attack without it leaves less accuracy than every one along it.
+
+    `accuracy` is `Attacked.attack_accuracy`. The gradient attacks are given their best at this epsilon or a smaller
+    one, since an attack may change less than it is allowed to.
+    """
+    along = [(value, float(e), name) for name in GRADIENT for e, value in accuracy.get(name, {}).items()]
+    free = [(value, e, name) for name in FREE for e, value in accuracy.get(name, {}).items()]
+    found: dict[str, Masked] = {}
+    for least, e, name in sorted(free, key=lambda one: (float(one[1]), one[0])):
+        best = min((one for one in along if one[1] <= float(e)), default=None)
+        if e not in found and best is not None and least < best[0]:
+            found[e] = Masked(name, least, best[2], best[0])
+    return found
+
+
+def _attacked(counts: Counts, images: int, seconds: float, levels: Sequence[float]) -> Attacked:
+    names = dict.fromkeys(name for name, _ in counts.right)
+    sums = counts.gradients
+    return Attacked(
+        images,
+        round(seconds, 1),
+        {name: {f"{e:g}": counts.right[name, e] / images for e in levels} for name in names},
+        {"targeted": {f"{e:g}": _success(counts, e) for e in levels}} if counts.others else {},
+        {name: s["zero images"] / s["images"] for name, s in sums.items()},
+        {name: s["zero values"] / s["values"] for name, s in sums.items()},
+        {name: s["size"] / s["values"] for name, s in sums.items()},
+    )
+
+
+def _success(counts: Counts, epsilon: float) -> float:
+    return mean(counts.taken[j, epsilon] / count for j, count in counts.others.items())
+
+
+def chosen(attacks: Sequence[str] | None, has_source: bool) -> list[str]:
+    """The names of the attacks, checked; None are all that can be made."""
+    names = [name for name in WAYS if has_source or name != "transfer"] if attacks is None else list(attacks)
+    for name in names:
+        if name not in WAYS:
+            raise RecipeError(f"unknown attack '{name}'{nearest(name, WAYS)}")
+    if not names or len(set(names)) < len(names):
+        raise RecipeError(f"the attacks are {names}; at least one is wanted, and each once")
+    if "transfer" in names and not has_source:
+        raise RecipeError("'transfer' attacks with images made on another model; give that as the source")
+    return names
+
+
+def rising(epsilons: Sequence[float]) -> list[float]:
+    """The epsilons in their order, checked; each has a text of its own."""
+    levels = sorted(float(e) for e in epsilons)
+    for e in levels:
+        if not 0 <= e <= 1:
+            raise RecipeError(f"epsilon = {e:g}; 0 to 1 is wanted, as pixels are in [0, 1]")
+    if not levels or len({f"{e:g}" for e in levels}) < len(levels):
+        raise RecipeError(f"the epsilons are {levels}; at least one is wanted, and each once")
+    return levels
+
+
+def _check(model: Model, data: Dataset, images: int, queries: int, source: Model | None) -> None:
+    for one in (model, source):
+        if one is not None and type(one).scores is Model.scores:
+            raise RecipeError(f"{type(one).__name__} is not a classifier; attacks need one")
+        if one is not None and one.spec != data.spec:
+            raise RecipeError(f"the model is made for {one.spec}, the images are {data.spec}; take those it knows")
+    if data.labels.ndim != 1:
+        raise DataError(
+            f"labels of shape {list(data.labels.shape)}; attacks need one label an image: choose other data"
+        )
+    if images < 1 or queries < 1:
+        raise RecipeError(f"{images} images and {queries} queries are asked for; at least 1 is wanted of each")
+
+
+@contextmanager
+def _evaluating(*models: Model | None) -> Iterator[None]:
+    """The models in evaluation mode, and afterwards as they were."""
+    before = [(model, model.training) for model in models if model is not None]
+    try:
+        for model, _ in before:
+            model.eval()
+        yield
+    finally:
+        for model, was in before:
+            model.train(was)

@@ -1,0 +1,179 @@
+"""Which number of a class capsule's pose says what: known factors of the images against the dimensions of the pose.
+
+For each class and factor the dimension of that class's capsule that tracks the factor best, by Spearman's rank
+correlation. The best of 16 is good by luck too, so it is chosen, sign and all, on one half of the class's images and
+measured on the other: what only chance chose then gives 0 on average. Beside it stand codes that learned nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchcaps.data import Dataset
+from torchcaps.errors import DataError
+from torchcaps.math.random import normal, permutation
+from torchcaps.metrics import spearman
+from torchcaps.models.capsnet import CapsNet
+from torchcaps.train.display import progress
+from torchcaps.types import Capsules
+
+__all__ = [
+    "CONTROLS",
+    "Factor",
+    "class_capsules",
+    "factor_controls",
+    "factor_correlation",
+    "factor_metrics",
+    "has_factors",
+    "tracked",
+]
+
+CONTROLS = ("untrained", "pixel components", "pixel directions")
+
+LEAST = 8
+"""A class with fewer images is left out."""
+
+_PERIODS = {"rotation": 2 * math.pi, "azimuth": 36.0}
+"""Angles and their full turn: rotations of glyphs and affNIST in radians, smallNORB's azimuth in tens of degrees."""
+
+_UNORDERED = ("instance", "lighting", "familiar")
+"""Factors that are names, not quantities: smallNORB's toys and lamps, and whether a viewpoint was trained on."""
+
+
+class Factor(NamedTuple):
+    """How well one factor is tracked.
+
+    rho         mean of `by_class`
+    by_class    class -> correlation of the chosen dimension with the factor, on images that did not choose it
+    dimensions  class -> the chosen dimension of its capsule, counted from 0
+    """
+
+    rho: float
+    by_class: dict[int, float]
+    dimensions: dict[int, int]
+
+
+@torch.inference_mode()
+def class_capsules(model: CapsNet, data: Dataset, batch: int = 250) -> Capsules:
+    """The class capsules [n j k] of every image and their lengths [n j], a bounded batch at a time."""
+    model.eval()
+    batches = progress(torch.split(torch.arange(len(data)), batch), "looking at images")
+    seen = [model.encode(data.shown(rows)) for rows in batches]
+    return Capsules(torch.cat([c.pose for c in seen]), torch.cat([c.activation for c in seen]))
+
+
+def has_factors(data: Dataset) -> bool:
+    """True if there is something to measure: known factors, one label an image, and a class with enough images."""
+    return data.labels.ndim == 1 and bool(_ordered(data)) and bool(_rows_by_class(data))
+
+
+def factor_correlation(model: CapsNet, data: Dataset) -> dict[str, Factor]:
+    """For each known factor of the data, what the capsule of the true class says of it."""
+    _check(data)
+    return tracked(_own(model, data), data)
+
+
+def factor_metrics(factors: Mapping[str, Factor]) -> dict[str, float]:
+    """Plain numbers: `factor_correlation`, the mean over the factors, and `factor_correlation_NAME` of each."""
+    each = {f"factor_correlation_{name}": factor.rho for name, factor in factors.items()}
+    return {"factor_correlation": sum(each.values()) / len(each), **each}
+
+
+def factor_controls(model: CapsNet, data: Dataset, seed: int = 0) -> dict[str, dict[str, Factor]]:
+    """The same measure of codes that know nothing of the factors, of as many numbers an image as a pose has.
+
+    untrained         the same network before its first step
+    pixel components  the first principal components of the pixels of the image's class
+    pixel directions  random directions in pixel space
+    """
+    _check(data)
+    k = model.config.dimension
+    codes = _fresh(model, data, seed), _components(data, k), _directions(data, k, seed)
+    return {name: tracked(code, data) for name, code in zip(CONTROLS, codes, strict=True)}
+
+
+def tracked(codes: Tensor, data: Dataset) -> dict[str, Factor]:
+    """The measure itself, for codes [n k] of the images, each compared within the image's own class."""
+    found: dict[str, Factor] = {}
+    for name, values in _ordered(data).items():
+        chosen = {j: _best(codes, _targets(name, values), *_halves(rows)) for j, rows in _rows_by_class(data).items()}
+        by_class = {j: rho for j, (_, rho) in chosen.items()}
+        found[name] = Factor(sum(by_class.values()) / len(by_class), by_class, {j: k for j, (k, _) in chosen.items()})
+    return found
+
+
+def _best(codes: Tensor, targets: list[Tensor], first: Tensor, second: Tensor) -> tuple[int, float]:
+    """The dimension that correlates most with a target on the rows `first`, and its correlation on `second`."""
+    tried = [(spearman(codes[first, k], target[first]), k, target) for k in range(codes.shape[1]) for target in targets]
+    rho, k, target = max(tried, key=lambda one: abs(one[0]))
+    return k, math.copysign(1.0, rho) * spearman(codes[second, k], target[second])
+
+
+def _targets(name: str, values: Tensor) -> list[Tensor]:
+    """The factor as it is; an angle that goes further than half a turn as its sine and cosine."""
+    period = _PERIODS.get(name)
+    x = values.double()
+    if period is None or float(x.max() - x.min()) <= period / 2:
+        return [values]
+    turn = 2 * math.pi / period * x
+    return [wave.round(decimals=9) for wave in (turn.sin(), turn.cos())]  # what is equal but for rounding shares a rank
+
+
+def _ordered(data: Dataset) -> dict[str, Tensor]:
+    return {name: values for name, values in data.factors.items() if name not in _UNORDERED}
+
+
+def _rows_by_class(data: Dataset) -> dict[int, Tensor]:
+    """Class -> the rows of its images, for those that have enough."""
+    rows = {j: (data.labels == j).nonzero().flatten() for j in range(data.classes)}
+    return {j: r for j, r in rows.items() if len(r) >= LEAST}
+
+
+def _halves(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Two halves of the rows, the same ones whenever they are asked for."""
+    mixed = rows[permutation(0, 0, len(rows))]
+    return mixed[: len(rows) // 2], mixed[len(rows) // 2 :]
+
+
+def _own(model: CapsNet, data: Dataset) -> Tensor:
+    """[n k] the pose of each image's true class."""
+    return class_capsules(model, data).pose[torch.arange(len(data)), data.labels]
+
+
+def _fresh(model: CapsNet, data: Dataset, seed: int) -> Tensor:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        untrained = model.config.build(model.spec)
+    return _own(untrained, data)
+
+
+def _components(data: Dataset, k: int) -> Tensor:
+    """[n k] of each image the first principal components of its class; found on the half that chooses."""
+    codes = torch.zeros(len(data), k)
+    for rows in _rows_by_class(data).values():
+        x, first = data.shown(rows).flatten(1), data.shown(_halves(rows)[0]).flatten(1)
+        axes = torch.linalg.svd(first - first.mean(0), full_matrices=False).Vh[:k]  # [k (c h w)], fewer of few images
+        codes[rows, : len(axes)] = (x - first.mean(0)) @ axes.T
+    return codes
+
+
+def _directions(data: Dataset, k: int, seed: int) -> Tensor:
+    """[n k] the pixels along k random directions, the same for all images."""
+    axes = normal(seed, torch.arange(k), count=math.prod(data.spec[:3]))  # [k (c h w)]
+    return torch.cat([data.shown(rows).flatten(1) @ axes.T for rows in torch.split(torch.arange(len(data)), 250)])
+
+
+def _check(data: Dataset) -> None:
+    if data.labels.ndim != 1:
+        raise DataError(
+            f"labels of shape {list(data.labels.shape)}; factors need one label an image: choose other data"
+        )
+    if not _ordered(data):
+        raise DataError("the data know no factors of their images; choose data that do, as glyphs or affnist")
+    if not _rows_by_class(data):
+        raise DataError(f"no class has {LEAST} images; take more to correlate factors")

@@ -1,0 +1,163 @@
+"""What a trained classifier makes of picture files: they become a data set like the run's own, which is then scored."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn.functional import interpolate
+
+from torchcaps.data import (
+    AffnistConfig,
+    Cifar10Config,
+    DataConfig,
+    Dataset,
+    FashionMnistConfig,
+    FolderConfig,
+    GlyphsConfig,
+    MnistConfig,
+    MultiMnistConfig,
+    NpzConfig,
+    SmallNorbConfig,
+)
+from torchcaps.data.readers.pictures import class_folders, read_picture
+from torchcaps.data.sets import OBJECTS
+from torchcaps.data.smallnorb import TOYS
+from torchcaps.errors import RecipeError, ShapeError, TorchcapsError, TrainingError
+from torchcaps.evaluate.figures import image_grid, pixels
+from torchcaps.evaluate.multilabel import top
+from torchcaps.models import CapsNet, Model
+from torchcaps.train.run import Loaded
+from torchcaps.types import Capsules
+
+__all__ = ["Answer", "check_classifier", "class_names", "fitted", "pictures_of", "predict", "redrawn_sheet"]
+
+SEVERAL = 0.5
+"""The score above which a class is named where images show several."""
+
+NAMES: dict[type, tuple[str, ...]] = {
+    MnistConfig: MnistConfig.NAMES, FashionMnistConfig: FashionMnistConfig.NAMES, Cifar10Config: OBJECTS,
+    SmallNorbConfig: TOYS, GlyphsConfig: (), AffnistConfig: (), MultiMnistConfig: (), NpzConfig: (),
+}  # fmt: skip
+"""The class names of data that need not be loaded for them; none where numbers are the names."""
+
+SIDES: dict[type, int] = {Cifar10Config: 32, SmallNorbConfig: 48}
+"""The side of whole images, of data of which a model may see a view only."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a classifier makes of a picture: the scores [j] of all classes, and those it names, the highest first."""
+
+    scores: Tensor
+    named: tuple[int, ...]
+
+
+def check_classifier(model: Model, folder: Path) -> None:
+    """Refuse a run whose model names no classes."""
+    if type(model).scores is Model.scores:
+        raise RecipeError(
+            f"'{folder}' is a run of {type(model).__name__}, which names no classes; name the run of a classifier"
+        )
+
+
+def class_names(data: DataConfig, classes: int) -> tuple[str, ...]:
+    """A name for each class, its number where the data have none or are not here; images are not read if possible."""
+    try:
+        names = _names(data)
+    except TorchcapsError:
+        names = ()
+    return names if len(names) == classes else tuple(map(str, range(classes)))
+
+
+def _names(data: DataConfig) -> tuple[str, ...]:
+    if isinstance(data, FolderConfig):
+        return tuple(class_folders(Path(data.path).expanduser()))
+    known = NAMES.get(type(data))
+    return data.load().train.names if known is None else known
+
+
+def pictures_of(run: Loaded, paths: Sequence[Path], *, fit: bool = False, invert: bool = False) -> Dataset:
+    """Picture files as images of the run: of its size and channels, which `fit` makes them and else they must be."""
+    config, (channels, height, width, classes) = run.recipe.data, run.model.spec
+    view = getattr(config, "view", None)
+    if view is not None:
+        height = width = SIDES.get(type(config), view)
+    images = torch.stack([_read(path, (channels, height, width), fit) for path in paths])  # [n c h w]
+    return Dataset(
+        255 - images if invert else images, torch.zeros(len(paths), dtype=torch.int64), classes,
+        names=class_names(config, classes), view=view, standardised=bool(getattr(config, "standardise", False)),
+    )  # fmt: skip
+
+
+def _read(path: Path, wanted: tuple[int, int, int], fit: bool) -> Tensor:
+    """[c h w] the bytes of a picture; a grey one serves as a coloured one, the rest is refused without `fit`."""
+    channels, height, width = wanted
+    own = read_picture(path)
+    same = own.shape[1:] == (height, width) and (own.shape[0] == channels or (own.shape[0], channels) == (1, 3))
+    if not (same or fit):
+        raise ShapeError(
+            f"'{path}' is {_look(own.shape)}; this run's pictures are {_look(wanted)} (width x height): add --fit to "
+            "convert it"
+        )
+    pixels = torch.from_numpy(read_picture(path, 3 if channels == 3 else 1).copy())
+    return fitted(pixels.expand(channels, -1, -1), height, width)
+
+
+def _look(shape: Sequence[int]) -> str:
+    colour = {1: "grey", 3: "in colour"}.get(shape[0], f"of {shape[0]} channels")
+    return f"{shape[2]}x{shape[1]} and {colour}"
+
+
+def fitted(picture: Tensor, height: int, width: int) -> Tensor:  # [c height width]
+    """A picture, bytes [c h w], scaled into the middle of another size, its sides in proportion.
+
+    Shrunk by means over areas, enlarged bilinearly. What is left free has the median of the border, channel by channel.
+    """
+    h, w = picture.shape[1:]
+    if (h, w) == (height, width):
+        return picture
+    scale = min(height / h, width / w)
+    size = max(1, round(scale * h)), max(1, round(scale * w))
+    how = {"mode": "area"} if scale < 1 else {"mode": "bilinear", "align_corners": False}
+    scaled = interpolate(picture.float().unsqueeze(0), size, **how).squeeze(0).round().to(torch.uint8)
+    border = torch.cat([picture[:, 0], picture[:, -1], picture[:, :, 0], picture[:, :, -1]], 1)  # [c 2(h + w)]
+    whole = border.median(1).values[:, None, None].repeat(1, height, width)
+    down, right = (height - size[0]) // 2, (width - size[1]) // 2
+    whole[:, down : down + size[0], right : right + size[1]] = scaled
+    return whole
+
+
+@torch.inference_mode()
+def predict(run: Loaded, data: Dataset, threshold: float | None = None) -> list[Answer]:
+    """For each picture the class of the highest score or, with a threshold, all classes whose score is above it.
+
+    Without one, runs on images that show several things have that of SEVERAL.
+    """
+    if threshold is None and isinstance(run.recipe.data, MultiMnistConfig):
+        threshold = SEVERAL
+    scores = run.model.eval().scores(data.shown())  # [n j]
+    if not bool(scores.isfinite().all()):
+        raise TrainingError("the scores of this run are not finite: its training has diverged; train it again")
+    if threshold is None:
+        return [Answer(row, (int(row.argmax()),)) for row in scores]
+    order = top(scores, scores.shape[1])  # [n j]
+    return [
+        Answer(row, tuple(int(j) for j in ranked if row[j] > threshold))
+        for row, ranked in zip(scores, order, strict=True)
+    ]
+
+
+@torch.inference_mode()
+def redrawn_sheet(model: CapsNet, data: Dataset, row: int, answer: Answer) -> bytes:
+    """A PNG of one picture beside what the decoder draws from each capsule that is named, or the longest if none is."""
+    chosen = torch.tensor(answer.named or (int(answer.scores.argmax()),))
+    pose, on = model.encode(data.shown(slice(row, row + 1)))
+    each = Capsules(pose.expand(len(chosen), -1, -1), on.expand(len(chosen), -1))
+    drawn = model.reconstruct(each, chosen).clamp(0, 1)
+    images = torch.cat([data.seen[row : row + 1].float() / 255, drawn])  # [1+m c h w]
+    notes = ["picture", *(f"{data.name_of(j)} {answer.scores[j]:.2f}".replace("$", r"\$") for j in chosen.tolist())]
+    return image_grid([("", pixels(images))], scale=1.6, notes={0: notes})

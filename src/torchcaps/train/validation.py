@@ -1,0 +1,35 @@
+"""How often a model is right on images that it does not learn from, asked while it learns."""
+
+from __future__ import annotations
+
+import torch
+
+from torchcaps.data import Dataset
+from torchcaps.errors import RecipeError
+from torchcaps.models import Model
+from torchcaps.models.base import hits
+from torchcaps.train.recipe import Recipe, stage_names, stage_of
+
+__all__ = ["check_validation", "validation_accuracy"]
+
+_BATCH = 250
+"""Images that are floats at a time."""
+
+
+def check_validation(recipe: Recipe, model: Model, data: Dataset | None) -> None:
+    """Refuse, before the first step, a recipe that asks for an accuracy which nobody could measure."""
+    if not any(stage_of(recipe, name).train.is_checked for name in stage_names(recipe.model)):
+        return
+    wish = "train.stop_at and train.check_every"
+    if data is None:
+        raise RecipeError(f"{wish} need images to validate on, and none are held out: set data.validation")
+    if type(model).scores is Model.scores:
+        raise RecipeError(f"{wish} are for classifiers, and {type(model).__name__} is none: leave them out")
+
+
+@torch.no_grad()
+def validation_accuracy(model: Model, data: Dataset, device: torch.device) -> float:
+    """The share of images whose label, or all of whose labels, have the highest scores; in evaluation mode as it is."""
+    rows = torch.split(torch.arange(len(data)), _BATCH)
+    right = [hits(model.scores(data.shown(some).to(device)).cpu(), data.labels[some]) for some in rows]
+    return float(torch.cat(right).double().mean())

@@ -1,0 +1,187 @@
+"""What a model is shown of a data set: squares at random or in the middle, their parts with them, levelled or not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from torchcaps.data import Dataset, Splits, epoch_order, hold_out, place_of, subset, take
+from torchcaps.data.augment import _stream, brightness_contrast, centre_crop, standardise
+from torchcaps.errors import DataError, TorchcapsError
+from torchcaps.math.random import uniform
+from torchcaps.train.loop import _to
+from torchcaps.types import Batch
+
+H, W, SEED = 9, 8, 4
+
+
+def pairs(n: int = 24) -> Dataset:
+    """Noise with two parts an image, each another noise."""
+    generator = torch.Generator().manual_seed(1)
+    images, parts = (torch.randint(0, 256, (n, 2, H, W), generator=generator).byte() for _ in range(2))
+    return Dataset(images, torch.randint(0, 5, (n, 2), generator=generator), classes=5, parts=parts)
+
+
+def batch_of(data: Dataset, step: int = 1, *, seed: int = SEED, size: int = 8, **options: int) -> Batch:
+    place = place_of(step, len(data), size)
+    return take(data, epoch_order(seed, place.epoch, len(data)), place, size, seed=seed, **options)
+
+
+def draw(name: str, epoch: int, index: int, choices: tuple[int, int]) -> list[int]:
+    """Two whole numbers below the choices, those that (seed, epoch, index) draw for a change."""
+    u = uniform(SEED, _stream(name), epoch, torch.tensor(index), count=2)
+    return [int(float(u_n) * c) for u_n, c in zip(u, choices, strict=True)]
+
+
+def looked_at(pixels: Tensor, index: int, epoch: int, most: int, side: int) -> Tensor:  # [c side side]
+    """Pixel by pixel: of one image [c h w], shifted by up to `most`, the square that is drawn for it."""
+    down, right = (d - most for d in draw("shift", epoch, index, (2 * most + 1, 2 * most + 1)))
+    top, left = draw("crop", epoch, index, (H - side + 1, W - side + 1))
+    out = torch.zeros(len(pixels), side, side)
+    for row in range(side):
+        for column in range(side):
+            y, x = row + top + down, column + left + right
+            if 0 <= y < H and 0 <= x < W and row + top < H and column + left < W:
+                out[:, row, column] = pixels[:, y, x].float() / 255
+    return out
+
+
+@pytest.mark.parametrize("most", [0, 2])
+@pytest.mark.parametrize("step", [1, 5])
+def test_images_and_their_parts_are_shifted_and_cropped_alike(most, step):
+    data, side, epoch = replace(pairs(), view=6), 6, step // 3
+    batch = batch_of(data, step, max_shift=most)
+    assert batch.images.shape == batch.parts.shape == (8, 2, side, side)
+    for n, index in enumerate(batch.indices.tolist()):
+        assert torch.equal(batch.images[n], looked_at(data.images[index], index, epoch, most, side))
+        assert torch.equal(batch.parts[n], looked_at(data.parts[index], index, epoch, most, side))
+        assert torch.equal(batch.labels[n], data.labels[index])
+
+
+def test_every_place_is_seen_and_another_epoch_sees_others():
+    compass = torch.arange(H * W).view(1, 1, H, W).expand(120, 1, H, W).byte()
+    data = Dataset(compass, torch.zeros(120).long(), classes=1, view=6)
+    first, second = (batch_of(data, step, size=120).images for step in (0, 1))
+    starts = {int((image[0, 0, 0] * 255).round()) for image in first}
+    assert starts == {y * W + x for y in range(H - 5) for x in range(W - 5)}
+    orders = [epoch_order(SEED, epoch, len(data)) for epoch in (0, 1)]
+    assert not torch.equal(first[orders[0].argsort()], second[orders[1].argsort()])  # image by image
+
+
+def test_parts_of_processes_are_the_whole_batch_in_every_change():
+    data = replace(pairs(), view=6, standardised=True, jitter=True)
+    whole = batch_of(data, 4, max_shift=2)
+    shares = [batch_of(data, 4, max_shift=2, part=p, parts=4) for p in range(4)]
+    for name in Batch._fields:
+        assert torch.equal(torch.cat([getattr(s, name) for s in shares]), getattr(whole, name))
+
+
+def test_a_batch_depends_on_seed_and_place_alone():
+    data = replace(pairs(), view=6, standardised=True, jitter=True)
+    once, again, other = batch_of(data, 4), batch_of(data, 4), batch_of(data, 4, seed=SEED + 1)
+    assert all(torch.equal(a, b) for a, b in zip(once, again, strict=True))
+    assert not torch.equal(once.images, other.images)
+
+
+def test_light_changes_before_images_are_standardised_and_parts_keep_theirs():
+    plain = replace(pairs(), view=6)
+    bare, lit = batch_of(plain), batch_of(replace(plain, jitter=True))
+    levelled = batch_of(replace(plain, jitter=True, standardised=True))
+    assert torch.equal(lit.images, brightness_contrast(bare.images, SEED, 0, bare.indices))
+    assert torch.equal(levelled.images, standardise(lit.images))
+    assert torch.equal(bare.parts, lit.parts)
+    assert torch.equal(bare.parts, levelled.parts)
+    for image, before in zip(levelled.images.double(), lit.images.double(), strict=True):
+        assert float(image.mean()) == pytest.approx(0, abs=1e-5)
+        spread = max(float(before.var(correction=0)), 1 / image.numel())  # what is nearly even stays so
+        assert float(image.var(correction=0)) == pytest.approx(float(before.var(correction=0)) / spread, abs=1e-5)
+
+
+def test_without_a_view_or_with_one_as_large_as_the_images_a_batch_is_as_ever():
+    data = pairs()
+    square = replace(data, images=data.images[..., :W, :], parts=data.parts[..., :W, :])
+    batch, same = batch_of(square, max_shift=1), batch_of(replace(square, view=W), max_shift=1)
+    assert torch.equal(batch.images, same.images)
+    assert torch.equal(batch.parts, same.parts)
+    assert batch_of(replace(data, parts=None)).parts is None
+
+
+def test_a_test_is_shown_the_middle():
+    data = replace(pairs(), view=6)
+    assert data.spec == (2, 6, 6, 5)
+    assert torch.equal(data.seen, data.images[:, :, 1:7, 1:7])  # of three rows over, two are cut from below
+    for rows in (torch.tensor([3, 1, 3]), slice(2, 5), None):
+        wanted = data.images[slice(None) if rows is None else rows][:, :, 1:7, 1:7].float() / 255
+        assert torch.equal(data.shown(rows), wanted)
+        assert torch.equal(replace(data, standardised=True, jitter=True).shown(rows), standardise(wanted))
+    whole = pairs()
+    assert whole.spec == (2, H, W, 5)
+    assert whole.seen is whole.images
+    assert torch.equal(whole.shown(slice(3)), whole.images[:3].float() / 255)
+
+
+def test_thirteen_views_each_levelled_by_itself():
+    data = replace(pairs(), view=6, standardised=True)
+    views = data.views(slice(4))
+    assert views.shape == (13, 4, 2, 6, 6)
+    assert torch.equal(views[0], data.shown(slice(4)))
+    corners = [(0, 0), (0, W - 6), (H - 6, 0), (H - 6, W - 6)]
+    for view, (y, x) in zip(views[1:5], corners, strict=True):
+        assert torch.equal(view, standardise(data.images[:4, :, y : y + 6, x : x + 6].float() / 255))
+    assert torch.equal(data.views(torch.tensor([2]), 5), views[:5, [2]])
+    assert data.views(count=1).shape == (1, 24, 2, 6, 6)
+
+
+def test_a_subset_and_what_is_held_out_look_alike():
+    data = replace(pairs(), view=6, standardised=True, jitter=True)
+    some = subset(data, torch.tensor([5, 2]))
+    assert torch.equal(some.parts, data.parts[[5, 2]])
+    assert torch.equal(some.shown(), data.shown(torch.tensor([5, 2])))
+    splits = hold_out(Splits(data, data), 4)
+    assert (splits.validation.view, splits.validation.standardised, splits.validation.jitter) == (6, True, True)
+    assert torch.equal(splits.validation.parts, data.parts[20:])
+    assert torch.equal(splits.train.parts, data.parts[:20])
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"view": 9}, "a view of 9 pixels of images of 9x8; 1 to 8 is wanted"),
+        ({"view": 0}, "1 to 8 is wanted"),
+        ({"parts": torch.zeros(24, 2, H, W)}, "uint8"),
+        ({"parts": torch.zeros(23, 2, H, W).byte()}, r"uint8 \[24, 2, 9, 8\]"),
+        ({"parts": torch.zeros(24, 3, H, W).byte()}, "one for each label"),
+        ({"parts": torch.zeros(24, H, W).byte()}, "one for each label"),
+        ({"parts": torch.zeros(24, 2, H, W + 1).byte()}, "one for each label"),
+    ],
+)
+def test_what_cannot_be_looked_at_is_refused_in_one_line(change, text):
+    with pytest.raises(DataError, match=text) as caught:
+        replace(pairs(), **change)
+    assert "\n" not in str(caught.value)
+
+
+def test_views_that_are_not_there_are_refused_in_one_line():
+    with pytest.raises(DataError, match="give the data set a view") as caught:
+        pairs().views()
+    assert "\n" not in str(caught.value)
+    with pytest.raises(TorchcapsError, match="13 views"):
+        replace(pairs(), view=6).views(count=14)
+
+
+def test_one_part_an_image_goes_with_one_label():
+    data = pairs()
+    one = Dataset(data.images, data.labels[:, 0], 5, parts=data.parts[:, :1], view=5)
+    batch = batch_of(one)
+    assert (batch.labels.shape, batch.parts.shape) == ((8,), (8, 1, 5, 5))
+    assert torch.equal(centre_crop(one.images, 5), one.seen)
+
+
+def test_parts_go_to_the_device_with_their_images():
+    batch = batch_of(replace(pairs(), view=6))
+    moved = _to(batch, torch.device("meta"), channels_last=True)
+    assert moved.images.device.type == moved.parts.device.type == "meta"
+    assert _to(batch._replace(parts=None), torch.device("cpu"), channels_last=False).parts is None

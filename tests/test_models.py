@@ -25,7 +25,7 @@ CAPSNET = CapsNetConfig(
 CNN = CNNConfig(widths=(3, 4), kernel=3, hidden=(5,))
 CONFIGS: dict[str, Any] = {"capsnet": CAPSNET, "cnn": CNN}
 CHECKED = ["capsnet", "cnn"]
-SPECS = [ImageSpec(1, 8, 8, 3), ImageSpec(3, 9, 12, 2), ImageSpec(2, 13, 7, 5), ImageSpec(1, 10, 10, 1)]
+SPECS = [ImageSpec(1, 8, 8, 3), ImageSpec(3, 9, 12, 2), ImageSpec(2, 13, 7, 5), ImageSpec(1, 10, 10, 2)]
 
 
 def batch(spec: ImageSpec, b: int = 4, seed: int = 0) -> Batch:
@@ -236,8 +236,13 @@ def test_the_objective_is_finite_and_reaches_every_parameter(name: str, spec: Im
     for label, p in model.named_parameters():
         assert p.grad is not None, label
         assert bool(p.grad.isfinite().all()), label
-    if spec.classes > 1:  # among one class the cross-entropy has nothing to learn
-        assert all(p.grad is not None and bool(p.grad.any()) for p in model.parameters())
+    assert all(p.grad is not None and bool(p.grad.any()) for p in model.parameters())
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_single_class_is_refused(name: str) -> None:
+    with pytest.raises(DataError, match="a single class; a classifier needs two or more"):
+        build(name, ImageSpec(1, 10, 10, 1))
 
 
 @pytest.mark.parametrize("name", CONFIGS)

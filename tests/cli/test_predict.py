@@ -148,7 +148,7 @@ def test_what_names_no_classes_or_redraws_nothing_is_refused(capsys, digits, tmp
         data = {"name": "glyphs", "train": 16, "test": 8, "size": 16}
         recipe = recipe_of({"name": name, "data": data, "model": model, "train": {"epochs": 1.0, "batch": 8}})
         train(recipe, tmp_path / name, quiet=True)
-    assert "run of Autoencoder, which names no classes" in refused(capsys, tmp_path / "autoencoder", digits[0])
+    assert "run of Autoencoder, which is no classifier" in refused(capsys, tmp_path / "autoencoder", digits[0])
     assert "run of CNN, which redraws nothing" in refused(capsys, tmp_path / "cnn", digits[0], "--out", tmp_path)
     assert answers(capsys, tmp_path / "cnn", digits[0])[0]["classes"]
 

@@ -22,8 +22,9 @@ GRID = Grid.of_image(6, 5)
 
 @pytest.fixture(autouse=True)
 def _any_size(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """However small the layer, a kernel is worth it."""
+    """However small the layer and the batch, a kernel is worth it."""
     monkeypatch.setattr(fused, "WORTH", 0)
+    monkeypatch.setattr(fused, "FEWEST", 0)
     yield
 
 
@@ -71,6 +72,15 @@ def test_a_layer_gives_the_same_with_and_without_kernels(name: str, b: int, monk
     assert fast.keys() == plain.keys()
     for part in plain:
         torch.testing.assert_close(fast[part], plain[part], rtol=1e-9, atol=1e-10)
+
+
+def test_dynamic_routing_of_few_samples_is_plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused, "FEWEST", 4)
+    layer = DenseCapsules(7, 3, 4, 5)
+    for b in (3, 4):
+        children = Capsules(torch.ones(b, 7, 4), torch.ones(b, 7))
+        found = fused.route_without_votes(children, layer.W, Dynamic(), "vector", None, None, {})
+        assert (found is None) == (b < 4)
 
 
 @pytest.mark.parametrize("name", LAYERS)

@@ -43,12 +43,11 @@ class Predict:
     """Print the answers as JSON."""
 
     def run(self) -> int:
-        from torchcaps.evaluate.predict import check_classifier, pictures_of, predict
-        from torchcaps.train import load_run
+        from torchcaps.evaluate.classification import load_classifier
+        from torchcaps.evaluate.predict import pictures_of, predict
 
         self._check()
-        run = load_run(self.folder)
-        check_classifier(run.model, self.folder)
+        run = load_classifier(self.folder)
         if self.out is not None:
             self._check_drawing(run.model)
         data = pictures_of(run, self.pictures, fit=self.fit, invert=self.invert)

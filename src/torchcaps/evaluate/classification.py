@@ -11,22 +11,47 @@ What is asked depends on the data, and so do the names of the answers:
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 from torch import Tensor
 
 from torchcaps.data import AffnistConfig, Dataset, Splits
+from torchcaps.errors import RecipeError
 from torchcaps.evaluate.factors import CONTROLS, factor_controls, factor_correlation, factor_metrics, has_factors
 from torchcaps.evaluate.multilabel import best_threshold, pair_error, single_error, threshold_error
 from torchcaps.metrics import accuracy, expected_calibration_error
 from torchcaps.models import CapsNet, Model
 from torchcaps.train.display import progress
 from torchcaps.train.recipe import Recipe
+from torchcaps.train.run import Loaded, load_run
 from torchcaps.train.training import set_up
 
-__all__ = ["class_scores", "classification", "measures", "nearest_mean", "pose_controls", "untrained"]
+__all__ = [
+    "check_classifier",
+    "class_scores",
+    "classification",
+    "load_classifier",
+    "measures",
+    "nearest_mean",
+    "pose_controls",
+    "untrained",
+]
 
 THRESHOLD = 0.5
 """Of capsule lengths and of probabilities, where no validation images say better."""
+
+
+def load_classifier(folder: Path) -> Loaded:
+    """The run in a folder, if it is one of a classifier."""
+    return check_classifier(load_run(folder), folder)
+
+
+def check_classifier(run: Loaded, folder: Path) -> Loaded:
+    """The run itself, or one line."""
+    if run.model.classifies:
+        return run
+    raise RecipeError(f"'{folder}' is a run of {type(run.model).__name__}, which is no classifier; name one that is")
 
 
 @torch.inference_mode()

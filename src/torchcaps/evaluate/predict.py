@@ -26,14 +26,14 @@ from torchcaps.data import (
 from torchcaps.data.readers.pictures import class_folders, read_picture
 from torchcaps.data.sets import OBJECTS
 from torchcaps.data.smallnorb import TOYS
-from torchcaps.errors import RecipeError, ShapeError, TorchcapsError, TrainingError
+from torchcaps.errors import ShapeError, TorchcapsError, TrainingError
 from torchcaps.evaluate.figures import image_grid, pixels
 from torchcaps.evaluate.multilabel import top
-from torchcaps.models import CapsNet, Model
+from torchcaps.models import CapsNet
 from torchcaps.train.run import Loaded
 from torchcaps.types import Capsules
 
-__all__ = ["Answer", "check_classifier", "class_names", "fitted", "pictures_of", "predict", "redrawn_sheet"]
+__all__ = ["Answer", "class_names", "fitted", "pictures_of", "predict", "redrawn_sheet"]
 
 SEVERAL = 0.5
 """The score above which a class is named where images show several."""
@@ -54,14 +54,6 @@ class Answer:
 
     scores: Tensor
     named: tuple[int, ...]
-
-
-def check_classifier(model: Model, folder: Path) -> None:
-    """Refuse a run whose model names no classes."""
-    if type(model).scores is Model.scores:
-        raise RecipeError(
-            f"'{folder}' is a run of {type(model).__name__}, which names no classes; name the run of a classifier"
-        )
 
 
 def class_names(data: DataConfig, classes: int) -> tuple[str, ...]:

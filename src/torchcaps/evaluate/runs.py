@@ -16,7 +16,14 @@ from torchcaps.config import to_dict
 from torchcaps.data import Splits
 from torchcaps.errors import RecipeError, TrainingError
 from torchcaps.evaluate.capsules import IMAGES, Experts, Material, chosen, material_of, measure, run_and_controls
-from torchcaps.evaluate.classification import measures, nearest_mean, pose_controls, untrained
+from torchcaps.evaluate.classification import (
+    check_classifier,
+    load_classifier,
+    measures,
+    nearest_mean,
+    pose_controls,
+    untrained,
+)
 from torchcaps.evaluate.generative import judge_samples
 from torchcaps.evaluate.judge import RATE, judge_probabilities, train_judge
 from torchcaps.evaluate.papers import paper_numbers
@@ -56,9 +63,11 @@ def evaluate_runs(
         raise RecipeError(
             f"'{folders[0]}' is a classifier; images, only and judge are for products of expert capsules only"
         )
+    for run, folder in zip(runs, folders, strict=True):
+        check_classifier(run, folder)
     splits = first.data.load()
     metrics = gather(measures(run.model, run.recipe, splits) for run in runs)
-    rows: dict[str, Metrics] = _trained([load_run(folder) for folder in controls])
+    rows: dict[str, Metrics] = _trained([load_classifier(folder) for folder in controls])
     rows["untrained"] = gather(untrained(run.recipe, splits) for run in runs)
     rows["nearest mean"] = gather([nearest_mean(first, splits)])
     for name, values in pose_controls(runs[0].model, splits.test).items():

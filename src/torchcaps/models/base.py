@@ -12,7 +12,7 @@ from torchcaps.errors import DataError, ShapeError
 from torchcaps.models.tiles import in_tiles
 from torchcaps.types import Batch, ImageSpec
 
-__all__ = ["Model", "ModelConfig", "check_images", "check_spec", "hits", "mean_over_team"]
+__all__ = ["Model", "ModelConfig", "check_classes", "check_images", "check_spec", "hits", "mean_over_team"]
 
 
 class Model(nn.Module):
@@ -49,6 +49,11 @@ class Model(nn.Module):
     def scores(self, images: Tensor) -> Tensor:
         """[b j] one number a class, larger = more likely; only classifiers have it."""
         raise TypeError(f"{type(self).__name__} is not a classifier")
+
+    @property
+    def classifies(self) -> bool:
+        """True if the model has scores of classes."""
+        return type(self).scores is not Model.scores
 
     def stages(self) -> dict[str, Model]:
         """Name -> stage in the order of training; the names are those of `STAGES` of the model's configuration."""
@@ -108,6 +113,12 @@ def check_spec(spec: ImageSpec, smallest: int) -> None:
             f"images of {spec.height}x{spec.width} are too small for this network: it needs {smallest}x{smallest} "
             "or more; use larger images, smaller kernels or fewer layers"
         )
+
+
+def check_classes(spec: ImageSpec) -> None:
+    """Refuse, when a classifier is built, images that are all of one class."""
+    if spec.classes == 1:
+        raise DataError("all images are of a single class; a classifier needs two or more to tell apart")
 
 
 def check_images(images: Tensor, spec: ImageSpec) -> None:

@@ -11,7 +11,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from torchcaps.config import Count, Share
 from torchcaps.errors import RecipeError
 from torchcaps.losses import cross_entropy_loss, present
-from torchcaps.models.base import Model, check_images, check_spec, hits
+from torchcaps.models.base import Model, check_classes, check_images, check_spec, hits
 from torchcaps.types import Batch, ImageSpec
 
 __all__ = ["CNN", "CNNConfig", "ConvNetConfig"]
@@ -55,6 +55,7 @@ class CNN(Model):
         super().__init__()
         shrink = config.pool ** len(config.widths)
         check_spec(spec, smallest=shrink)
+        check_classes(spec)
         self.config, self.spec = config, spec
         stages: list[nn.Module] = []
         for below, above in pairwise([spec.channels, *config.widths]):

@@ -16,7 +16,7 @@ from torchcaps.config import Count, NonNegativeFloat
 from torchcaps.errors import ShapeError
 from torchcaps.layers import DenseCapsules, DenseDecoder, select
 from torchcaps.losses import margin_loss, present, reconstruction_loss
-from torchcaps.models.base import Model, check_images, hits
+from torchcaps.models.base import Model, check_classes, check_images, hits
 from torchcaps.models.trunk import trunk_of
 from torchcaps.routing import Dynamic
 from torchcaps.types import Batch, Capsules, ImageSpec, RoutingInfo
@@ -73,6 +73,7 @@ class CapsNet(Model):
 
     def __init__(self, config: CapsNetConfig, spec: ImageSpec) -> None:
         super().__init__()
+        check_classes(spec)
         self.config, self.spec = config, spec
         self.conv, self.primary = trunk_of(config, spec)
         self.classes = DenseCapsules(

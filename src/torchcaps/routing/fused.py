@@ -17,10 +17,12 @@ from torchcaps.routing.dynamic import Dynamic
 from torchcaps.routing.em import EM
 from torchcaps.types import Capsules, RoutingInfo
 
-__all__ = ["WORTH", "route_without_votes"]
+__all__ = ["FEWEST", "WORTH", "route_without_votes"]
 
-WORTH = 2**12
-"""So many votes and more, a kernel is faster than the plain path."""
+WORTH = 2**10
+"""So many votes and more, a kernel is faster than the plain path (benchmarks/worth.py)."""
+FEWEST = 4
+"""Dynamic routing takes a vector of samples at a time: for fewer than so many, most of it would be idle."""
 
 
 def route_without_votes(
@@ -39,6 +41,8 @@ def route_without_votes(
     ):
         return None
     if isinstance(settings, Dynamic) and pose == "vector" and window is None and offset is None:
+        if len(children.pose) < FEWEST:
+            return None
         return _dynamic(children, weights, settings)
     if isinstance(settings, EM) and pose == "matrix" and (offset is None or not offset.requires_grad):
         return _em(children, weights, settings, window, offset, learned)

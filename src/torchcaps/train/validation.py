@@ -23,7 +23,7 @@ def check_validation(recipe: Recipe, model: Model, data: Dataset | None) -> None
     wish = "train.stop_at and train.check_every"
     if data is None:
         raise RecipeError(f"{wish} need images to validate on, and none are held out: set data.validation")
-    if type(model).scores is Model.scores:
+    if not model.classifies:
         raise RecipeError(f"{wish} are for classifiers, and {type(model).__name__} is none: leave them out")
 
 

@@ -148,7 +148,7 @@ def rising(epsilons: Sequence[float]) -> list[float]:
 
 def _check(model: Model, data: Dataset, images: int, queries: int, source: Model | None) -> None:
     for one in (model, source):
-        if one is not None and type(one).scores is Model.scores:
+        if one is not None and not one.classifies:
             raise RecipeError(f"{type(one).__name__} is not a classifier; attacks need one")
         if one is not None and one.spec != data.spec:
             raise RecipeError(f"the model is made for {one.spec}, the images are {data.spec}; take those it knows")

@@ -13,9 +13,9 @@ import torch
 from torchcaps.data import Dataset
 from torchcaps.errors import DataError, RecipeError
 from torchcaps.evaluate.attacks.curves import FREE, GRADIENT, Attacked, attack_curves, chosen, masked
+from torchcaps.evaluate.classification import load_classifier
 from torchcaps.evaluate.results import versions
-from torchcaps.models import Model
-from torchcaps.train.run import Loaded, load_run
+from torchcaps.train.run import Loaded
 
 __all__ = ["Contest", "attack_rows", "attack_runs", "load_contest", "plain", "verdicts"]
 
@@ -30,7 +30,7 @@ class Contest:
 
 def load_contest(folders: Sequence[Path], source: Path | None = None) -> Contest:
     """Load and check runs; they are called by their recipe, and by their seed too where a recipe has several."""
-    runs = [_classifier(folder) for folder in folders]
+    runs = [load_classifier(folder) for folder in folders]
     first = runs[0].recipe.data.load().test
     if first.labels.ndim != 1:
         raise DataError(f"'{folders[0]}' tells several things in an image apart; attacks need one label an image")
@@ -39,7 +39,7 @@ def load_contest(folders: Sequence[Path], source: Path | None = None) -> Contest
     labels = [r.recipe.name + (f" seed {r.recipe.seed}" if named[r.recipe.name] > 1 else "") for r in runs]
     if len(set(labels)) < len(labels):
         raise RecipeError(f"the runs are {', '.join(labels)}; each recipe and seed is attacked once")
-    maker = None if source is None else _classifier(source)
+    maker = None if source is None else load_classifier(source)
     if maker is not None and source is not None:
         for test in (_test(maker, source, first, runs[0]), *tests):
             _check_shown_alike(test, tests[0])
@@ -118,15 +118,6 @@ def _masked(one: Attacked) -> dict[str, dict[str, Any]]:
 
 def _origin(run: Loaded) -> dict[str, Any]:
     return {"recipe": run.recipe.name, "model": type(run.model).__name__, "seed": run.recipe.seed, "steps": run.step}
-
-
-def _classifier(folder: Path) -> Loaded:
-    run = load_run(folder)
-    if type(run.model).scores is Model.scores:
-        raise RecipeError(
-            f"'{folder}' is a run of {type(run.model).__name__}, which is no classifier; name one that is"
-        )
-    return run
 
 
 def _test(run: Loaded, folder: Path, first: Dataset, reference: Loaded) -> Dataset:

@@ -1,9 +1,10 @@
 """Where the time of a training step goes, system by system.
 
-python benchmarks/profile.py [--batch 128] [--threads 2] [--steps 5] [--json benchmarks/profile.json]
+python benchmarks/steps.py [--batch 128] [--threads 2] [--steps 5] [--json benchmarks/steps.json]
 
 Each step runs under torch's profiler; the time that an operation spends itself, not in those it calls, counts for the
-part that it belongs to. "batch" is what it takes to pick, shift and convert the images of a step, measured by itself
+part that it belongs to. "outside" is the time between operations: Python's, and in contrastive divergence the loops',
+which it calls without an operator. "batch" is what it takes to pick, shift and convert the images of a step, measured by itself
 and as a share of the step: the loop does it between steps.
 """
 
@@ -59,11 +60,14 @@ def shares(step: Callable[[], object], steps: int) -> tuple[dict[str, float], fl
         step()
     seconds = (perf_counter() - start) / steps
     with profile(activities=[ProfilerActivity.CPU]) as seen:
+        start = perf_counter()
         for _ in range(steps):
             step()
+        whole = 1e6 * (perf_counter() - start)
     times = dict.fromkeys([*PARTS, "the rest"], 0.0)
     for event in seen.key_averages():
         times[part_of(event.key)] += event.self_cpu_time_total
+    times["outside"] = max(0.0, whole - sum(times.values()))
     whole = sum(times.values())
     return {part: time / whole for part, time in times.items()}, 1000 * seconds
 
@@ -80,7 +84,7 @@ def batch_ms(side: int, batch: int, steps: int) -> float:
 
 def rows(batch: int, steps: int) -> list[list[str]]:
     """The table: a line a system."""
-    found = [["system", "ms a step", *PARTS, "the rest", "batch"]]
+    found = [["system", "ms a step", *PARTS, "the rest", "outside", "batch"]]
     for name, side in SYSTEMS.items():
         parts, whole = shares(case_of(name).ours(batch).step, steps)
         made = "-" if side is None else f"{batch_ms(side, batch, steps) / whole:.1%}"
@@ -96,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, help="file to write the table into")
     given = parser.parse_args(arguments)
     if busy():
-        print(f"profile: {busy()}", file=sys.stderr)
+        print(f"steps: {busy()}", file=sys.stderr)
     try:
         with flushed_denormals(), threads(given.threads):
             found = rows(given.batch, given.steps)
@@ -104,7 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if given.json:
             write_atomically(given.json, [(json.dumps(found, indent=1) + "\n").encode()])
     except (TorchcapsError, OSError) as error:
-        print(f"profile: {error}", file=sys.stderr)
+        print(f"steps: {error}", file=sys.stderr)
         return 2
     return 0
 

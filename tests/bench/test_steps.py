@@ -1,4 +1,4 @@
-"""benchmarks/profile.py: what belongs to which part, and a table whose shares are whole."""
+"""benchmarks/steps.py: what belongs to which part, and a table whose shares are whole."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
-PATH = Path(__file__).parents[2] / "benchmarks" / "profile.py"
+PATH = Path(__file__).parents[2] / "benchmarks" / "steps.py"
 
 
 @pytest.fixture(scope="module")
-def profiled():
-    spec = importlib.util.spec_from_file_location("step_profile", PATH)
+def steps():
+    spec = importlib.util.spec_from_file_location("steps", PATH)
     module = importlib.util.module_from_spec(spec)
-    sys.modules["step_profile"] = module
+    sys.modules["steps"] = module
     spec.loader.exec_module(module)
     yield module
-    del sys.modules["step_profile"]
+    del sys.modules["steps"]
 
 
 @pytest.mark.parametrize(
@@ -33,14 +33,14 @@ def profiled():
         ("aten::relu", "the rest"),
     ],
 )
-def test_operations_belong_to_a_part(profiled, name, part):
-    assert profiled.part_of(name) == part
+def test_operations_belong_to_a_part(steps, name, part):
+    assert steps.part_of(name) == part
 
 
-def test_shares_of_a_step_add_up(profiled, monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(profiled, "SYSTEMS", {"em-4-2-2-2": 32, "cd-6x4-3x4": None})
-    path = tmp_path / "profile.json"
-    assert profiled.main(["--batch", "2", "--steps", "1", "--threads", "1", "--json", str(path)]) == 0
+def test_shares_of_a_step_add_up(steps, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(steps, "SYSTEMS", {"em-4-2-2-2": 32, "cd-6x4-3x4": None})
+    path = tmp_path / "steps.json"
+    assert steps.main(["--batch", "2", "--steps", "1", "--threads", "1", "--json", str(path)]) == 0
     head, *rows = json.loads(path.read_text())
     assert [row[0] for row in rows] == ["em-4-2-2-2", "cd-6x4-3x4"]
     for row in rows:
@@ -49,7 +49,7 @@ def test_shares_of_a_step_add_up(profiled, monkeypatch, tmp_path, capsys):
     assert rows[1][-1] == "-" and "ms a step" in capsys.readouterr().out
 
 
-def test_a_wrong_size_is_one_line(profiled, monkeypatch, capsys):
-    monkeypatch.setattr(profiled, "SYSTEMS", {"em-0-2-2-2": 32})
-    assert profiled.main(["--batch", "2"]) == 2
+def test_a_wrong_size_is_one_line(steps, monkeypatch, capsys):
+    monkeypatch.setattr(steps, "SYSTEMS", {"em-0-2-2-2": 32})
+    assert steps.main(["--batch", "2"]) == 2
     assert "sizes are numbers from 1 on" in capsys.readouterr().err

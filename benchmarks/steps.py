@@ -4,8 +4,8 @@ python benchmarks/steps.py [--batch 128] [--threads 2] [--steps 5] [--json bench
 
 Each step runs under torch's profiler; the time that an operation spends itself, not in those it calls, counts for the
 part that it belongs to. "outside" is the time between operations: Python's, and in contrastive divergence the loops',
-which it calls without an operator. "batch" is what it takes to pick, shift and convert the images of a step, measured by itself
-and as a share of the step: the loop does it between steps.
+which it calls without an operator. "batch" is what it takes to pick, shift and convert the images of a step, measured
+by itself and as a share of the step: the loop does it between steps.
 """
 
 from __future__ import annotations

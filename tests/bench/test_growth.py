@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
-import sys
-from pathlib import Path
 
 import pytest
+from script import script
 
 from torchcaps.evaluate.report import text_table
 
-PATH = Path(__file__).parents[2] / "benchmarks" / "growth.py"
 
-
-@pytest.fixture(scope="module")
+@pytest.fixture
 def growth():
-    spec = importlib.util.spec_from_file_location("growth", PATH)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["growth"] = module
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules["growth"]
+    return script("growth")
 
 
 @pytest.mark.parametrize("power", [0.0, 0.5, 1.0, 2.0])

@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
-from pathlib import Path
 
 import pytest
+from script import script
 
-PATH = Path(__file__).parents[2] / "benchmarks" / "steps.py"
 
-
-@pytest.fixture(scope="module")
+@pytest.fixture
 def steps():
-    spec = importlib.util.spec_from_file_location("steps", PATH)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["steps"] = module
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules["steps"]
+    return script("steps")
 
 
 @pytest.mark.parametrize(

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-from pathlib import Path
+
+from script import script
 
 from torchcaps.routing import fused
 
-PATH = Path(__file__).parents[2] / "benchmarks" / "worth.py"
-
 
 def test_the_table_is_in_the_order_of_votes(tmp_path, monkeypatch):
-    spec = importlib.util.spec_from_file_location("worth", PATH)
-    worth = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(worth)
+    worth = script("worth")
     monkeypatch.setattr(worth, "LAYERS", [("dynamic-6x4-2x4", 12), ("em-4x2", 8)])
     monkeypatch.setattr(worth, "BATCHES", (1, 2))
     before = fused.WORTH

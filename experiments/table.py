@@ -6,7 +6,8 @@
 A table stands between `<!-- results: NAME -->` and `<!-- /results -->`, NAME being a file in results/; one of speed and
 memory between `<!-- bench: NAME -->` and `<!-- /bench -->`, NAME being a file in benchmarks/ that `torchcaps bench
 --json` wrote; and between `<!-- cells: NAME -->` and `<!-- /cells -->` one whose cells benchmarks/NAME.json holds,
-written by another script there.
+written by another script there; and between `<!-- attacks: NAME -->` and `<!-- /attacks -->` one of
+results/NAME-attacks.json, which `torchcaps attack --results` wrote.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ from pathlib import Path
 
 from torchcaps.bench import read_rows
 from torchcaps.bench.report import cells_of
+from torchcaps.evaluate.attacks.runs import attack_rows, curves_of, verdicts
 from torchcaps.evaluate.report import rows_of
 from torchcaps.evaluate.results import read_result
 
 ROOT = Path(__file__).parents[1]
-PLACE = re.compile(r"(<!-- (results|bench|cells): ([\w-]+) -->\n)(.*?)(<!-- /\2 -->)", re.DOTALL)
+PLACE = re.compile(r"(<!-- (results|bench|cells|attacks): ([\w-]+) -->\n)(.*?)(<!-- /\2 -->)", re.DOTALL)
 
 
 def table(name: str) -> str:
@@ -50,6 +52,15 @@ def cells(name: str) -> str:
     return "\n".join(_lines(json.loads((ROOT / "benchmarks" / f"{name}.json").read_text()))) + "\n"
 
 
+def attacks(name: str) -> str:
+    """Markdown: accuracy by epsilon, and what the curves say of gradients."""
+    found = json.loads((ROOT / "results" / f"{name}-attacks.json").read_text())
+    curves = curves_of(found)
+    images = next(iter(curves.values())).images
+    verdict = f"{images} images. {'; '.join(verdicts(curves))}."
+    return "\n".join([*_lines(attack_rows(curves)), "", verdict]) + "\n"
+
+
 def _lines(rows: list[list[str]]) -> list[str]:
     head, *body = rows
     return [_line(head), _line(["---"] + ["--:"] * (len(head) - 1)), *(_line(row) for row in body)]
@@ -67,7 +78,7 @@ def pages() -> Iterator[Path]:
 
 def written_anew(text: str) -> str:
     """The page with each of its tables made from the results."""
-    makers = {"results": table, "bench": speed, "cells": cells}
+    makers = {"results": table, "bench": speed, "cells": cells, "attacks": attacks}
     return PLACE.sub(lambda m: m[1] + makers[m[2]](m[3]) + m[5], text)
 
 

@@ -14,6 +14,8 @@ from talk import talk
 from tiny import tiny
 from torchcaps.data.builtin import GlyphsConfig
 from torchcaps.evaluate.attacks import WAYS
+from torchcaps.evaluate.attacks.runs import attack_rows, curves_of
+from torchcaps.evaluate.report import text_table
 from torchcaps.train import train
 from torchcaps.train.recipe import recipe_of
 
@@ -55,6 +57,7 @@ def test_two_models_side_by_side(capsys, folders, tmp_path):
     assert (first["recipe"], first["model"], first["seed"]) == ("tiny", "CapsNet", 3)
     assert (second["recipe"], second["model"], second["images"]) == ("plain", "CNN", 12)
     assert second["attack_accuracy"]["fgsm"]["0.1"] <= second["attack_accuracy"]["fgsm"]["0"]
+    assert lines[: len(attack_rows(curves_of(data)))] == text_table(attack_rows(curves_of(data))).splitlines()
     assert set(first["attack_success"]) == {"targeted"} and set(first["zero_gradients"]) >= {"fgsm", "pgd"}
 
 

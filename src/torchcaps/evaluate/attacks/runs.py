@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from torchcaps.evaluate.classification import load_classifier
 from torchcaps.evaluate.results import versions
 from torchcaps.train.run import Loaded
 
-__all__ = ["Contest", "attack_rows", "attack_runs", "load_contest", "plain", "verdicts"]
+__all__ = ["Contest", "attack_rows", "attack_runs", "curves_of", "load_contest", "plain", "verdicts"]
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,7 @@ def load_contest(folders: Sequence[Path], source: Path | None = None) -> Contest
     if first.labels.ndim != 1:
         raise DataError(f"'{folders[0]}' tells several things in an image apart; attacks need one label an image")
     tests = [_test(run, folder, first, runs[0]) for run, folder in zip(runs, folders, strict=True)]
-    named = Counter(run.recipe.name for run in runs)
-    labels = [r.recipe.name + (f" seed {r.recipe.seed}" if named[r.recipe.name] > 1 else "") for r in runs]
+    labels = _labels([(run.recipe.name, run.recipe.seed) for run in runs])
     if len(set(labels)) < len(labels):
         raise RecipeError(f"the runs are {', '.join(labels)}; each recipe and seed is attacked once")
     maker = None if source is None else load_classifier(source)
@@ -64,6 +63,13 @@ def plain(contest: Contest, curves: Mapping[str, Attacked], settings: Mapping[st
     ]
     source = None if contest.source is None else _origin(contest.source)
     return {**settings, "source": source, "runs": runs, "versions": versions()}
+
+
+def curves_of(found: Mapping[str, Any]) -> dict[str, Attacked]:
+    """The curves that `plain` was given, by the same labels."""
+    own = [field.name for field in fields(Attacked)]
+    labels = _labels([(run["recipe"], run["seed"]) for run in found["runs"]])
+    return {label: Attacked(**{n: run[n] for n in own}) for label, run in zip(labels, found["runs"], strict=True)}
 
 
 def attack_rows(curves: Mapping[str, Attacked]) -> list[list[str]]:
@@ -110,6 +116,12 @@ def _own_attacks(label: str, run: Loaded, source: Loaded | None, attacks: Sequen
     if not names:
         raise RecipeError(f"'{label}' is the source itself; nothing can be transferred to it")
     return names
+
+
+def _labels(runs: Sequence[tuple[str, int]]) -> list[str]:
+    """Of recipes and seeds."""
+    named = Counter(recipe for recipe, _ in runs)
+    return [recipe + (f" seed {seed}" if named[recipe] > 1 else "") for recipe, seed in runs]
 
 
 def _masked(one: Attacked) -> dict[str, dict[str, Any]]:

@@ -173,14 +173,27 @@ def logistic(x: float) -> float:
     return float(1 / (1 + Decimal(-x).exp()))
 
 
+def assigned(R: list[Decimal], a: list[float]) -> list[Decimal]:
+    """Line 2 of the M-STEP."""
+    r = [R_i * Decimal(a_i) for R_i, a_i in zip(R, a, strict=True)]
+    if sum(r) == 0:  # no child is active and line 3 reads 0 / 0: take children that are all equally faint
+        r = [R_i * Decimal("1e-1000") for R_i in R]
+    return r
+
+
+def mixing(R: Shares, a: Matrix, J: int) -> Matrix:
+    """Section 5: activations [p][j] proportional to the assigned sums of a capsule, with sum 1 over all the layer."""
+    mass = [[sum(assigned([R_n[j] for R_n in R[p]], a[p]), Decimal(0)) for j in range(J)] for p in range(len(R))]
+    total = sum((m for row in mass for m in row), Decimal(0))
+    return [[float(m / total) for m in row] for row in mass]
+
+
 def m_step(
     R: list[Decimal], a: list[float], V: Matrix, before: list[float], lam: float, beta_a: float, beta_u: float,
     settings: EM,
 ) -> Gaussian:  # fmt: skip
     """M-STEP for one parent: R[n] assignments, a[n] activations, V[n][h] votes."""
-    r = [R_i * Decimal(a_i) for R_i, a_i in zip(R, a, strict=True)]  # line 2
-    if sum(r) == 0:  # no child is active and line 3 reads 0 / 0: take children that are all equally faint
-        r = [R_i * Decimal("1e-1000") for R_i in R]
+    r = assigned(R, a)
     mass = sum(r, Decimal(0))
     w = [float(r_i / mass) for r_i in r]
     mu, variance = [], []
@@ -230,6 +243,9 @@ def em(votes: Votes, activation: Matrix, who: Who, beta_a: list[float], beta_u: 
                 V = [votes[p][n][j] for n in range(len(votes[p]))]
                 before = parents[p][j].mu
                 parents[p][j] = m_step(r, activation[p], V, before, lam, beta_a[j], beta_u[j], settings)  # line 4
+        if settings.switch == "mixing":
+            shares = mixing(R, activation, J)
+            parents = [[parents[p][j]._replace(a=shares[p][j]) for j in range(J)] for p in range(P)]
     return Routed(
         [[parents[p][j].mu for j in range(J)] for p in range(P)],
         [[parents[p][j].a for j in range(J)] for p in range(P)],

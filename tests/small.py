@@ -16,7 +16,9 @@ from torchcaps.models import (
     Model,
     PoEConfig,
     SmallCapsNetConfig,
+    SmallMatrixConfig,
     SparseConfig,
+    TinyMatrixConfig,
 )
 from torchcaps.routing import EM, Dynamic
 from torchcaps.types import ImageSpec
@@ -30,6 +32,9 @@ _CAPSULES: dict[str, Any] = {
     "channels": 4, "kernel": 3, "types": 2, "type_dimension": 4, "primary_kernel": 3, "dimension": 4,
     "routing": Dynamic(iterations=2), "decoder": (8,),
 }  # fmt: skip
+_MATRIX: dict[str, Any] = {
+    "sizes": (4, 2, 2, 2), "kernel": 3, "capsule_strides": (1, 1), "routing": EM(iterations=2),
+}  # fmt: skip
 
 SMALL: dict[str, Any] = {
     "autoencoder": AutoencoderConfig(channels=(4, 4), kernel=3),
@@ -37,7 +42,9 @@ SMALL: dict[str, Any] = {
     "capsnet-small": SmallCapsNetConfig(**_CAPSULES),
     "cnn": CNNConfig(widths=(4,), kernel=3, hidden=(8,)),
     "convnet": ConvNetConfig(widths=(4, 4), kernel=3, hidden=(8, 6)),
-    "matrix": MatrixConfig(sizes=(4, 2, 2, 2), kernel=3, capsule_strides=(1, 1), routing=EM(iterations=2)),
+    "matrix": MatrixConfig(**_MATRIX),
+    "matrix-small": SmallMatrixConfig(**_MATRIX),
+    "matrix-test": TinyMatrixConfig(),
     "poe": _POE,
     "sparse": SparseConfig(**_CAPSULES, capsules=4),
 }

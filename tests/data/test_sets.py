@@ -32,7 +32,7 @@ from torchcaps.data import (
 )
 from torchcaps.data.augment import brightness_contrast, crop, standardise
 from torchcaps.data.smallnorb import familiar
-from torchcaps.errors import DataError
+from torchcaps.errors import DataError, RecipeError
 from torchcaps.train import Recipe, train
 
 
@@ -245,6 +245,37 @@ def test_smallnorb_splits_by_viewpoint(norb_files):
     assert sorted(set(by_elevation.train.factors["elevation"].tolist())) == [0, 1, 2]
     with pytest.raises(DataError, match="needs that factor"):
         familiar(GlyphsConfig(train=10, test=10).load().train, "azimuth")
+
+
+def test_smallnorb_matched_validates_on_the_familiar_viewpoints_of_the_test_set(norb_files):
+    train, test, held = SmallNorbConfig(novel="elevation", matched=True, view=32, standardise=True).load()
+    rows = test.factors["familiar"].nonzero().flatten()
+    assert len(train) == 60 and len(test) == 180 and len(held) == len(rows) == 60
+    assert torch.equal(held.images, test.images[rows]) and torch.equal(held.labels, test.labels[rows])
+    assert held.spec == (2, 32, 32, 5) and held.standardised
+    for wrong in ({"matched": True}, {"matched": True, "novel": "azimuth", "validation": 5}):
+        with pytest.raises(RecipeError, match="matched with novel") as caught:
+            SmallNorbConfig(**wrong)
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"images": small_norb()["images"][:, :1]}, r"\[180, 1, 48, 48\]; pairs \[n 2 h w\]"),
+        ({"images": small_norb()["images"][:, 0]}, r"pairs \[n 2 h w\]"),
+        ({"azimuth": None}, "azimuth missing among"),
+        ({"elevation": None, "azimuth": None}, "azimuth, elevation missing"),
+    ],
+)  # fmt: skip
+def test_smallnorb_without_both_eyes_or_without_viewpoints_is_refused_in_one_line(tmp_path, monkeypatch, change, says):
+    arrays = {name: value for name, value in (small_norb() | change).items() if value is not None}
+    np.savez(tmp_path / "part.npz", **arrays)
+    files = {f"smallnorb48_{part}.npz": tmp_path / "part.npz" for part in ("train", "test")}
+    monkeypatch.setattr("torchcaps.data.smallnorb.require", lambda name, folder: files)
+    with pytest.raises(DataError, match=says) as caught:
+        SmallNorbConfig(novel="azimuth").load()
+    assert "\n" not in str(caught.value)
 
 
 def test_smallnorb_from_the_official_files_is_averaged(tmp_path, monkeypatch):

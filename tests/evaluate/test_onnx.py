@@ -23,6 +23,8 @@ SHAPES = {
     "cnn": {"scores": [3]},
     "convnet": {"scores": [3]},
     "matrix": {"scores": [3], "pose": [3, 16], "activation": [3]},
+    "matrix-small": {"scores": [3], "pose": [3, 16], "activation": [3]},
+    "matrix-test": {"scores": [3], "pose": [3, 16], "activation": [3]},
     "poe": {"pose": [4, 4], "activation": [4]},
     "sparse": {"pose": [4, 4], "activation": [4]},
 }

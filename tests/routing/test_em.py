@@ -6,7 +6,6 @@ import math
 import warnings
 from collections.abc import Hashable
 from dataclasses import replace
-from functools import partial
 
 import pytest
 import torch
@@ -20,7 +19,7 @@ from problems import PROBLEMS, Problem
 from references import assert_equals_reference, seen_by
 from torchcaps.math.patches import Grid
 from torchcaps.routing import EM, em
-from torchcaps.routing.base import compete_at_one_place
+from torchcaps.routing.base import InWindow, compete_at_one_place
 from torchcaps.testing import variants
 from torchcaps.types import Capsules, RoutingInfo
 
@@ -34,6 +33,7 @@ choices = st.builds(
     damping=share,
     assignment=st.sampled_from(["paper", "descent"]),
     competition=st.sampled_from(["all", "positions"]),
+    switch=st.sampled_from(["cost", "mixing"]),
 )
 size = st.integers(1, 6)
 seeds = st.integers(0, 10_000)
@@ -87,12 +87,12 @@ def test_is_the_procedure_with_a_window(choice: EM, h: int, w: int, stride: int,
     below = torch.rand(2, h, w, types, 1, generator=make, dtype=torch.float64)  # a child is as active for all
     problem = case(2 * window.out.places, 4 * types, 2, 3, seed, choice)._replace(
         activation=window.gather(below).flatten(0, 1).squeeze(-1),
-        compete=partial(window.log_share, types=types),
+        compete=InWindow(window, types),
     )
     assert_is_procedure(problem, 1e-12, seen_by(window, types))
 
 
-@pytest.mark.parametrize("choice", variants(EM), ids=lambda c: f"{c.assignment}-{c.competition}")
+@pytest.mark.parametrize("choice", variants(EM), ids=lambda c: f"{c.assignment}-{c.competition}-{c.switch}")
 def test_is_the_procedure_in_float32(choice: EM) -> None:
     """More children than parents; else variances are tiny, densities huge, and their rounding shows in the shares."""
     for seed in range(50):
@@ -124,6 +124,36 @@ def test_one_iteration_by_hand() -> None:
     logit = 0.5 * (3 - (0.25 + math.log(variance) / 2) * mass)
     assert parents.pose.item() == pytest.approx(mu, rel=1e-14)
     assert parents.activation.item() == pytest.approx(1 / (1 + math.exp(-logit)), rel=1e-14)
+
+
+def test_mixing_proportions_sum_to_1_over_the_layer_and_follow_the_assigned_activation() -> None:
+    """Section 5, for a window: the parents of all its positions are one layer."""
+    window = Grid(3, 3).window(2, 1)
+    make = torch.Generator().manual_seed(0)
+    below = torch.rand(2, 3, 3, 2, 1, generator=make, dtype=torch.float64)
+    problem = case(2 * 4, 4 * 2, 3, 4, 0, EM(switch="mixing"))._replace(
+        activation=window.gather(below).flatten(0, 1).squeeze(-1), compete=InWindow(window, 2)
+    )
+    parents, info = run(problem, trace=True)
+    mass = torch.einsum("xij,xi->xj", info.coupling[-1], problem.activation).view(2, 4, 3)  # [b p j]
+    on = parents.activation.view(2, 4, 3)
+    for image in range(2):
+        total = sum(float(m) for m in mass[image].flatten())
+        assert float(on[image].sum()) == pytest.approx(1, abs=1e-12)
+        torch.testing.assert_close(on[image], mass[image] / total)
+    assert info.free_energy is None and info.agreement is not None
+    again, _ = run(problem._replace(beta_a=problem.beta_a + 5, beta_u=problem.beta_u - 3))
+    assert torch.equal(again.activation, parents.activation)  # nothing is learned
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_single_parent_has_all_of_the_mixture(dtype: torch.dtype) -> None:
+    votes, on = torch.randn(2, 3, 1, 4, dtype=dtype).requires_grad_(), torch.rand(2, 3, dtype=dtype).requires_grad_()
+    zero = torch.zeros(1, dtype=dtype)
+    parents, _ = em.route(votes, on, EM(switch="mixing"), compete_at_one_place, False, zero, zero)
+    assert torch.equal(parents.activation, torch.ones_like(parents.activation))
+    slopes = torch.autograd.grad(parents.activation.sum() + parents.pose.sum(), (votes, on))
+    assert all(bool(slope.isfinite().all()) for slope in slopes)
 
 
 def test_inverse_temperature_rises_as_the_authors_have_it() -> None:

@@ -115,6 +115,15 @@ def test_where_there_is_no_kernel_the_votes_are_made() -> None:
     assert shifted.pose.shape == (2, 2, 5)
 
 
+def test_mixing_proportions_take_the_plain_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused, "em_routing", lambda *_, **__: pytest.fail("the kernel knows switches by cost only"))
+    for routing in (EM(switch="mixing"), EM(switch="mixing", competition="positions", damping=0.1)):
+        layer = ConvCapsules(GRID, 2, 3, kernel=3, stride=2, routing=routing).double()
+        parents, _ = layer(children_of("em in windows"))
+        total = parents.activation.flatten(1).sum(1)
+        torch.testing.assert_close(total, torch.ones_like(total))
+
+
 def test_a_wrong_switch_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SWITCH, "plian")
     with pytest.raises(RecipeError, match=r"plian.*did you mean 'plain'"):

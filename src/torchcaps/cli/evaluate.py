@@ -38,6 +38,7 @@ class Evaluate:
 
         from torchcaps.errors import RecipeError
         from torchcaps.evaluate import evaluate_runs, write_result
+        from torchcaps.evaluate.papers import budget_note
         from torchcaps.evaluate.report import rows_of, text_table
 
         if not self.runs:
@@ -47,6 +48,8 @@ class Evaluate:
         if self.results:
             path = write_result(self.results, result)
         print(json.dumps(asdict(result), indent=2) if self.json else text_table(rows_of(result)))
+        if not self.json and (note := budget_note(result)):
+            print(f"\n{note}")
         if self.results and not self.json:
             print(f"\nwritten to {path}")
         return 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from torchcaps.data import Dataset
-    from torchcaps.models import CapsNet, PoE
+    from torchcaps.models import CapsNet, MatrixCaps, PoE
     from torchcaps.train import Recipe
 
 __all__ = ["Generate"]
@@ -22,17 +22,17 @@ MOST = 64
 """More images in a row are no picture any more."""
 
 LOOKED_AT = 10_000
-"""Of more test images a CapsNet is shown so many, picked by the seed."""
+"""Of more test images a classifier is shown so many, picked by the seed."""
 
 What = Literal[
     "all", "samples", "pairs", "sweeps", "wins", "reconstructions", "interpolation", "completion", "routing",
-    "perturbations", "multimnist", "calibration",
+    "perturbations", "multimnist", "calibration", "votes",
 ]  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Generate:
-    """Draw what the capsules of a trained product of experts or CapsNet have learned, as PNG files.
+    """Draw what the capsules of a trained product of experts, CapsNet or network of matrix capsules do, as PNG files.
 
     Example: torchcaps generate runs/poe-quick-0 --what samples --domain restricted --count 4
 
@@ -49,7 +49,9 @@ class Generate:
     interpolation, completion, routing: of test images.
     Of a CapsNet - reconstructions: of test images, also the worst and those with a wrong answer; perturbations: each
     dimension of a class's capsule moved; routing: coupling by iteration; calibration: how often it is right when it is
-    how sure; multimnist: two digits redrawn in two colours."""
+    how sure; multimnist: two digits redrawn in two colours.
+    Of matrix capsules - votes: how far the votes for each class capsule are from its pose, by iteration; routing;
+    calibration."""
     domain: Literal["empirical", "complete", "restricted"] | None = None
     """Where samples of experts come from: the poses seen in training (empirical, if not given), a Gaussian, or its half
     that training visited."""
@@ -63,7 +65,7 @@ class Generate:
     def run(self) -> int:
         from torchcaps.errors import RecipeError
         from torchcaps.evaluate.figures import require_matplotlib
-        from torchcaps.models import CapsNet, PoE
+        from torchcaps.models import CapsNet, MatrixCaps, PoE
         from torchcaps.train import load_run
 
         require_matplotlib()
@@ -71,12 +73,12 @@ class Generate:
         run = load_run(self.folder)
         if isinstance(run.model, PoE):
             self._experts(run.model, run.recipe)
-        elif isinstance(run.model, CapsNet):
+        elif isinstance(run.model, CapsNet | MatrixCaps):
             self._classes(run.model, run.recipe)
         else:
             raise RecipeError(
                 f"'{self.folder}' is a run of {type(run.model).__name__}, of which there are no pictures; "
-                "name one of a product of experts or of a CapsNet"
+                "name one of a product of experts, of a CapsNet or of matrix capsules"
             )
         return 0
 
@@ -103,19 +105,24 @@ class Generate:
 
         self._draw(kinds, draw)
 
-    def _classes(self, model: CapsNet, recipe: Recipe) -> None:
+    def _classes(self, model: CapsNet | MatrixCaps, recipe: Recipe) -> None:
         from torchcaps.errors import RecipeError
-        from torchcaps.evaluate.capsnet_figures import FIGURES, FROM_ALL, kinds_of, picture
+        from torchcaps.evaluate import capsnet_figures, matrix_figures
         from torchcaps.evaluate.capsule_figures import Wish
         from torchcaps.evaluate.factors import class_capsules
+        from torchcaps.models import CapsNet
 
         if self.domain is not None:
-            raise RecipeError("--domain is where experts take samples from, and a CapsNet draws none; leave it out")
-        self._kinds(FIGURES, [])  # a wrong one is refused before data are loaded
+            raise RecipeError("--domain is where experts take samples from, and a classifier draws none; leave it out")
+        figures: Any = capsnet_figures if isinstance(model, CapsNet) else matrix_figures
+        self._kinds(figures.FIGURES, [])  # a wrong one is refused before data are loaded
         data = _test_set(recipe, self.seed)
-        kinds, wish = self._kinds(FIGURES, kinds_of(data)), Wish(self.capsule, self.count, seed=self.seed)
-        seen = class_capsules(model, data) if set(kinds) & set(FROM_ALL) else None
-        self._draw(kinds, lambda kind: picture(kind, model, wish, data, seen))
+        kinds, wish = (
+            self._kinds(figures.FIGURES, figures.kinds_of(data)),
+            Wish(self.capsule, self.count, seed=self.seed),
+        )
+        seen = class_capsules(model, data) if set(kinds) & set(figures.FROM_ALL) else None
+        self._draw(kinds, lambda kind: figures.picture(kind, model, wish, data, seen))
 
     def _kinds(self, known: Iterable[str], by_default: list[str]) -> list[str]:
         """The figures wanted: one of those known, or all that are drawn by default."""

@@ -24,7 +24,7 @@ from torchcaps.math.random import permutation
 from torchcaps.models.capsnet import CapsNet, CapsNetOutput
 from torchcaps.types import Capsules
 
-__all__ = ["FIGURES", "FROM_ALL", "coupling_maps", "kinds_of", "overlay", "perturbed", "picture"]
+__all__ = ["FIGURES", "FROM_ALL", "coupling_maps", "kinds_of", "maps_of", "overlay", "perturbed", "picture"]
 
 REACH, STEPS = 0.25, 11
 """How far a dimension is moved, and in how many steps: those of Sabour 2017, figure 4, .05 apart."""
@@ -185,11 +185,15 @@ def coupling_maps(model: CapsNet, images: Tensor) -> tuple[Tensor, Tensor]:
     Summed over the types of children at a place; the largest value of an image, in all of its maps, is 1.
     """
     out: CapsNetOutput = model(images, trace=True)
-    b, h, w, i, _ = out.primary.pose.shape
-    ranked = top(out.classes.activation, 2)  # [b 2]
-    coupling = out.info.coupling.permute(1, 3, 0, 2)  # [b j t (h w i)]
-    mine = coupling[torch.arange(b).unsqueeze(1), ranked]  # [b 2 t (h w i)]
-    sent = mine * out.primary.activation.reshape(b, 1, 1, h * w * i)
+    return maps_of(out.classes, out.primary, out.info.coupling)
+
+
+def maps_of(classes: Capsules, children: Capsules, coupling: Tensor) -> tuple[Tensor, Tensor]:
+    """The same of any class capsules, their children [b h w i d], and the coupling [t b (h w i) j] between them."""
+    b, h, w, i, _ = children.pose.shape
+    ranked = top(classes.activation, 2)  # [b 2]
+    mine = coupling.permute(1, 3, 0, 2)[torch.arange(b).unsqueeze(1), ranked]  # [b 2 t (h w i)]
+    sent = mine * children.activation.reshape(b, 1, 1, h * w * i)
     maps = sent.view(*sent.shape[:3], h * w, i).sum(-1).view(*sent.shape[:3], h, w)
     return maps / maps.amax((1, 2, 3, 4), keepdim=True).clamp_min(1e-12), ranked
 

@@ -2,7 +2,7 @@
 
 What is asked depends on the data, and so do the names of the answers:
 
-    one label an image        test_error
+    one label an image        test_error; test_error_13crop, novel_error and familiar_error, see `viewpoints`
     affNIST                   affnist_accuracy on moved digits, mnist_accuracy on the validation digits as trained on
     several labels            multimnist_error: not all of them right; digit_error: one of them missed;
                               threshold_error: those above a threshold, chosen on validation images or .5, are others
@@ -20,6 +20,7 @@ from torchcaps.data import AffnistConfig, Dataset, Splits
 from torchcaps.errors import RecipeError
 from torchcaps.evaluate.factors import CONTROLS, factor_controls, factor_correlation, factor_metrics, has_factors
 from torchcaps.evaluate.multilabel import best_threshold, pair_error, single_error, threshold_error
+from torchcaps.evaluate.viewpoints import novel_errors, viewpoint_metrics
 from torchcaps.metrics import accuracy, expected_calibration_error
 from torchcaps.models import CapsNet, Model
 from torchcaps.train.display import progress
@@ -73,13 +74,13 @@ def measures(model: Model, recipe: Recipe, splits: Splits) -> dict[str, float]:
     if test.labels.ndim == 2:
         found = _several(scores, test.labels, class_scores(model, held) if held else None, held)
     else:
-        found = _measure(scores, test.labels)
+        found = _measure(scores, test.labels) | viewpoint_metrics(model, test, scores)
+    if isinstance(model, CapsNet) and has_factors(test):
+        found |= factor_metrics(factor_correlation(model, test))
     if isinstance(recipe.data, AffnistConfig):
         moved = {"affnist_accuracy": 1 - found.pop("test_error")}
         placed = {"mnist_accuracy": accuracy(class_scores(model, held), held.labels)} if held else {}
         return moved | placed | found
-    if isinstance(model, CapsNet) and has_factors(test):
-        found |= factor_metrics(factor_correlation(model, test))
     return found
 
 
@@ -97,7 +98,7 @@ def nearest_mean(recipe: Recipe, splits: Splits) -> dict[str, float]:
     scores = (-distances.nan_to_num(torch.inf)).softmax(-1)  # [n j], no image: far
     if test.labels.ndim == 2:
         return _several(scores, test.labels, None, None)
-    found = _measure(scores, test.labels)
+    found = _measure(scores, test.labels) | (novel_errors(scores, test) if "familiar" in test.factors else {})
     if isinstance(recipe.data, AffnistConfig):
         return {"affnist_accuracy": 1 - found.pop("test_error")} | found
     return found

@@ -19,6 +19,7 @@ from torchcaps.errors import DataError
 from torchcaps.math.random import normal, permutation
 from torchcaps.metrics import spearman
 from torchcaps.models.capsnet import CapsNet
+from torchcaps.models.matrix import MatrixCaps
 from torchcaps.train.display import progress
 from torchcaps.types import Capsules
 
@@ -59,8 +60,8 @@ class Factor(NamedTuple):
 
 
 @torch.inference_mode()
-def class_capsules(model: CapsNet, data: Dataset, batch: int = 250) -> Capsules:
-    """The class capsules [n j k] of every image and their lengths [n j], a bounded batch at a time."""
+def class_capsules(model: CapsNet | MatrixCaps, data: Dataset, batch: int = 250) -> Capsules:
+    """The class capsules [n j k] of every image and their activations [n j], a bounded batch at a time."""
     model.eval()
     batches = progress(torch.split(torch.arange(len(data)), batch), "looking at images")
     seen = [model.encode(data.shown(rows)) for rows in batches]

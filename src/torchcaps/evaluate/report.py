@@ -13,7 +13,7 @@ __all__ = ["html_report", "rows_of", "text_table"]
 
 PERCENT = (
     "test_error", "rising_steps", "affnist_accuracy", "mnist_accuracy", "multimnist_error", "digit_error",
-    "threshold_error",
+    "threshold_error", "test_error_13crop", "novel_error", "familiar_error",
 )  # fmt: skip
 """Metrics that are shown as such."""
 

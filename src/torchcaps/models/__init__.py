@@ -6,7 +6,14 @@ from torchcaps.models.autoencoder import Autoencoder, AutoencoderConfig
 from torchcaps.models.base import Model, ModelConfig, check_images
 from torchcaps.models.baselines import CNN, CNNConfig, ConvNetConfig
 from torchcaps.models.capsnet import CapsNet, CapsNetConfig, CapsNetOutput, SmallCapsNetConfig
-from torchcaps.models.matrix import MatrixCaps, MatrixConfig, MatrixInit, MatrixOutput
+from torchcaps.models.matrix import (
+    MatrixCaps,
+    MatrixConfig,
+    MatrixInit,
+    MatrixOutput,
+    SmallMatrixConfig,
+    TinyMatrixConfig,
+)
 from torchcaps.models.poe import PoE, PoEConfig
 from torchcaps.models.sparse import SparseCaps, SparseConfig, SparseOutput
 
@@ -29,9 +36,11 @@ __all__ = [
     "PoE",
     "PoEConfig",
     "SmallCapsNetConfig",
+    "SmallMatrixConfig",
     "SparseCaps",
     "SparseConfig",
     "SparseOutput",
+    "TinyMatrixConfig",
     "check_images",
 ]
 
@@ -42,6 +51,8 @@ MODELS: dict[str, type] = {
     "cnn": CNNConfig,
     "convnet": ConvNetConfig,
     "matrix": MatrixConfig,
+    "matrix-small": SmallMatrixConfig,
+    "matrix-test": TinyMatrixConfig,
     "poe": PoEConfig,
     "sparse": SparseConfig,
 }

@@ -8,7 +8,6 @@ router, write one file with `init`, `step`, `route` and a settings dataclass, an
 from __future__ import annotations
 
 from dataclasses import fields
-from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +18,7 @@ from torchcaps.errors import RecipeError, nearest
 from torchcaps.math.patches import Window
 from torchcaps.math.pose import matrix_votes, vector_votes
 from torchcaps.routing import dynamic, em
-from torchcaps.routing.base import Compete, Router, compete_at_one_place
+from torchcaps.routing.base import Compete, InWindow, Router, compete_at_one_place
 from torchcaps.routing.checks import check_input
 from torchcaps.routing.dynamic import Dynamic
 from torchcaps.routing.em import EM
@@ -111,7 +110,7 @@ def _unfold(children: Capsules, window: Window | None) -> tuple[Capsules, Compet
         return children, compete_at_one_place
     pose = window.gather(children.pose).flatten(0, 1)
     activation = window.gather(children.activation.unsqueeze(-1)).flatten(0, 1).squeeze(-1)
-    return Capsules(pose, activation), partial(window.log_share, types=children.pose.shape[3])
+    return Capsules(pose, activation), InWindow(window, children.pose.shape[3])
 
 
 def _fold(parents: Capsules, info: RoutingInfo, window: Window) -> tuple[Capsules, RoutingInfo]:

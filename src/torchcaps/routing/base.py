@@ -9,9 +9,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from torchcaps.math.patches import Window
 from torchcaps.types import Capsules, RoutingInfo
 
-__all__ = ["Compete", "Router", "compete_at_one_place", "stack_info"]
+__all__ = ["Compete", "InWindow", "Router", "compete_at_one_place", "places_of", "stack_info"]
 
 
 class Compete(Protocol):
@@ -33,6 +34,26 @@ def compete_at_one_place(logits: Tensor, *, across_parents: bool = True) -> Tens
         return torch.zeros_like(logits)
     away = logits - logits.detach().amax(-1, keepdim=True)
     return away - away.logsumexp(-1, keepdim=True)
+
+
+@dataclass(frozen=True)
+class InWindow:
+    """The competition of a layer whose parents stand at every position of a window over `types` children a place."""
+
+    window: Window
+    types: int
+
+    @property
+    def places(self) -> int:
+        return self.window.out.places
+
+    def __call__(self, logits: Tensor, *, across_parents: bool = True) -> Tensor:
+        return self.window.log_share(logits, self.types, across_parents=across_parents)
+
+
+def places_of(compete: Compete) -> int:
+    """How many places of one image stand side by side on the first axis, (b p), of what competes."""
+    return compete.places if isinstance(compete, InWindow) else 1
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from torch.nn.functional import logsigmoid
 from torchcaps.config import Count, PositiveFloat, Range, Share
 from torchcaps.math.gaussian import LOG_2PI, diagonal_log_density, weighted_mean, weighted_variance
 from torchcaps.math.simplex import log_floor
-from torchcaps.routing.base import Compete, Router, stack_info
+from torchcaps.routing.base import Compete, Router, places_of, stack_info
 from torchcaps.types import Capsules, RoutingInfo
 
 __all__ = [
@@ -47,6 +47,8 @@ class EM:
     assignment     R_ij proportional to a_j N_ij ("paper") or to what minimises the free energy ("descent")
     competition    a child is shared among parent types and positions ("all", the paper) or, type by type, among
                    "positions" only (the default of the authors' code)
+    switch         a_j is the logistic of what parent j saves ("cost", eq. 2) or its "mixing" proportion (section 5):
+                   the activation assigned to it, as a share of that of all parents of the layer; it learns nothing
     """
 
     iterations: Count = 3
@@ -56,6 +58,7 @@ class EM:
     damping: Share = 0.0
     assignment: Literal["paper", "descent"] = "paper"
     competition: Literal["all", "positions"] = "all"
+    switch: Literal["cost", "mixing"] = "cost"
 
 
 class Problem(NamedTuple):
@@ -105,12 +108,14 @@ def step(problem: Problem, state: State, t: int) -> State:
 def m_step(problem: Problem, log_share: Tensor, previous: Tensor, lam: float) -> State:
     """M-STEP: mu and sigma of the votes weighted by R_ij a_i, then the switch
 
-    a_j = logistic(lambda (beta_a - sum_h (beta_u + log sigma_h) sum_i R_ij a_i)).
+    a_j = logistic(lambda (beta_a - sum_h (beta_u + log sigma_h) sum_i R_ij a_i)), or its mixing proportion.
     """
     share = _weights(problem, log_share)  # line 2
     mean = weighted_mean(problem.votes, share)  # line 3
     mean = mean + problem.settings.damping * (previous - mean)
     variance = weighted_variance(problem.votes, share, mean) + problem.settings.min_variance  # line 4
+    if problem.settings.switch == "mixing":
+        return State(log_share, mean, variance, _proportion(problem, log_share))
     mass = _assigned(problem, log_share).sum(1)  # [b j]
     cost = (problem.beta_u.unsqueeze(-1) + 0.5 * variance.log()).sum(-1) * mass  # line 5, summed over h
     return State(log_share, mean, variance, lam * (problem.beta_a - cost))  # line 6, before the logistic
@@ -119,6 +124,19 @@ def m_step(problem: Problem, log_share: Tensor, previous: Tensor, lam: float) ->
 def _assigned(problem: Problem, log_share: Tensor) -> Tensor:
     """R_ij a_i [b i j]."""
     return (log_share + log_floor(problem.activation).unsqueeze(-1)).exp()
+
+
+def _proportion(problem: Problem, log_share: Tensor) -> Tensor:
+    """The logit [b j] of a_j = sum_i R_ij a_i / sum_j sum_i R_ij a_i, where j runs over the parents of all places.
+
+    Activations count relative to the largest of an image, as in `_weights`.
+    """
+    p, log_i = places_of(problem.compete), log_floor(problem.activation)  # [(b p) i]
+    relative = log_i.reshape(-1, p * log_i.shape[1])  # [b (p i)]
+    relative = (relative - relative.detach().amax(1, keepdim=True)).view_as(log_i)
+    mass = (log_share + relative.unsqueeze(-1)).logsumexp(1).view(-1, p * log_share.shape[-1])  # [b (p j)], a logarithm
+    log_a = (mass - mass.logsumexp(1, keepdim=True)).view(len(log_share), -1)  # [(b p) j]
+    return log_a - log_floor(-log_a.expm1())
 
 
 def _weights(problem: Problem, log_share: Tensor) -> Tensor:
@@ -185,9 +203,11 @@ def route(
 
 @torch.no_grad()
 def _look(problem: Problem, state: State, t: int) -> RoutingInfo:
-    """One iteration's record: assignment, mean log density of the votes a parent holds, free energy."""
+    """One iteration's record: assignment, mean log density of the votes a parent holds, free energy of switches."""
     share = _weights(problem, state.log_share)  # [b i j]
     agreement = (share * diagonal_log_density(problem.votes, state.mean, state.variance)).sum(1)  # [b j]
+    if problem.settings.switch == "mixing":
+        return RoutingInfo(state.log_share.exp(), agreement)
     free = free_energy(problem, state, inverse_temperature(problem.settings, t))
     return RoutingInfo(state.log_share.exp(), agreement, free)
 

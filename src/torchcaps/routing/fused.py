@@ -31,8 +31,8 @@ def route_without_votes(
 ) -> tuple[Capsules, RoutingInfo] | None:  # fmt: skip
     """Parents and the last iteration's coupling, shaped as `route` returns them; None where the votes are needed.
 
-    There are kernels for vector poses with dynamic routing at one place, and for matrix poses with EM routing. They
-    have first derivatives only.
+    There are kernels for vector poses with dynamic routing at one place, and for matrix poses with EM routing whose
+    switches go by cost. They have first derivatives only.
     """
     if (
         not switched_on()
@@ -45,6 +45,8 @@ def route_without_votes(
             return None
         return _dynamic(children, weights, settings)
     if isinstance(settings, EM) and pose == "matrix" and (offset is None or not offset.requires_grad):
+        if settings.switch != "cost":
+            return None
         return _em(children, weights, settings, window, offset, learned)
     return None
 
@@ -75,7 +77,7 @@ def _em(
         return Capsules(parents.pose[:, 0, 0], parents.activation[:, 0, 0]), info
     mean, logit, R = em_routing(
         children.pose.flatten(1, 2), children.activation.flatten(1, 2), W, offset, learned["beta_a"], learned["beta_u"],
-        window.seen(W.device), **asdict(settings),
+        window.seen(W.device), **{name: value for name, value in asdict(settings).items() if name != "switch"},
     )  # fmt: skip
     out = (window.out.height, window.out.width)
     info = RoutingInfo(R.flatten(0, 1).unsqueeze(0))  # [1 (b p) (n i) j]

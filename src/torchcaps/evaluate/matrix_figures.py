@@ -1,0 +1,173 @@
+"""Pictures of matrix capsules and their test images, drawn with matplotlib (the `plot` extra), as PNG bytes.
+
+`picture(kind, ...)` is the front door, as in `capsnet_figures`; `torchcaps generate` draws through it.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchcaps.data import Dataset
+from torchcaps.errors import RecipeError, ShapeError, nearest
+from torchcaps.evaluate.capsnet_figures import maps_of
+from torchcaps.evaluate.capsule_figures import Wish
+from torchcaps.evaluate.factors import class_capsules
+from torchcaps.evaluate.figures import image_grid, pixels, reliability_diagram, require_matplotlib
+from torchcaps.math.pose import matrix_votes, vector_votes
+from torchcaps.math.random import permutation
+from torchcaps.models.matrix import MatrixCaps, MatrixOutput
+from torchcaps.routing import em
+from torchcaps.routing.base import compete_at_one_place
+from torchcaps.types import Capsules
+
+__all__ = ["FIGURES", "FROM_ALL", "histogram", "kinds_of", "picture", "vote_distances"]
+
+NEAR, FAR = 0.05, 60.0
+"""How far figures 2 and B.2 of Hinton 2018 look."""
+
+BINS = {NEAR: 25, FAR: 120}
+"""Bars of each."""
+
+
+class Scene(NamedTuple):
+    """What is drawn: a model, what is wished, test images, and for `FROM_ALL` the class capsules of all of them."""
+
+    model: MatrixCaps
+    wish: Wish
+    data: Dataset
+    classes: Capsules
+
+    @property
+    def rows(self) -> Tensor:
+        """As many images as are wished, picked by the seed."""
+        return permutation(self.wish.seed, 0, len(self.data))[: self.wish.count]
+
+    def names(self, classes: Tensor) -> list[str]:
+        return [self.data.name_of(j) for j in classes.tolist()]
+
+
+@torch.inference_mode()
+def picture(
+    kind: str, model: MatrixCaps, wish: Wish, data: Dataset, classes: Capsules | None = None
+) -> dict[str, bytes]:  # fmt: skip
+    """File name (without .png) -> PNG of one kind of figure.
+
+    `classes` are the capsules of all images of the data, for the figures `FROM_ALL`; computed if they are not given.
+    """
+    if kind not in FIGURES:
+        raise RecipeError(f"unknown figure '{kind}'{nearest(kind, FIGURES)}")
+    for j in wish.capsules:
+        if not 0 <= j < model.spec.classes:
+            raise ShapeError(f"capsule {j} is wanted; there are 0 to {model.spec.classes - 1}")
+    model.eval()
+    if classes is None:
+        classes = class_capsules(model, data) if kind in FROM_ALL else Capsules(torch.empty(0), torch.empty(0))
+    return FIGURES[kind](Scene(model, wish, data, classes))
+
+
+def kinds_of(data: Dataset) -> list[str]:
+    """The figures that can be drawn: all, since matrix capsules are trained on one label an image."""
+    return list(FIGURES)
+
+
+def _votes(scene: Scene) -> dict[str, bytes]:
+    """Figures 2 and B.2: two pictures an image, one of the votes that are near, one of all on a logarithmic scale."""
+    chosen = scene.wish.capsules or tuple(range(scene.model.spec.classes))
+    distances, share = vote_distances(scene.model, scene.data.shown(scene.rows))  # [t b i j] each
+    drawn = {}
+    for n, row in enumerate(scene.rows.tolist()):
+        label = scene.data.name_of(int(scene.data.labels[row]))
+        for reach, end in ((NEAR, ""), (FAR, "-all")):
+            bars = histogram(distances[:, n], share[:, n], reach, BINS[reach])  # [t j n]
+            titles = scene.names(torch.tensor(chosen))
+            drawn[f"votes-{row}{end}"] = _sheet(bars[:, list(chosen)], reach, titles, label, log=reach == FAR)
+    return drawn
+
+
+def vote_distances(model: MatrixCaps, images: Tensor) -> tuple[Tensor, Tensor]:
+    """[t b i j] after every iteration: how far child i's vote is from the mean of class capsule j, |V_ij - mu_j|, and
+    the assignment R_ij of which that mean was made."""
+    out: MatrixOutput = model(images)
+    layer, children = model.classes, out.below[-1].flat()
+    W = layer.W.repeat(layer.grid.places, 1, 1, 1)  # [i j 4 4], shared by all places
+    votes = (matrix_votes if layer.pose == "matrix" else vector_votes)(children.pose, W) + layer.offset.unsqueeze(1)
+    learned = {name: W.new_zeros(W.shape[1]) for name in em.ROUTER.learned} | {**layer.learned}
+    problem = em.Problem(
+        votes, children.activation, learned["beta_a"], learned["beta_u"], layer.routing, compete_at_one_place
+    )
+    states = [em.init(problem)]
+    for t in range(1, layer.routing.iterations):
+        states.append(em.step(problem, states[-1], t))
+    distances = [(votes - state.mean.unsqueeze(1)).norm(dim=-1) for state in states]  # [b i j]
+    return torch.stack(distances), torch.stack([state.log_share.exp() for state in states])
+
+
+def histogram(distances: Tensor, weights: Tensor, reach: float, bins: int) -> Tensor:
+    """[t j n] the sum of the weights [t i j] of the votes whose distance [t i j] falls into each of the bins.
+
+    Bins are equal parts of 0 ... reach; a vote at `reach` or beyond is in none.
+    """
+    bin_of = (distances / reach * bins).long()  # [t i j]
+    inside = torch.where(distances < reach, weights, 0.0)
+    found = weights.new_zeros(*weights.transpose(1, 2).shape[:2], bins)
+    return found.scatter_add(2, bin_of.clamp(0, bins - 1).transpose(1, 2), inside.transpose(1, 2))
+
+
+def _sheet(bars: Tensor, reach: float, titles: list[str], label: str, *, log: bool) -> bytes:
+    """Bars [t j n] as a grid: a row an iteration, a column a class capsule; all of one scale unless it is `log`."""
+    require_matplotlib()
+    import matplotlib.pyplot as plt
+
+    t, j, n = bars.shape
+    figure, axes = plt.subplots(
+        t, j, squeeze=False, sharex=True, sharey=not log, figsize=(1.6 * j + 0.6, 1.1 * t + 0.6)
+    )
+    left = torch.arange(n) * (reach / n)
+    for row in range(t):
+        axes[row, 0].set_ylabel(f"iteration {row + 1}", fontsize=7)
+        for column in range(j):
+            ax = axes[row, column]
+            ax.bar(left, bars[row, column], reach / n, align="edge", log=log)
+            ax.tick_params(labelsize=6)
+    for ax, title in zip(axes[0], titles, strict=True):
+        ax.set_title(title, fontsize=8)
+    axes[0, 0].set_xlim(0, reach)
+    figure.supxlabel(f"an image of class {label}: distance of votes to the capsule's mean", fontsize=8)
+    figure.tight_layout()
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=110)
+    plt.close(figure)
+    return buffer.getvalue()
+
+
+def _routing(scene: Scene) -> dict[str, bytes]:
+    """Where in the image the most active class capsule, and the next, get their children from, by iteration."""
+    out: MatrixOutput = scene.model(scene.data.shown(scene.rows), trace=True)
+    maps, ranked = maps_of(out.classes, out.below[-1], out.infos[-1].coupling)  # [b 2 t h w], [b 2]
+    grid = [("image", pixels(scene.data.seen[scene.rows].float() / 255))]
+    notes = {0: scene.names(scene.data.labels[scene.rows])}
+    for n, word in enumerate(("most active", "second")[: ranked.shape[1]]):
+        notes[len(grid)] = scene.names(ranked[:, n])
+        grid += [(f"{word},\niteration {t + 1}", maps[:, n, t]) for t in range(maps.shape[2])]
+    return {"routing": image_grid(grid, 0.7, notes)}
+
+
+def _calibration(scene: Scene) -> dict[str, bytes]:
+    """How often the most active capsule is right, by its activation."""
+    activation, answers = scene.classes.activation.max(-1)
+    return {"calibration": reliability_diagram(activation, answers == scene.data.labels)}
+
+
+FIGURES: Mapping[str, Callable[[Scene], dict[str, bytes]]] = {
+    "votes": _votes,
+    "routing": _routing,
+    "calibration": _calibration,
+}
+
+FROM_ALL = ("calibration",)
+"""The figures that look at all images; the others take a few."""

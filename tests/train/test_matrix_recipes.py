@@ -1,0 +1,103 @@
+"""The recipes of matrix capsules: what each changes of the one it stands on, and that schedules fit their steps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from torchcaps.config import flatten, to_dict
+from torchcaps.losses import spread_margin
+from torchcaps.models import MatrixConfig, SmallMatrixConfig
+from torchcaps.train import load_recipe, recipe_names
+from torchcaps.train.loop import total_steps
+from torchcaps.types import ImageSpec
+
+BASE = "matrix-smallnorb-small"
+ROWS = {
+    "matrix-iterations-1": {"model.routing.iterations": 1},
+    "matrix-iterations-2": {"model.routing.iterations": 2},
+    "matrix-iterations-5": {"model.routing.iterations": 5},
+    "matrix-vector": {"model.pose": "vector"},
+    "matrix-no-coordinates": {"model.coordinates": 0.0},
+    "matrix-vector-no-coordinates": {"model.pose": "vector", "model.coordinates": 0.0},
+    "matrix-margin": {"model.loss": "margin"},
+    "matrix-cross-entropy": {"model.loss": "cross-entropy"},
+    "matrix-mixing": {"model.routing.switch": "mixing"},
+}
+TOYS = ImageSpec(2, 32, 32, 5)
+
+
+def changed(name: str, base: str = BASE) -> dict[str, object]:
+    """The settings in which a recipe differs from another."""
+    one, other = (flatten(to_dict(replace(load_recipe(n), name="x", about=""))) for n in (name, base))
+    return {key: value for key, value in one.items() if other.get(key) != value}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_row_of_table_1_differs_in_what_its_name_says_and_nothing_else(name):
+    assert changed(name) == ROWS[name]
+
+
+def test_the_base_has_the_settings_of_the_authors_code():
+    recipe = load_recipe(BASE)
+    assert recipe.model == replace(SmallMatrixConfig(), ramp=2500)
+    data = to_dict(recipe)["data"]
+    assert (data["name"], data["view"], data["jitter"], data["standardise"]) == ("smallnorb", 32, True, True)
+    assert recipe.train.batch == 64 and recipe.optimiser.options == {"weight_decay": 2e-7}
+
+
+@pytest.mark.parametrize(("name", "images", "faster"), [(BASE, 24_300, 20), ("matrix-smallnorb", 24_300, 1)])
+def test_schedules_are_those_of_the_authors_code_so_many_times_as_fast(name, images, faster):
+    """.96 every 20,000 steps, a margin of .2 + .79 sigmoid(step / 50,000 - 4); both end where it matters."""
+    recipe = load_recipe(name)
+    assert recipe.schedule.options["gamma"] ** (20_000 / faster) == pytest.approx(0.96, abs=1e-4)
+    assert isinstance(recipe.model, MatrixConfig) and recipe.model.ramp * faster == 50_000
+    steps = total_steps(recipe, images)
+    end = spread_margin(steps, rule="sigmoid", ramp=recipe.model.ramp)
+    assert steps == (30_320 if faster == 20 else 303_200) and end >= 0.9
+
+
+@pytest.mark.parametrize(
+    ("name", "images"),
+    [
+        ("matrix-mnist-small", 60_000), ("matrix-novel-azimuth-small", 8_100), ("matrix-novel-elevation-small", 8_100),
+        ("cnn-smallnorb", 24_300), ("cnn-novel-azimuth", 8_100), ("cnn-novel-elevation", 8_100),
+    ],
+)  # fmt: skip
+def test_small_recipes_have_the_same_number_of_steps(name, images):
+    assert total_steps(load_recipe(name), images) == pytest.approx(30_320, rel=0.02)
+
+
+@pytest.mark.parametrize("by", ["azimuth", "elevation"])
+def test_novel_viewpoints_are_asked_of_capsules_and_cnn_alike(by):
+    change = changed(f"matrix-novel-{by}-small")
+    stop = {"azimuth": 0.963, "elevation": 0.957}[by]
+    assert change == {
+        "data.novel": by, "data.matched": True, "train.epochs": 240.0, "train.stop_at": stop, "train.check_every": 250,
+    }  # fmt: skip
+    other = changed(f"cnn-novel-{by}", f"matrix-novel-{by}-small")
+    assert {key.split(".")[0] for key in other} == {"model", "optimiser"}
+
+
+@pytest.mark.parametrize("name", ["cnn-smallnorb", "cnn-novel-azimuth", "cnn-novel-elevation"])
+def test_the_cnn_has_the_paper_s_parameters(name):
+    """By hand: 5*5*2*32 + 32, 5*5*32*64 + 64, 8*8*64*1024 + 1024, 1024*5 + 5; 4.2 M in the paper."""
+    config = load_recipe(name).model
+    model = config.build(TOYS)
+    assert sum(p.numel() for p in model.parameters()) == 1_632 + 51_264 + 4_195_328 + 5_125 == 4_253_349
+    assert config.dropout == 0.5 and config.pool == 2 and config.kernel == 5
+
+
+def test_the_photographs_have_256_channels():
+    recipe = load_recipe("matrix-cifar10")
+    assert recipe.model.sizes == (256, 32, 32, 32) and total_steps(recipe, 50_000) == 303_028
+
+
+def test_every_network_can_be_built_for_its_images():
+    shapes = {"smallnorb": TOYS, "mnist": ImageSpec(1, 28, 28, 10), "cifar10": ImageSpec(3, 32, 32, 10)}
+    names = [name for name in recipe_names() if name.startswith("matrix-")]
+    assert len(names) == 15
+    for name in names:
+        recipe = load_recipe(name)
+        assert recipe.model.build(shapes[to_dict(recipe)["data"]["name"]]).classifies

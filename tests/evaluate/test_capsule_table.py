@@ -279,7 +279,7 @@ def test_what_cannot_be_compared_is_refused(shelf, tmp_path):
         evaluate_runs([shelf / "s0"], [tmp_path / "classifier"])
     with pytest.raises(RecipeError, match="is a classifier"):
         evaluate_runs([tmp_path / "classifier"], images=5)
-    assert set(evaluate_runs([tmp_path / "classifier"]).controls) == {"untrained", "nearest mean"}
+    assert {"untrained", "nearest mean"} <= evaluate_runs([tmp_path / "classifier"]).controls.keys()
 
 
 def test_a_run_that_was_cut_off_is_refused(shelf, monkeypatch):

@@ -3,7 +3,7 @@
     python -m torchcaps.bench.probe capsnet-28 --batch 32 --what plain
 
 "Over import" is the most memory that the process ever held, less what it held once all code was there: torchcaps,
-numba, what torch fetches for an optimiser, and the machine code of loops and convolutions, for which one sample passes
+numba, what torch fetches for an optimiser, and the machine code of loops and convolutions, for which some samples pass
 first. Weights, inputs, gradients and the optimiser's state count, libraries do not. The
 figures are the kernel's resident set (VmRSS) and its peak (VmHWM). Not `ru_maxrss`, which a new process inherits from
 the one that starts it: a child of a bench that once held 10 GB would report 10 GB.
@@ -27,6 +27,7 @@ import torch
 
 from torchcaps.bench.cases import Work, case_of
 from torchcaps.kernels import loops
+from torchcaps.routing.fused import FEWEST
 from torchcaps.train.recipe import OptimiserConfig
 
 __all__ = ["Peaks", "What", "available_mb", "measurable", "now_mb", "peak_mb", "peaks", "probe"]
@@ -71,7 +72,7 @@ def probe(name: str, batch: int, what: What) -> Peaks:
     OptimiserConfig()  # tries itself, for which torch imports much
     case = case_of(name)
     make = case.ours if what == "fast" else case.plain
-    _pass_one(make)
+    _pass_some(make)
     imported = now_mb()
     work = make(batch)
     held = now_mb()
@@ -81,9 +82,10 @@ def probe(name: str, batch: int, what: What) -> Peaks:
     return Peaks(held - imported, forward - imported, peak_mb() - imported)
 
 
-def _pass_one(make: Callable[[int], Work]) -> None:
-    """One sample through everything, and nothing of it kept: what was freed goes back to the system (glibc)."""
-    work = make(1)
+def _pass_some(make: Callable[[int], Work]) -> None:
+    """As few samples as a kernel takes through everything, and nothing of it kept: what was freed goes back to the
+    system (glibc)."""
+    work = make(FEWEST)
     work.forward()
     work.step()
     del work

@@ -42,7 +42,7 @@ def test_examples_run_and_are_short(path):
 
 def test_tables_are_fresh():
     python("experiments/table.py", "--check")
-    assert "<!-- results: capsnet-glyphs -->\n|" in (ROOT / "README.md").read_text()
+    assert "<!-- results: capsnet-mnist-small -->\n|" in (ROOT / "README.md").read_text()
 
 
 def test_a_stale_table_is_seen(tmp_path, monkeypatch):
@@ -53,8 +53,8 @@ def test_a_stale_table_is_seen(tmp_path, monkeypatch):
         sys.path.pop(0)
     text = (ROOT / "README.md").read_text()
     assert table.written_anew(text) == text
-    digits = re.search(r"\| capsnet-glyphs \| ([\d.]+)", text)
-    stale = text.replace(digits[0], "| capsnet-glyphs | 99.99")
+    digits = re.search(r"\| capsnet-mnist-small \| ([\d.]+)", text)
+    stale = text.replace(digits[0], "| capsnet-mnist-small | 99.99")
     assert table.written_anew(stale) == text
 
 

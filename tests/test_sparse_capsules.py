@@ -230,7 +230,7 @@ def test_two_processes_have_the_statistics_of_one_with_the_whole_batch(tmp_path:
     for n in range(6):
         whole = batch(b=8, seed=n)
         alone.objective(whole, n)
-        half.objective(Batch(*(part[:4] for part in whole)), n)
+        half.objective(Batch(*(part[:4] for part in whole[:3])), n)
     one, other = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
     assert one == other
     for name, value in alone.mask.state_dict().items():

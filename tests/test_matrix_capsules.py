@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import re
 from dataclasses import replace
 from typing import Any
 
@@ -12,8 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
+import networks
+from networks import batch, learned, refusal
 from torchcaps.config import from_dict, to_dict
-from torchcaps.errors import DataError, RecipeError, ShapeError, TorchcapsError
+from torchcaps.errors import RecipeError, ShapeError, TorchcapsError
 from torchcaps.losses import LOSSES
 from torchcaps.models import MODELS, MatrixCaps, MatrixConfig, MatrixInit, TinyMatrixConfig
 from torchcaps.models.matrix import Switches
@@ -23,12 +24,6 @@ from torchcaps.types import Batch, Capsules, ImageSpec
 TINY = MatrixConfig(sizes=(4, 2, 3, 2), kernel=3, stride=1, capsule_kernel=2, init=MatrixInit(on=0.5))
 SPECS = [ImageSpec(1, 8, 8, 3), ImageSpec(3, 9, 13, 2), ImageSpec(2, 12, 7, 5), ImageSpec(1, 10, 10, 1)]
 SMALL_NORB = ImageSpec(2, 32, 32, 5)
-
-
-def batch(spec: ImageSpec, b: int = 4, seed: int = 0) -> Batch:
-    make = torch.Generator().manual_seed(seed)
-    images = torch.rand(b, *spec[:3], generator=make)
-    return Batch(images, torch.randint(spec.classes, (b,), generator=make), torch.arange(b))
 
 
 def build(config: MatrixConfig = TINY, spec: ImageSpec = SPECS[0], seed: int = 0) -> MatrixCaps:
@@ -119,14 +114,7 @@ def test_the_smallest_preset_learns_within_some_steps() -> None:
     torch.manual_seed(0)
     spec = ImageSpec(1, 11, 11, 3)
     model, data = TinyMatrixConfig().build(spec), batch(spec, b=16)
-    optimiser = torch.optim.Adam(model.parameters(), 0.01)
-    losses = []
-    for _ in range(40):
-        optimiser.zero_grad()
-        loss = model.objective(data, 0)["loss"]
-        loss.backward()
-        optimiser.step()
-        losses.append(loss.item())
+    losses = learned(model, data, 0.01, 40)
     assert losses[-1] < 0.5 * losses[0]
     assert TinyMatrixConfig().smallest == 11
 
@@ -310,14 +298,7 @@ def test_some_steps_of_training_lower_the_loss() -> None:
     """With a switch that answers at once: the authors' own needs thousands of steps."""
     init = MatrixInit(on=0.5, classes=0.3, switch=(0.5, 0.0), switch_classes=(0.5, 0.0))
     model, data = build(MatrixConfig(**{**vars(TINY), "routing": EM(2, 0.1), "init": init})), batch(SPECS[0], b=8)
-    optimiser = torch.optim.Adam(model.parameters(), 0.03)
-    losses = []
-    for _ in range(40):
-        loss = model.objective(data, 0)["loss"]
-        losses.append(loss.item())
-        optimiser.zero_grad()
-        loss.backward()
-        optimiser.step()
+    losses = learned(model, data, 0.03, 40)
     assert losses[-1] < 0.5 * losses[0]
 
 
@@ -347,11 +328,7 @@ def test_the_state_comes_back() -> None:
 
 @pytest.mark.parametrize("value", [0.0, 1.0, 1e6])
 def test_flat_images_make_no_nan(value: float) -> None:
-    model = build()
-    loss = model.objective(batch(SPECS[0])._replace(images=torch.full((4, 1, 8, 8), value)), 0)["loss"]
-    loss.backward()
-    assert bool(loss.isfinite())
-    assert all(p.grad is not None and bool(p.grad.isfinite().all()) for p in model.parameters())
+    networks.assert_finite_on_flat_images(build(), value)
 
 
 # --- Errors -------------------------------------------------------------------------------------------------
@@ -367,45 +344,27 @@ def test_flat_images_make_no_nan(value: float) -> None:
 def test_images_too_small_are_refused_in_one_line_that_names_a_size_that_fits(
     config: MatrixConfig, size: tuple[int, int], smallest: int
 ) -> None:
-    with pytest.raises(ShapeError) as caught:
-        config.build(ImageSpec(1, *size, 3))
-    text = str(caught.value)
-    assert "\n" not in text
-    assert re.findall(r"(\d+)x\1 or more", text) == [str(smallest)]
+    networks.assert_names_a_size_that_fits(config, size, smallest)
     assert config.smallest == smallest
     fits = config.build(ImageSpec(1, smallest, smallest, 3))
     assert fits.second.grid.places == 1
 
 
-@pytest.mark.parametrize("spec", [ImageSpec(0, 8, 8, 3), ImageSpec(1, 8, 8, 0)])
+@pytest.mark.parametrize("spec", networks.NO_SPECS)
 def test_images_without_channels_or_classes_are_refused(spec: ImageSpec) -> None:
-    with pytest.raises(ShapeError, match="at least 1") as caught:
-        build(spec=spec)
-    assert "\n" not in str(caught.value)
+    assert refusal(ShapeError, "at least 1", lambda: build(spec=spec))
 
 
-@pytest.mark.parametrize(
-    ("images", "error", "says"),
-    [
-        (torch.zeros(2, 2, 8, 8), ShapeError, r"\[b 1 8 8\]"), (torch.zeros(0, 1, 8, 8), ShapeError, "empty batch"),
-        (torch.zeros(2, 1, 8, 8, dtype=torch.uint8), ShapeError, "255"),
-        (torch.full((2, 1, 8, 8), math.nan), DataError, "NaN"),
-    ],
-)  # fmt: skip
-def test_images_that_cannot_be_meant_are_refused(images: Tensor, error: type[TorchcapsError], says: str) -> None:
-    model, labels = build(), torch.zeros(len(images), dtype=torch.int64)
-    for use in (model, model.scores, model.encode, lambda x: model.objective(Batch(x, labels, labels), 0)):
-        with pytest.raises(error, match=says) as caught:
-            use(images)
-        assert "\n" not in str(caught.value)
+@pytest.mark.parametrize("refused", networks.NO_IMAGES, ids=lambda refused: refused[2])
+def test_images_that_cannot_be_meant_are_refused(refused: networks.Refused) -> None:
+    model = build()
+    networks.assert_refuses(model, refused, model.scores, model.encode)
 
 
 @pytest.mark.parametrize("labels", [[0, 3], [-1, 0], [0]])
 def test_labels_that_are_no_class_are_refused(labels: list[int]) -> None:
     wrong = Batch(torch.zeros(2, 1, 8, 8), torch.tensor(labels), torch.arange(2))
-    with pytest.raises(TorchcapsError, match="labels") as caught:
-        build().objective(wrong, 0)
-    assert "\n" not in str(caught.value)
+    assert refusal(TorchcapsError, "labels", lambda: build().objective(wrong, 0))
 
 
 @pytest.mark.parametrize(
@@ -417,9 +376,7 @@ def test_labels_that_are_no_class_are_refused(labels: list[int]) -> None:
     ],
 )  # fmt: skip
 def test_values_out_of_range_are_refused_by_the_recipe(data: dict[str, Any]) -> None:
-    with pytest.raises(RecipeError, match=next(iter(data))) as caught:
-        from_dict(MatrixConfig, data)
-    assert "\n" not in str(caught.value)
+    networks.assert_recipe_refuses(MatrixConfig, data)
 
 
 def test_values_out_of_range_are_refused_in_python_and_the_others_survive_a_recipe() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +11,11 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from torch import Tensor
 
+import networks
+from networks import batch, learned, refusal
 from torchcaps.config import from_dict, to_dict
-from torchcaps.errors import DataError, RecipeError, ShapeError, TorchcapsError
+from torchcaps.errors import RecipeError, ShapeError
 from torchcaps.models import MODELS, SparseCaps, SparseConfig
 from torchcaps.models.sparse import support
 from torchcaps.routing import Dynamic
@@ -27,12 +27,6 @@ SIZES: dict[str, Any] = {
 }  # fmt: skip
 TINY = SparseConfig(**SIZES)
 SPECS = [ImageSpec(1, 8, 8, 3), ImageSpec(3, 9, 12, 2), ImageSpec(2, 13, 7, 5)]
-
-
-def batch(spec: ImageSpec = SPECS[0], b: int = 4, seed: int = 0) -> Batch:
-    make = torch.Generator().manual_seed(seed)
-    images = torch.rand(b, *spec[:3], generator=make)
-    return Batch(images, torch.randint(spec.classes, (b,), generator=make), torch.arange(b))
 
 
 def build(config: SparseConfig = TINY, spec: ImageSpec = SPECS[0], seed: int = 0) -> SparseCaps:
@@ -268,14 +262,7 @@ def test_some_steps_of_training_lower_the_loss() -> None:
     torch.manual_seed(0)
     model, data = TINY.build(SPECS[0]), batch(b=8)
     data = data._replace(images=(data.images[:1] > 0.5).float().expand(8, 1, 8, 8))
-    optimiser = torch.optim.Adam(model.parameters(), 0.03)
-    losses = []
-    for step in range(60):
-        loss = model.objective(data, step)["loss"]
-        losses.append(loss.item())
-        optimiser.zero_grad()
-        loss.backward()
-        optimiser.step()
+    losses = learned(model, data, 0.03, 60)
     assert losses[-1] < 0.2 * losses[0]
 
 
@@ -292,11 +279,7 @@ def test_the_same_seed_makes_the_same_network_and_the_same_steps() -> None:
 
 @pytest.mark.parametrize("value", [0.0, 1.0, 1e6])
 def test_flat_images_make_no_nan(value: float) -> None:
-    model = build()
-    loss = model.objective(batch()._replace(images=torch.full((4, 1, 8, 8), value)), 0)["loss"]
-    loss.backward()
-    assert bool(loss.isfinite())
-    assert all(p.grad is not None and bool(p.grad.isfinite().all()) for p in model.parameters())
+    networks.assert_finite_on_flat_images(build(), value)
 
 
 # --- Errors -------------------------------------------------------------------------------------------------
@@ -312,35 +295,19 @@ def test_flat_images_make_no_nan(value: float) -> None:
 def test_images_too_small_are_refused_in_one_line_that_names_a_size_that_fits(
     config: SparseConfig, size: tuple[int, int], smallest: int
 ) -> None:
-    with pytest.raises(ShapeError) as caught:
-        config.build(ImageSpec(1, *size, 3))
-    text = str(caught.value)
-    assert "\n" not in text
-    assert re.findall(r"(\d+)x\1 or more", text) == [str(smallest)]
+    networks.assert_names_a_size_that_fits(config, size, smallest)
     assert config.build(ImageSpec(1, smallest, smallest, 3)).primary.grid.places == 1
 
 
-@pytest.mark.parametrize("spec", [ImageSpec(0, 8, 8, 3), ImageSpec(1, 8, 8, 0)])
+@pytest.mark.parametrize("spec", networks.NO_SPECS)
 def test_images_without_channels_or_classes_are_refused(spec: ImageSpec) -> None:
-    with pytest.raises(ShapeError, match="at least 1") as caught:
-        build(spec=spec)
-    assert "\n" not in str(caught.value)
+    assert refusal(ShapeError, "at least 1", lambda: build(spec=spec))
 
 
-@pytest.mark.parametrize(
-    ("images", "error", "says"),
-    [
-        (torch.zeros(2, 2, 8, 8), ShapeError, r"\[b 1 8 8\]"), (torch.zeros(0, 1, 8, 8), ShapeError, "empty batch"),
-        (torch.zeros(2, 1, 8, 8, dtype=torch.uint8), ShapeError, "255"),
-        (torch.full((2, 1, 8, 8), math.nan), DataError, "NaN"),
-    ],
-)  # fmt: skip
-def test_images_that_cannot_be_meant_are_refused(images: Tensor, error: type[TorchcapsError], says: str) -> None:
-    model, labels = build(), torch.zeros(len(images), dtype=torch.int64)
-    for use in (model, model.encode, model.reconstruct, lambda x: model.objective(Batch(x, labels, labels), 0)):
-        with pytest.raises(error, match=says) as caught:
-            use(images)
-        assert "\n" not in str(caught.value)
+@pytest.mark.parametrize("refused", networks.NO_IMAGES, ids=lambda refused: refused[2])
+def test_images_that_cannot_be_meant_are_refused(refused: networks.Refused) -> None:
+    model = build()
+    networks.assert_refuses(model, refused, model.encode, model.reconstruct)
 
 
 @pytest.mark.parametrize(
@@ -352,9 +319,7 @@ def test_images_that_cannot_be_meant_are_refused(images: Tensor, error: type[Tor
     ],
 )  # fmt: skip
 def test_values_out_of_range_are_refused_by_the_recipe(data: dict[str, Any]) -> None:
-    with pytest.raises(RecipeError, match=next(iter(data))) as caught:
-        from_dict(SparseConfig, data)
-    assert "\n" not in str(caught.value)
+    networks.assert_recipe_refuses(SparseConfig, data)
 
 
 def test_values_out_of_range_are_refused_in_python_and_the_others_survive_a_recipe() -> None:

@@ -200,10 +200,8 @@ def _class_numbers(activation: Tensor, labels: Tensor) -> Tensor:
 
 def _targets(activation: Tensor, labels: Tensor) -> Tensor:
     """T [b j]: 1 where class j is in the image, from class numbers [b] or from T itself."""
-    j = activation.shape[1]
     if labels.ndim == 1:
-        t = _class_numbers(activation, labels)
-        return (t[:, None] == torch.arange(j, device=t.device)).to(activation.dtype)  # [b j]
+        return present(_class_numbers(activation, labels), activation.shape[1]).to(activation.dtype)  # [b j]
     if labels.shape != activation.shape:
         raise ShapeError(
             f"labels are {list(labels.shape)} for activation {list(activation.shape)}:"

@@ -13,6 +13,7 @@ from torchcaps.data import Dataset
 from torchcaps.data.multimnist import multimnist
 from torchcaps.errors import DataError, RecipeError, ShapeError
 from torchcaps.evaluate import capsnet_figures as c
+from torchcaps.evaluate import scenes
 from torchcaps.evaluate.capsule_figures import Wish
 from torchcaps.evaluate.factors import class_capsules
 from torchcaps.models import CapsNet
@@ -185,6 +186,15 @@ def test_labels_decide_what_can_be_drawn(single, pairs):
         c.picture("routin", single[0], Wish(), single[1])
     with pytest.raises(ShapeError, match="0 to 9"):
         c.picture("perturbations", single[0], Wish((10,)), single[1])
+
+
+@pytest.mark.parametrize("kind", c.FIGURES)
+def test_all_images_are_looked_at_only_where_it_is_said(single, pairs, kind, monkeypatch):
+    model, data = pairs if kind == "multimnist" else single
+    seen = []
+    monkeypatch.setattr(scenes, "class_capsules", lambda *given: seen.append(given) or class_capsules(*given))
+    c.picture(kind, model, Wish(count=1), data)
+    assert len(seen) == (kind in c.FROM_ALL)
 
 
 def test_colour_and_crops_are_drawn(single):

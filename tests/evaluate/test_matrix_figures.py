@@ -11,7 +11,9 @@ from decoded import panels
 from torchcaps.data import Dataset
 from torchcaps.errors import RecipeError, ShapeError
 from torchcaps.evaluate import matrix_figures as m
+from torchcaps.evaluate import scenes
 from torchcaps.evaluate.capsule_figures import Wish
+from torchcaps.evaluate.factors import class_capsules
 from torchcaps.evaluate.figures import image_grid
 from torchcaps.models import MatrixCaps, MatrixConfig, TinyMatrixConfig
 from torchcaps.routing import EM
@@ -135,4 +137,26 @@ def test_wrong_wishes_are_one_line(data):
         m.picture("vote", made(data), Wish(), data)
     with pytest.raises(ShapeError, match="0 to 2"):
         m.picture("votes", made(data), Wish(capsules=(3,)), data)
+
+
+def test_labels_decide_what_can_be_drawn(data, monkeypatch):
     assert m.kinds_of(data) == ["votes", "routing", "calibration"]
+    pairs = replace(data, labels=torch.stack([data.labels, (data.labels + 1) % 3], 1))
+    assert m.kinds_of(pairs) == ["votes", "routing"]
+    with pytest.raises(RecipeError, match=r"not drawn of labels \[9, 2\]; ask for: votes, routing"):
+        m.picture("calibration", made(data), Wish(), pairs)
+    said = []
+    monkeypatch.setattr(m, "_sheet", lambda bars, reach, titles, label, log: said.append(label))
+    m.picture("votes", made(data), Wish(count=9), pairs)
+    assert set(said) == {"car, plane", "plane, truck", "truck, car"}
+
+
+@pytest.mark.parametrize("kind", m.FIGURES)
+def test_all_images_are_looked_at_only_where_it_is_said(data, kind, monkeypatch):
+    seen = []
+    monkeypatch.setattr(m, "_sheet", lambda *_, log: b"")
+    monkeypatch.setattr(scenes, "class_capsules", lambda *given: seen.append(given) or class_capsules(*given))
+    m.picture(kind, made(data), Wish(count=1), data)
+    assert len(seen) == (kind in m.FROM_ALL)
+    m.picture(kind, made(data), Wish(count=1), data, class_capsules(made(data), data))
+    assert len(seen) == (kind in m.FROM_ALL)

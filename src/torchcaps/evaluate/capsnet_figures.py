@@ -8,19 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
 from torchcaps.data import Dataset
-from torchcaps.errors import DataError, RecipeError, ShapeError, nearest
+from torchcaps.errors import DataError
 from torchcaps.evaluate.capsule_figures import Wish
-from torchcaps.evaluate.factors import class_capsules
 from torchcaps.evaluate.figures import Rows, image_grid, pixels, reliability_diagram
 from torchcaps.evaluate.multilabel import top
-from torchcaps.math.random import permutation
+from torchcaps.evaluate.scenes import Scene, draw
 from torchcaps.models.capsnet import CapsNet, CapsNetOutput
 from torchcaps.types import Capsules
 
@@ -33,32 +31,6 @@ _SCALE = 0.7
 """Inches an image."""
 
 
-class Scene(NamedTuple):
-    """What is drawn: a model, what is wished, test images, and for `FROM_ALL` the class capsules of all of them."""
-
-    model: CapsNet
-    wish: Wish
-    data: Dataset
-    classes: Capsules
-
-    def pick(self, rows: Tensor) -> Tensor:
-        """As many of the rows as are wished, picked by the seed."""
-        return rows[permutation(self.wish.seed, 0, len(rows))[: self.wish.count]]
-
-    def images(self, rows: Tensor) -> Tensor:
-        """[b h w] or [b h w 3] the images as they are, whatever the model is shown of them."""
-        return pixels(self.data.seen[rows].float() / 255)
-
-    def names(self, classes: Tensor) -> list[str]:
-        """Of classes [b] or [b m]."""
-        return [", ".join(map(self.data.name_of, row)) for row in classes.view(len(classes), -1).tolist()]
-
-    def redrawn(self, rows: Tensor, chosen: Tensor) -> Tensor:
-        """[b c h w] the images of the rows, each from the capsule of its chosen class [b]."""
-        return self.model.reconstruct(Capsules(*(x[rows] for x in self.classes)), chosen)
-
-
-@torch.inference_mode()
 def picture(
     kind: str, model: CapsNet, wish: Wish, data: Dataset, classes: Capsules | None = None
 ) -> dict[str, bytes]:  # fmt: skip
@@ -66,11 +38,7 @@ def picture(
 
     `classes` are the capsules of all images of the data, for the figures `FROM_ALL`; computed if they are not given.
     """
-    _check(kind, model, wish, data)
-    model.eval()
-    if classes is None:
-        classes = class_capsules(model, data) if kind in FROM_ALL else Capsules(torch.empty(0), torch.empty(0))
-    return FIGURES[kind](Scene(model, wish, data, classes))
+    return draw(kind, FIGURES, kinds_of(data), Scene(model, wish, data, classes))
 
 
 def kinds_of(data: Dataset) -> list[str]:
@@ -81,25 +49,13 @@ def kinds_of(data: Dataset) -> list[str]:
     return [*several, "multimnist"] if data.labels.shape[1] == 2 else several
 
 
-def _check(kind: str, model: CapsNet, wish: Wish, data: Dataset) -> None:
-    if kind not in FIGURES:
-        raise RecipeError(f"unknown figure '{kind}'{nearest(kind, FIGURES)}")
-    if kind not in kinds_of(data):
-        raise RecipeError(
-            f"figure '{kind}' is not drawn of labels {list(data.labels.shape)}; ask for: {', '.join(kinds_of(data))}"
-        )
-    for j in wish.capsules:
-        if not 0 <= j < model.spec.classes:
-            raise ShapeError(f"capsule {j} is wanted; there are 0 to {model.spec.classes - 1}")
-
-
-def _reconstructions(scene: Scene) -> dict[str, bytes]:
+def _reconstructions(scene: Scene[CapsNet]) -> dict[str, bytes]:
     """Some test images; those that are redrawn worst from their label's capsule; some that got a wrong answer."""
     labels, answers = scene.data.labels, scene.classes.activation.argmax(-1)
     errors = _errors(scene)
     worst = errors.argsort(descending=True, stable=True)[: scene.wish.count]
     drawn = {
-        "reconstructions": _redrawn(scene, scene.pick(torch.arange(len(labels))), answers),
+        "reconstructions": _redrawn(scene, scene.rows, answers),
         "reconstructions-worst": _redrawn(scene, worst, answers, [f"error {errors[n]:.0f}" for n in worst.tolist()]),
     }
     wrong = scene.pick((answers != labels).nonzero().flatten())
@@ -109,30 +65,35 @@ def _reconstructions(scene: Scene) -> dict[str, bytes]:
     return drawn
 
 
-def _redrawn(scene: Scene, rows: Tensor, answers: Tensor, more: Sequence[str] = ()) -> bytes:
+def _redrawn(scene: Scene[CapsNet], rows: Tensor, answers: Tensor, more: Sequence[str] = ()) -> bytes:
     """The images of the rows, redrawn from the longest capsule and from that of the label."""
     names = scene.names(scene.data.labels[rows])
     notes = [f"{name}\n{text}" for name, text in zip(names, more, strict=True)] if more else names
     grid = [
         ("image", scene.images(rows)),
-        ("from the\nlongest", pixels(scene.redrawn(rows, answers[rows]))),
-        ("from the\nlabel's", pixels(scene.redrawn(rows, scene.data.labels[rows]))),
+        ("from the\nlongest", pixels(_drawn_from(scene, rows, answers[rows]))),
+        ("from the\nlabel's", pixels(_drawn_from(scene, rows, scene.data.labels[rows]))),
     ]
     return image_grid(grid, _SCALE, {0: notes})
 
 
-def _errors(scene: Scene) -> Tensor:
+def _drawn_from(scene: Scene[CapsNet], rows: Tensor, chosen: Tensor) -> Tensor:
+    """[b c h w] the images of the rows, each from the capsule of its chosen class [b]."""
+    return scene.model.reconstruct(Capsules(*(x[rows] for x in scene.classes)), chosen)
+
+
+def _errors(scene: Scene[CapsNet]) -> Tensor:
     """[n] squared error, summed over the pixels, of each image redrawn from its label's capsule."""
     parts = torch.split(torch.arange(len(scene.data)), 500)
     return torch.cat(
         [
-            (scene.redrawn(rows, scene.data.labels[rows]) - scene.data.shown(rows)).square().flatten(1).sum(1)
+            (_drawn_from(scene, rows, scene.data.labels[rows]) - scene.data.shown(rows)).square().flatten(1).sum(1)
             for rows in parts
         ]
     )
 
 
-def _perturbations(scene: Scene) -> dict[str, bytes]:
+def _perturbations(scene: Scene[CapsNet]) -> dict[str, bytes]:
     """A sheet a class, one row a dimension; and one of all these classes, each with its most visible dimension."""
     found, sheets, most = _examples(scene), {}, []
     poses = scene.model.encode(scene.data.shown(torch.tensor(list(found.values())))).pose  # [n j k]
@@ -147,7 +108,7 @@ def _perturbations(scene: Scene) -> dict[str, bytes]:
     return {"perturbations": image_grid(most, 0.5, notes), **sheets}
 
 
-def _examples(scene: Scene) -> dict[int, int]:
+def _examples(scene: Scene[CapsNet]) -> dict[int, int]:
     """Class -> the row of a test image that shows it, picked by the seed, for the classes that are wished."""
     wished = scene.wish.capsules or range(scene.data.classes)
     shows = {j: (scene.data.labels.view(len(scene.data), -1) == j).any(-1).nonzero().flatten() for j in wished}
@@ -168,9 +129,9 @@ def perturbed(model: CapsNet, pose: Tensor, label: int, reach: float = REACH, st
     return drawn.view(k, steps, *drawn.shape[1:])
 
 
-def _routing(scene: Scene) -> dict[str, bytes]:
+def _routing(scene: Scene[CapsNet]) -> dict[str, bytes]:
     """Where in the image the longest capsule, and the next longest, get their children from, by iteration."""
-    rows = scene.pick(torch.arange(len(scene.data)))
+    rows = scene.rows
     maps, ranked = coupling_maps(scene.model, scene.data.shown(rows))  # [b 2 t h w], [b 2]
     grid, notes = [("image", scene.images(rows))], {0: scene.names(scene.data.labels[rows])}
     for n, word in enumerate(("longest", "second\nlongest")[: ranked.shape[1]]):
@@ -198,26 +159,26 @@ def maps_of(classes: Capsules, children: Capsules, coupling: Tensor) -> tuple[Te
     return maps / maps.amax((1, 2, 3, 4), keepdim=True).clamp_min(1e-12), ranked
 
 
-def _multimnist(scene: Scene) -> dict[str, bytes]:
+def _multimnist(scene: Scene[CapsNet]) -> dict[str, bytes]:
     """Two digits in red and green, as in figure 5 of Sabour 2017; and where the answer is another pair."""
     labels, answers = scene.data.labels, top(scene.classes.activation, 2)
-    drawn = {"multimnist": _pairs(scene, scene.pick(torch.arange(len(labels))))}
+    drawn = {"multimnist": _pairs(scene, scene.rows)}
     wrong = scene.pick((answers.sort(-1).values != labels.sort(-1).values).any(-1).nonzero().flatten())
     if len(wrong):
         drawn["multimnist-wrong"] = _wrong_pairs(scene, wrong, _aligned(answers[wrong], labels[wrong]))
     return drawn
 
 
-def _pairs(scene: Scene, rows: Tensor) -> bytes:
+def _pairs(scene: Scene[CapsNet], rows: Tensor) -> bytes:
     """Image, its digits if they are known, both redrawn, each alone, and what a class that is not there draws."""
     labels = scene.data.labels[rows]
-    first, second = (scene.redrawn(rows, labels[:, n]) for n in (0, 1))
+    first, second = (_drawn_from(scene, rows, labels[:, n]) for n in (0, 1))
     nothing, present = torch.zeros_like(first), one_hot(labels, scene.data.classes).sum(1)  # [b j]
     absent = (scene.classes.activation[rows] - 2 * present).argmax(-1)  # [b] the longest that is not there
     grid = [
         ("image", scene.images(rows)), *_digits(scene.data, rows), ("redrawn", overlay(first, second)),
         ("first", overlay(first, nothing)), ("second", overlay(nothing, second)),
-        ("longest of\nthe others", pixels(scene.redrawn(rows, absent))),
+        ("longest of\nthe others", pixels(_drawn_from(scene, rows, absent))),
     ]  # fmt: skip
     return image_grid(grid, _SCALE, {0: scene.names(labels), len(grid) - 1: scene.names(absent)})
 
@@ -229,14 +190,14 @@ def _digits(data: Dataset, rows: Tensor) -> Rows:
     return [("its digits", overlay(parts[:, :1], parts[:, 1:]))]
 
 
-def _wrong_pairs(scene: Scene, rows: Tensor, answers: Tensor) -> bytes:
+def _wrong_pairs(scene: Scene[CapsNet], rows: Tensor, answers: Tensor) -> bytes:
     """Redrawn from the labels, and from the two longest capsules; a digit that both name has the same colour."""
     labels = scene.data.labels[rows]
     grid: list[tuple[str, Tensor]] = [("image", scene.images(rows)), *_digits(scene.data, rows)]
     notes: dict[int, Sequence[str]] = {}
     for word, pair in (("labels", labels), ("answers", answers)):
         notes[len(grid)] = scene.names(pair)
-        first, second = (scene.redrawn(rows, pair[:, n]) for n in (0, 1))
+        first, second = (_drawn_from(scene, rows, pair[:, n]) for n in (0, 1))
         grid.append((f"from the\n{word}", overlay(first, second)))
     return image_grid(grid, _SCALE, notes)
 
@@ -253,13 +214,13 @@ def overlay(first: Tensor, second: Tensor) -> Tensor:
     return torch.stack([red, green, torch.zeros_like(red)], dim=-1)
 
 
-def _calibration(scene: Scene) -> dict[str, bytes]:
+def _calibration(scene: Scene[CapsNet]) -> dict[str, bytes]:
     """How often the longest capsule is right, by its length."""
     length, answers = scene.classes.activation.max(-1)
     return {"calibration": reliability_diagram(length.clamp(0, 1), answers == scene.data.labels)}
 
 
-FIGURES: Mapping[str, Callable[[Scene], dict[str, bytes]]] = {
+FIGURES: Mapping[str, Callable[[Scene[CapsNet]], dict[str, bytes]]] = {
     "reconstructions": _reconstructions,
     "perturbations": _perturbations,
     "routing": _routing,

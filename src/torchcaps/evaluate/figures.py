@@ -19,6 +19,8 @@ __all__ = [
     "image_grid",
     "learning_curve",
     "pixels",
+    "png",
+    "pyplot",
     "reliability",
     "reliability_diagram",
     "require_matplotlib",
@@ -44,7 +46,7 @@ def pixels(images: Tensor) -> Tensor:
 
 def image_grid(rows: Rows, scale: float = 0.55, notes: Mapping[int, Sequence[str]] | None = None) -> bytes:
     """Rows of images in one picture, `scale` inches an image; `notes` of row n stand above its images."""
-    plt, notes = _pyplot(), notes or {}
+    plt, notes = pyplot(), notes or {}
     columns = max(len(images) for _, images in rows)
     tops, height = _tops(len(rows), notes)
     margin = 0.3 + 0.07 * max(len(line) for title, _ in rows for line in title.split("\n"))
@@ -60,7 +62,7 @@ def image_grid(rows: Rows, scale: float = 0.55, notes: Mapping[int, Sequence[str
             ax.text(column + 0.5, tops[n], text, ha="center", va="bottom", fontsize=7)
     ax.set(xlim=(0, columns), ylim=(height, 0))
     ax.set_axis_off()
-    return _png(figure)
+    return png(figure)
 
 
 def _tops(rows: int, notes: Mapping[int, Sequence[str]]) -> tuple[list[float], float]:
@@ -88,7 +90,7 @@ def _strip(images: Tensor) -> Tensor:
 
 def learning_curve(curves: Sequence[tuple[str, Sequence[dict[str, Any]]]], key: str = "accuracy") -> bytes:
     """Journals (name, entries) as lines over the steps."""
-    plt = _pyplot()
+    plt = pyplot()
     figure, ax = plt.subplots(figsize=(6, 2.6))
     for name, entries in curves:
         kept = [entry for entry in entries if key in entry]
@@ -97,7 +99,7 @@ def learning_curve(curves: Sequence[tuple[str, Sequence[dict[str, Any]]]], key: 
     ax.set_ylabel(f"training {key}")
     ax.legend(frameon=False)
     figure.tight_layout()
-    return _png(figure)
+    return png(figure)
 
 
 class Reliability(NamedTuple):
@@ -123,7 +125,7 @@ def reliability_diagram(confidence: Tensor, correct: Tensor, bins: int = 15) -> 
 
     Below, the share of the answers in each bin: one with few says little.
     """
-    plt, error = _pyplot(), expected_calibration_error(confidence, correct, bins)
+    plt, error = pyplot(), expected_calibration_error(confidence, correct, bins)
     shown = Reliability(*(x.cpu() for x in reliability(confidence, correct, bins)))
     figure, (ax, below) = plt.subplots(2, sharex=True, figsize=(3.6, 4.4), height_ratios=(3, 1))
     left, some = torch.arange(bins) / bins, shown.counts > 0
@@ -135,15 +137,16 @@ def reliability_diagram(confidence: Tensor, correct: Tensor, bins: int = 15) -> 
     ax.title.set_fontsize(9)
     below.set(xlabel="confidence", ylabel="share of images", xlim=(0, 1))
     figure.tight_layout()
-    return _png(figure)
+    return png(figure)
 
 
 def require_matplotlib() -> None:
     """Say at once, rather than after an hour of training, that pictures cannot be drawn."""
-    _pyplot()
+    pyplot()
 
 
-def _pyplot() -> Any:
+def pyplot() -> Any:
+    """`matplotlib.pyplot`, which draws into memory."""
     try:
         import matplotlib
     except ImportError:
@@ -154,8 +157,9 @@ def _pyplot() -> Any:
     return plt
 
 
-def _png(figure: Any) -> bytes:
+def png(figure: Any) -> bytes:
+    """What is drawn in a figure, which is closed."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=110)
-    _pyplot().close(figure)
+    pyplot().close(figure)
     return buffer.getvalue()

@@ -5,21 +5,17 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from torchcaps.data import Dataset
-from torchcaps.errors import RecipeError, ShapeError, nearest
 from torchcaps.evaluate.capsnet_figures import maps_of
 from torchcaps.evaluate.capsule_figures import Wish
-from torchcaps.evaluate.factors import class_capsules
-from torchcaps.evaluate.figures import image_grid, pixels, reliability_diagram, require_matplotlib
+from torchcaps.evaluate.figures import image_grid, png, pyplot, reliability_diagram
+from torchcaps.evaluate.scenes import Scene, draw
 from torchcaps.math.pose import matrix_votes, vector_votes
-from torchcaps.math.random import permutation
 from torchcaps.models.matrix import MatrixCaps, MatrixOutput
 from torchcaps.routing import em
 from torchcaps.routing.base import compete_at_one_place
@@ -34,24 +30,6 @@ BINS = {NEAR: 25, FAR: 120}
 """Bars of each."""
 
 
-class Scene(NamedTuple):
-    """What is drawn: a model, what is wished, test images, and for `FROM_ALL` the class capsules of all of them."""
-
-    model: MatrixCaps
-    wish: Wish
-    data: Dataset
-    classes: Capsules
-
-    @property
-    def rows(self) -> Tensor:
-        """As many images as are wished, picked by the seed."""
-        return permutation(self.wish.seed, 0, len(self.data))[: self.wish.count]
-
-    def names(self, classes: Tensor) -> list[str]:
-        return [self.data.name_of(j) for j in classes.tolist()]
-
-
-@torch.inference_mode()
 def picture(
     kind: str, model: MatrixCaps, wish: Wish, data: Dataset, classes: Capsules | None = None
 ) -> dict[str, bytes]:  # fmt: skip
@@ -59,32 +37,22 @@ def picture(
 
     `classes` are the capsules of all images of the data, for the figures `FROM_ALL`; computed if they are not given.
     """
-    if kind not in FIGURES:
-        raise RecipeError(f"unknown figure '{kind}'{nearest(kind, FIGURES)}")
-    for j in wish.capsules:
-        if not 0 <= j < model.spec.classes:
-            raise ShapeError(f"capsule {j} is wanted; there are 0 to {model.spec.classes - 1}")
-    model.eval()
-    if classes is None:
-        classes = class_capsules(model, data) if kind in FROM_ALL else Capsules(torch.empty(0), torch.empty(0))
-    return FIGURES[kind](Scene(model, wish, data, classes))
+    return draw(kind, FIGURES, kinds_of(data), Scene(model, wish, data, classes))
 
 
 def kinds_of(data: Dataset) -> list[str]:
-    """The figures that can be drawn: all, since matrix capsules are trained on one label an image."""
-    return list(FIGURES)
+    """The figures that can be drawn of data with so many labels an image: calibration asks for a single one."""
+    return [kind for kind in FIGURES if kind != "calibration" or data.labels.ndim == 1]
 
 
-def _votes(scene: Scene) -> dict[str, bytes]:
+def _votes(scene: Scene[MatrixCaps]) -> dict[str, bytes]:
     """Figures 2 and B.2: two pictures an image, one of the votes that are near, one of all on a logarithmic scale."""
     chosen = scene.wish.capsules or tuple(range(scene.model.spec.classes))
     distances, share = vote_distances(scene.model, scene.data.shown(scene.rows))  # [t b i j] each
-    drawn = {}
-    for n, row in enumerate(scene.rows.tolist()):
-        label = scene.data.name_of(int(scene.data.labels[row]))
+    drawn, titles = {}, scene.names(torch.tensor(chosen))
+    for n, (row, label) in enumerate(zip(scene.rows.tolist(), scene.names(scene.data.labels[scene.rows]), strict=True)):
         for reach, end in ((NEAR, ""), (FAR, "-all")):
             bars = histogram(distances[:, n], share[:, n], reach, BINS[reach])  # [t j n]
-            titles = scene.names(torch.tensor(chosen))
             drawn[f"votes-{row}{end}"] = _sheet(bars[:, list(chosen)], reach, titles, label, log=reach == FAR)
     return drawn
 
@@ -120,11 +88,8 @@ def histogram(distances: Tensor, weights: Tensor, reach: float, bins: int) -> Te
 
 def _sheet(bars: Tensor, reach: float, titles: list[str], label: str, *, log: bool) -> bytes:
     """Bars [t j n] as a grid: a row an iteration, a column a class capsule; all of one scale unless it is `log`."""
-    require_matplotlib()
-    import matplotlib.pyplot as plt
-
     t, j, n = bars.shape
-    figure, axes = plt.subplots(
+    figure, axes = pyplot().subplots(
         t, j, squeeze=False, sharex=True, sharey=not log, figsize=(1.6 * j + 0.6, 1.1 * t + 0.6)
     )
     left = torch.arange(n) * (reach / n)
@@ -139,31 +104,27 @@ def _sheet(bars: Tensor, reach: float, titles: list[str], label: str, *, log: bo
     axes[0, 0].set_xlim(0, reach)
     figure.supxlabel(f"an image of class {label}: distance of votes to the capsule's mean", fontsize=8)
     figure.tight_layout()
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=110)
-    plt.close(figure)
-    return buffer.getvalue()
+    return png(figure)
 
 
-def _routing(scene: Scene) -> dict[str, bytes]:
+def _routing(scene: Scene[MatrixCaps]) -> dict[str, bytes]:
     """Where in the image the most active class capsule, and the next, get their children from, by iteration."""
     out: MatrixOutput = scene.model(scene.data.shown(scene.rows), trace=True)
     maps, ranked = maps_of(out.classes, out.below[-1], out.infos[-1].coupling)  # [b 2 t h w], [b 2]
-    grid = [("image", pixels(scene.data.seen[scene.rows].float() / 255))]
-    notes = {0: scene.names(scene.data.labels[scene.rows])}
+    grid, notes = [("image", scene.images(scene.rows))], {0: scene.names(scene.data.labels[scene.rows])}
     for n, word in enumerate(("most active", "second")[: ranked.shape[1]]):
         notes[len(grid)] = scene.names(ranked[:, n])
         grid += [(f"{word},\niteration {t + 1}", maps[:, n, t]) for t in range(maps.shape[2])]
     return {"routing": image_grid(grid, 0.7, notes)}
 
 
-def _calibration(scene: Scene) -> dict[str, bytes]:
+def _calibration(scene: Scene[MatrixCaps]) -> dict[str, bytes]:
     """How often the most active capsule is right, by its activation."""
     activation, answers = scene.classes.activation.max(-1)
     return {"calibration": reliability_diagram(activation, answers == scene.data.labels)}
 
 
-FIGURES: Mapping[str, Callable[[Scene], dict[str, bytes]]] = {
+FIGURES: Mapping[str, Callable[[Scene[MatrixCaps]], dict[str, bytes]]] = {
     "votes": _votes,
     "routing": _routing,
     "calibration": _calibration,

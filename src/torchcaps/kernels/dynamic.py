@@ -11,6 +11,7 @@ gradient="last", for which the others do not count, the last coupling is kept in
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
@@ -79,13 +80,10 @@ def _forward(
     with torch.no_grad():
         passes = _passes(x, W, agreement, over)
         totals, scales, C = iterate(passes, iterations, agreement, logits)
-        earlier, kept = (0, 0) if gradient == "last" else (iterations - 1, len(scales))
-        return (
-            totals[-1],
-            torch.stack(totals)[:earlier].clone(),
-            torch.stack([*scales, x.new_empty(_scale(x, W, over))])[:kept].clone(),
-            passes.seen(C),
-        )
+        total, earlier = totals[-1], totals[:-1]
+        if gradient == "last":
+            earlier, scales = [], []
+        return total, _kept(earlier, x, total.shape), _kept(scales, x, _scale(x, W, over)), passes.seen(C)
 
 
 @_forward.register_fake
@@ -96,6 +94,11 @@ def _(
     kept = 0 if gradient == "last" else iterations - 1
     coupling = x.new_empty(i, j, b).movedim(-1, 0)
     return x.new_empty(b, j, k), x.new_empty(kept, b, j, k), x.new_empty(kept, *_scale(x, W, over)), coupling
+
+
+def _kept(tensors: list[Tensor], like: Tensor, shape: Sequence[int]) -> Tensor:
+    """Tensors of a shape one after the other, [t ..]; [0 ..] if there is none."""
+    return torch.stack(tensors) if tensors else like.new_empty(0, *shape)
 
 
 def _scale(x: Tensor, W: Tensor, over: str) -> tuple[int, int, int]:
@@ -121,7 +124,7 @@ def _backward(
         passes = _passes(x, W, agreement, over)
         if coupling is not None:
             return passes.straight(coupling, ds)
-        return _retrace(passes, ds, [*earlier, total], scales, agreement, logits, _uniform(W, over))
+        return _retrace(passes, ds, [*earlier, total], scales, agreement, logits)
 
 
 @_backward.register_fake
@@ -167,7 +170,7 @@ def iterate(passes: Passes, iterations: int, agreement: str, logits: str) -> tup
 
 
 def _retrace(
-    passes: Passes, ds: Tensor, totals: list[Tensor], scales: Tensor, agreement: str, logits: str, share: float
+    passes: Passes, ds: Tensor, totals: list[Tensor], scales: Tensor, agreement: str, logits: str
 ) -> tuple[Tensor, Tensor]:
     """All iterations backwards, then the derivatives of all votes at once."""
     v = [_parent(s, agreement) for s in totals[:-1]]
@@ -180,7 +183,7 @@ def _retrace(
         dq = passes.pull(q[n], totals[n + 1], ds, scales[n], Z[n])
         g = dq if g is None or logits == "replaced" else g + dq  # dv, of every later iteration that it is part of
         ds = _parent_back(totals[n], g, agreement)
-    return passes.scatter(q, slopes, Z, share * ds)
+    return passes.scatter(q, slopes, Z, passes.share * ds)
 
 
 def _uniform(W: Tensor, over: str) -> float:

@@ -48,8 +48,8 @@ class CapsNetConfig:
 class SmallCapsNetConfig(CapsNetConfig):
     """Sized for two cores: the first convolution takes the step of two pixels that the second takes in the paper.
 
-    So each primary capsule sees the same 17x17 pixels and stands at the same place as there, for a thirtieth of the
-    arithmetic.
+    So each primary capsule sees the same 17x17 pixels and stands at the same place as there, for 1/22 of the
+    multiply-adds.
     """
 
     channels: Count = 64

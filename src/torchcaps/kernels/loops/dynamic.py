@@ -31,8 +31,18 @@ from torchcaps.kernels.loops import loop, part
 from torchcaps.kernels.loops.elementary import exp, root
 from torchcaps.kernels.loops.vector import fill, fma, fma4, larger, load, load4, spread, store
 
-__all__ = ["NEAR", "ROWS", "along", "gather", "inverse_length", "normalise", "route_children", "route_parents", "vote"]
-__all__ += ["weigh"]
+__all__ = [
+    "NEAR",
+    "ROWS",
+    "along",
+    "gather",
+    "inverse_length",
+    "normalise",
+    "route_children",
+    "route_parents",
+    "vote",
+    "weigh",
+]
 
 Array = Any  # numpy arrays; inside a loop also vectors of lanes
 ROWS = 8

@@ -1,0 +1,62 @@
+"""What is said of the small CapsNet and of the CNNs beside it, counted."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from torchcaps.config import to_dict
+from torchcaps.models import CapsNet, CapsNetConfig, SmallCapsNetConfig
+from torchcaps.train import load_recipe, recipe_names
+from torchcaps.types import ImageSpec
+
+DIGITS = ImageSpec(1, 28, 28, 10)
+SPECS = {"mnist": DIGITS, "multimnist": ImageSpec(1, 36, 36, 10), "affnist": ImageSpec(1, 40, 40, 10)}
+CONTROLS = [name for name in recipe_names() if name.startswith("cnn-") and name.endswith("-small")]
+
+
+def multiply_adds(model: CapsNet) -> dict[str, int]:
+    """Of one image, as the layers are defined: a convolution uses its weights at every place, the others once."""
+    below = model.conv(torch.zeros(1, *model.spec[:3]))  # [1 c h w]
+    return {
+        "conv": model.conv.weight.numel() * below[0, 0].numel(),
+        "primary": model.primary.pose.weight.numel() * model.primary.grid.places,
+        "votes": model.classes.W.numel(),
+        "decoder": sum(p.numel() for p in model.decoder.parameters() if p.ndim == 2),
+    }
+
+
+def test_the_small_capsnet_has_the_share_of_multiply_adds_that_is_said() -> None:
+    """By hand: places times kernel times channels, children times classes times 16x8, and the decoder's matrices."""
+    paper, small = (multiply_adds(config.build(DIGITS)) for config in (CapsNetConfig(), SmallCapsNetConfig()))
+    assert paper == {
+        "conv": 20 * 20 * 9 * 9 * 256,
+        "primary": 6 * 6 * 9 * 9 * 256 * 256,
+        "votes": 6 * 6 * 32 * 10 * 16 * 8,
+        "decoder": 160 * 512 + 512 * 1024 + 1024 * 784,
+    }
+    assert small == {
+        "conv": 10 * 10 * 9 * 9 * 64,
+        "primary": 6 * 6 * 5 * 5 * 64 * 128,
+        "votes": 6 * 6 * 16 * 10 * 16 * 8,
+        "decoder": 160 * 256 + 256 * 512 + 512 * 784,
+    }
+    times = sum(paper.values()) / sum(small.values())
+    assert times == pytest.approx(22, abs=0.1)
+    said = f"1/{round(times)} of "
+    assert said in (SmallCapsNetConfig.__doc__ or "") and said in load_recipe("capsnet-mnist-small").about
+
+
+@pytest.mark.parametrize("name", CONTROLS)
+def test_a_cnn_has_as_many_parameters_as_the_capsnet_beside_it_and_the_same_training(name: str) -> None:
+    control, capsules = load_recipe(name), load_recipe(name.replace("cnn", "capsnet"))
+    spec = SPECS[to_dict(control)["data"]["name"]]
+    with torch.device("meta"):
+        ours, wanted = (sum(p.numel() for p in r.model.build(spec).parameters()) for r in (control, capsules))
+    assert ours == pytest.approx(wanted, rel=0.002)
+    for table in ("data", "optimiser", "schedule", "train"):
+        assert getattr(control, table) == getattr(capsules, table)
+
+
+def test_there_are_controls() -> None:
+    assert {"cnn-mnist-small", "cnn-affnist-small", "cnn-multimnist-small"} <= set(CONTROLS)

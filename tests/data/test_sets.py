@@ -24,10 +24,12 @@ from torchcaps.data import (
     MnistConfig,
     MultiMnistConfig,
     NpzConfig,
+    Place,
     SmallNorbConfig,
     check_splits,
     epoch_order,
     place_of,
+    subset,
     take,
 )
 from torchcaps.data.augment import brightness_contrast, crop, standardise
@@ -148,6 +150,32 @@ def test_multimnist_knows_each_digit_alone(small_mnist):
         assert split.spec == (1, 33, 33, 10) and split.parts.shape == (len(split), 2, 33, 33)
         assert torch.equal(split.images[:, 0].int(), split.parts.int().sum(1).clamp(max=255))
     assert "no image in two splits" in check_splits(splits)
+
+
+def test_multimnist_draws_other_pairs_each_epoch_and_the_same_ones_again_unless_fresh(small_mnist):
+    drawn = MultiMnistConfig(train=30, test=5).load().train
+    stored = MultiMnistConfig(train=30, test=5, fresh=False).load().train
+    index = torch.tensor([3, 0, 29])
+    for epoch in range(3):
+        images, labels, parts = drawn.drawn(epoch, index)
+        again = MultiMnistConfig(train=30 * (epoch + 1), test=5, fresh=False).load().train
+        assert torch.equal(images, again.images[30 * epoch + index])
+        assert torch.equal(labels, again.labels[30 * epoch + index]) and parts is not None
+        assert torch.equal(images[:, 0], parts.sum(1).clamp(max=255).to(torch.uint8))
+        for mine, wanted in zip(stored.drawn(epoch, index), (stored.images, stored.labels, stored.parts), strict=True):
+            assert mine is not None and wanted is not None and torch.equal(mine, wanted[index])
+    assert not torch.equal(drawn.drawn(0, index)[0], drawn.drawn(1, index)[0])
+
+
+def test_a_batch_of_fresh_pairs_is_its_epochs_and_a_subset_stays_what_it_is(small_mnist):
+    data = MultiMnistConfig(train=30, test=5).load().train
+    order = torch.arange(30)
+    batch = take(data, order, Place(2, 1), 10, seed=0)
+    images, labels, parts = data.drawn(2, order[10:20])
+    assert torch.equal(batch.images, images.float() / 255) and torch.equal(batch.labels, labels)
+    assert parts is not None and batch.parts is not None and torch.equal(batch.parts, parts.float() / 255)
+    kept = subset(data, torch.tensor([4, 7]))
+    assert torch.equal(kept.drawn(5, torch.tensor([1]))[0], data.images[[7]])
 
 
 def test_multimnist_validation_shows_no_digit_that_is_trained_on(small_mnist):

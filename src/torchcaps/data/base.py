@@ -6,7 +6,7 @@ anywhere, and go on with any number of processes, and see exactly what it would 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import NamedTuple, Protocol
@@ -40,6 +40,8 @@ class Dataset:
     `parts` [n m h w] are bytes too: each thing of an image alone. A model sees squares of side `view`, or whole images
     without it: at random places while training, in the middle when tested. What it sees is of zero mean and unit
     variance if `standardised`; before that, training changes brightness and contrast at random if `jitter`.
+    A set that is drawn rather than collected may be drawn `anew` for each epoch: (epoch, index [b]) -> images, labels,
+    parts; those of epoch 0 are the ones it holds.
     """
 
     images: Tensor
@@ -51,6 +53,7 @@ class Dataset:
     view: int | None = None
     standardised: bool = False
     jitter: bool = False
+    anew: Callable[[int, Tensor], tuple[Tensor, Tensor, Tensor | None]] | None = None
 
     def __post_init__(self) -> None:
         if self.images.ndim != 4 or self.images.dtype != torch.uint8:
@@ -92,6 +95,12 @@ class Dataset:
         """What a model is shown of the rows when it is tested: floats in [0, 1], standardised if the set is."""
         return self.levelled(self.seen[slice(None) if rows is None else rows].float() / 255)
 
+    def drawn(self, epoch: int, index: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The images, labels and parts that training takes in an epoch, bytes as they are stored."""
+        if self.anew is not None:
+            return self.anew(epoch, index)
+        return self.images[index], self.labels[index], None if self.parts is None else self.parts[index]
+
     def views(self, rows: Tensor | slice | None = None, count: int = 13) -> Tensor:  # [count b c s s]
         """`count` views of the rows, the first in the middle (see `crops`): a test may average what is said of them."""
         if self.view is None:
@@ -117,10 +126,10 @@ class Splits(NamedTuple):
 
 
 def subset(data: Dataset, rows: Tensor) -> Dataset:
-    """The images of the given rows [m], with their labels, factors and parts."""
+    """The images of the given rows [m], with their labels, factors and parts; they stay what they are."""
     factors = {name: values[rows] for name, values in data.factors.items()}
     parts = None if data.parts is None else data.parts[rows]
-    return replace(data, images=data.images[rows], labels=data.labels[rows], factors=factors, parts=parts)
+    return replace(data, images=data.images[rows], labels=data.labels[rows], factors=factors, parts=parts, anew=None)
 
 
 def hold_out(splits: Splits, count: int) -> Splits:
@@ -172,18 +181,18 @@ def take(
     share = batch // parts
     first = place.number * batch + part * share
     index = order[first : first + share]
+    pixels, labels, things = data.drawn(place.epoch, index)
 
     def placed(pixels: Tensor) -> Tensor:
-        moved = shift(pixels[index].float() / 255, max_shift, seed, place.epoch, index)
+        moved = shift(pixels.float() / 255, max_shift, seed, place.epoch, index)
         if data.view is None or moved.shape[-2:] == (data.view, data.view):
             return moved
         return crop(moved, data.view, seed, place.epoch, index)
 
-    images = placed(data.images)
+    images = placed(pixels)
     if data.jitter:
         images = brightness_contrast(images, seed, place.epoch, index)
-    things = None if data.parts is None else placed(data.parts)
-    return Batch(data.levelled(images), data.labels[index], index, things)
+    return Batch(data.levelled(images), labels, index, None if things is None else placed(things))
 
 
 def check_splits(splits: Splits) -> str:

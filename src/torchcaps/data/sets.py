@@ -124,7 +124,8 @@ class AffnistConfig:
 class MultiMnistConfig:
     """MultiMNIST: two overlapping digits of different class in 36x36; labels are pairs [n 2].
 
-    `most_shift` is how far each digit may be from the middle, `drawn` the seed of the pairs. `validation` so many
+    `most_shift` is how far each digit may be from the middle, `drawn` the seed of the pairs. `train` is how many pairs
+    an epoch has: other pairs each epoch, or the first epoch's again and again unless `fresh`. `validation` so many
     pairs are made of as many digits, the last of MNIST's training set: no digit of theirs is trained on.
     """
 
@@ -133,21 +134,27 @@ class MultiMnistConfig:
     size: Annotated[int, Range(28, 128)] = 36
     most_shift: NonNegativeInt = 4
     drawn: NonNegativeInt = 0
+    fresh: bool = True
     validation: NonNegativeInt = 0
     data_dir: str | None = None
 
     def load(self) -> Splits:
         train, test, aside = MnistConfig(validation=self.validation, data_dir=self.data_dir).load()
         validation = aside and self._pairs(aside, self.train, self.validation, 0)
-        return Splits(self._pairs(train, 0, self.train, 0), self._pairs(test, 0, self.test, 1), validation)
+        learnt = self._pairs(train, 0, self.train, 0)
+        if self.fresh:
+            learnt = replace(learnt, anew=lambda epoch, index: self._drawn(train, epoch * self.train + index, 0))
+        return Splits(learnt, self._pairs(test, 0, self.test, 1), validation)
 
     def _pairs(self, digits: Dataset, first: int, count: int, stream: int) -> Dataset:
         """Pairs number `first` and on, and their digits each alone."""
-        index = first + torch.arange(count)
-        images, labels, parts = multimnist(
-            digits.images, digits.labels, 2 * self.drawn + stream, index, self.size, self.most_shift
-        )
+        images, labels, parts = self._drawn(digits, first + torch.arange(count), stream)
         return Dataset(images, labels, digits.classes, names=digits.names, parts=parts)
+
+    def _drawn(self, digits: Dataset, index: Tensor, stream: int) -> tuple[Tensor, Tensor, Tensor]:
+        """The images, labels and parts of the pairs of these numbers [b]."""
+        seed = 2 * self.drawn + stream
+        return multimnist(digits.images, digits.labels, seed, index, self.size, self.most_shift)
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,11 @@
-"""From how many votes on a kernel is faster than the plain path: what `routing.fused.WORTH` rests on.
+"""From where on a kernel is faster than the plain path, with the kernel always taken and never taken.
 
 python benchmarks/worth.py [--threads 1] [--json benchmarks/worth.json]
+python benchmarks/worth.py --what convolutions [--threads 1] [--json benchmarks/convolutions.json]
 
-Small layers of both routers, forward and backward, with the kernel always taken and never taken.
+votes           small layers of both routers, forward and backward: what `routing.fused.WORTH` rests on
+convolutions    by way of spectra and torch's, forward and backward: what `kernels.fourier.DEARNESS` rests on; "taken"
+                is what `kernels.fourier.worth` says
 """
 
 from __future__ import annotations
@@ -10,12 +13,19 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import conv2d
 
 from torchcaps.bench import case_of
 from torchcaps.bench.timing import best_times, busy, threads
 from torchcaps.evaluate.report import text_table
+from torchcaps.kernels.fourier import fourier_conv2d, worth
+from torchcaps.kernels.threads import switched
 from torchcaps.routing import fused
 from torchcaps.train.display import progress
 from torchcaps.train.files import write_atomically
@@ -44,20 +54,94 @@ def rows(layers: Sequence[tuple[str, int]], batches: Sequence[int], seconds: flo
     return [head, *body]
 
 
+class Convolution(NamedTuple):
+    """Channels below and above, taps and stride, on images of a side."""
+
+    c: int
+    o: int
+    taps: int
+    stride: int
+    side: int
+
+    def __str__(self) -> str:
+        """
+        >>> str(Convolution(256, 256, 9, 2, 20))
+        '256 to 256, 9x9 by 2, 20x20'
+        """
+        return f"{self.c} to {self.o}, {self.taps}x{self.taps} by {self.stride}, {self.side}x{self.side}"
+
+    def tensors(self, batch: int) -> tuple[Tensor, Tensor]:
+        """Images and kernels in the layout that training has them in."""
+        shapes = (batch, self.c, self.side, self.side), (self.o, self.c, self.taps, self.taps)
+        x, w = (torch.randn(shape).contiguous(memory_format=torch.channels_last) for shape in shapes)
+        return x.requires_grad_(), w.requires_grad_()
+
+
+CONVOLUTIONS = [
+    Convolution(256, 256, 9, 2, 20),
+    Convolution(256, 256, 9, 2, 32),
+    Convolution(64, 128, 5, 1, 10),
+    Convolution(128, 256, 5, 1, 8),
+]
+SAMPLES = (8, 16, 32, 64, 128)
+
+
+WAYS: dict[str, Callable[[Tensor, Tensor, int], Tensor]] = {
+    "ours": fourier_conv2d,
+    "torch": lambda x, w, stride: conv2d(x, w, stride=stride),
+}
+
+
+def step_of(way: str, x: Tensor, w: Tensor, stride: int) -> Callable[[], tuple[Tensor, ...]]:
+    """Forward and backward, to images and kernels."""
+    convolve = WAYS[way]
+    slopes = torch.randn_like(convolve(x, w, stride).detach())
+    return lambda: torch.autograd.grad(convolve(x, w, stride), (x, w), slopes)
+
+
+def convolution_rows(convolutions: Sequence[Convolution], batches: Sequence[int], seconds: float) -> list[list[str]]:
+    """A line a convolution and batch."""
+    found = [["convolution", "batch", "ours ms", "torch ms", "torch / ours", "taken"]]
+    for conv in progress(convolutions, "measuring"):
+        for batch in batches:
+            (x, w), s = conv.tensors(batch), conv.stride
+            tasks = {way: step_of(way, x, w, s) for way in WAYS}
+            tasks["ours"]()  # compiles
+            best = best_times(tasks, seconds)
+            times = [f"{1000 * best[way]:.2f}" for way in WAYS]
+            ratio, taken = f"{best['torch'] / best['ours']:.1f}", "yes" if worth(x, w, s) else "no"
+            found.append([str(conv), str(batch), *times, ratio, taken])
+    return found
+
+
+def votes(seconds: float) -> list[list[str]]:
+    """The table of both routers, whose kernels are taken at any size meanwhile."""
+    taken_from, fused.WORTH = fused.WORTH, 0
+    try:
+        return rows(LAYERS, BATCHES, seconds)
+    finally:
+        fused.WORTH = taken_from
+
+
+def convolutions(seconds: float) -> list[list[str]]:
+    with switched("fast"):
+        return convolution_rows(CONVOLUTIONS, SAMPLES, seconds)
+
+
+TABLES = {"votes": votes, "convolutions": convolutions}
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--what", choices=[*TABLES], default="votes")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=0.3, help="for each of ours and plain")
+    parser.add_argument("--seconds", type=float, default=0.3, help="for each of the two ways")
     parser.add_argument("--json", type=Path, help="file to write the table into")
     given = parser.parse_args(arguments)
     if busy():
         print(f"worth: {busy()}", file=sys.stderr)
-    taken_from, fused.WORTH = fused.WORTH, 0
-    try:
-        with flushed_denormals(), threads(given.threads):
-            found = rows(LAYERS, BATCHES, given.seconds)
-    finally:
-        fused.WORTH = taken_from
+    with flushed_denormals(), threads(given.threads):
+        found = TABLES[given.what](given.seconds)
     print(text_table(found))
     if given.json:
         write_atomically(given.json, [(json.dumps(found, indent=1) + "\n").encode()])

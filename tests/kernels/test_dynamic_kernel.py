@@ -293,7 +293,7 @@ def test_the_votes_are_never_stored(over: str) -> None:
     with Largest() as most, torch.no_grad():
         passes = Looped(x, W, cosine=True, over=over, share=0.1)
         totals, scales, _ = dynamic.iterate(passes, 3, "cosine", "accumulated")
-        dynamic._retrace(passes, totals[-1], totals, torch.stack(scales), "cosine", "accumulated", 0.1)
+        dynamic._retrace(passes, totals[-1], totals, torch.stack(scales), "cosine", "accumulated")
     assert most.bytes <= max(b * i * j * 4, W.nbytes) < b * i * j * k * 4 / 3
 
 

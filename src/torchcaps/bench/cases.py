@@ -209,7 +209,7 @@ class _Network:
         return _network_work(list(model.parameters()), lambda: [model.objective(data, 0)["loss"]], [None])
 
     def _trunk(self, batch: int) -> Work:
-        """Its convolutions alone: the first on the images, ReLU, the others on what that gives."""
+        """Its convolutions alone, as torch has them: the first on the images, ReLU, the others on what that gives."""
         model, data = self._build(batch)
         first, *others = [m for m in model.modules() if isinstance(m, nn.Conv2d)]
 
@@ -220,7 +220,7 @@ class _Network:
         with _seeded(), torch.no_grad():
             gradients: list[Tensor | None] = [torch.randn_like(out) for out in run()]
         parameters = [p for conv in (first, *others) for p in conv.parameters()]
-        return _network_work(parameters, run, gradients)
+        return plainly(_network_work(parameters, run, gradients))
 
     def _cost(self) -> Cost:
         model, data = self._build(1)

@@ -1,6 +1,7 @@
 """Layers: parameters plus one call. Every capsule layer returns `(Capsules, RoutingInfo)`."""
 
 from torchcaps.layers.capsules import ClassCapsules, ConvCapsules, DenseCapsules
+from torchcaps.layers.convolution import Convolution
 from torchcaps.layers.decoders import ConvDecoder, DenseDecoder, select
 from torchcaps.layers.primary import PrimaryCapsules
 from torchcaps.layers.sparse import SparseMask
@@ -9,6 +10,7 @@ __all__ = [
     "ClassCapsules",
     "ConvCapsules",
     "ConvDecoder",
+    "Convolution",
     "DenseCapsules",
     "DenseDecoder",
     "PrimaryCapsules",

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from torchcaps.errors import RecipeError, ShapeError, nearest
 from torchcaps.layers.capsules import positive
+from torchcaps.layers.convolution import Convolution
 from torchcaps.math.patches import Grid
 from torchcaps.math.squash import norm, squash
 from torchcaps.types import Capsules
@@ -42,7 +43,7 @@ class PrimaryCapsules(nn.Module):
             raise RecipeError(f"unknown activation '{activation}'{nearest(activation, ('length', 'logistic'))}")
         self.window = grid.window(kernel, stride)
         self.grid, self.types, self.dimension, self.activation = self.window.out, types, dimension, activation
-        self.pose = nn.Conv2d(channels, types * dimension, kernel, stride)
+        self.pose = Convolution(channels, types * dimension, kernel, stride)
         self.on = nn.Conv2d(channels, types, kernel, stride) if activation == "logistic" else None
 
     @property

@@ -18,6 +18,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, conv_transpose
 
 from torchcaps.config import Count, NonNegativeFloat, Share, check
 from torchcaps.errors import DataError, ShapeError
+from torchcaps.layers import Convolution
 from torchcaps.math.patches import Grid
 from torchcaps.models.base import Model, check_images, check_spec
 from torchcaps.types import Batch, ImageSpec
@@ -62,7 +63,7 @@ class Autoencoder(Model):
         self._grid = places.height, places.width
         self._unreached = _left_over(middle.height, config), _left_over(middle.width, config)
         self.conv1 = nn.Conv2d(spec.channels, C1, config.kernel, bias=config.biases)
-        self.conv2 = nn.Conv2d(C1, C2, config.kernel, config.stride, bias=config.biases)
+        self.conv2 = Convolution(C1, C2, config.kernel, config.stride, bias=config.biases)
         self.e1 = nn.Parameter(torch.zeros(C1)) if config.biases else None
         self.e0 = nn.Parameter(torch.full((spec.channels,), _DARK)) if config.biases else None
         _start(self.conv1, std=0.05)

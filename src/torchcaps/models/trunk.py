@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from torch import nn
-
-from torchcaps.layers import PrimaryCapsules
+from torchcaps.layers import Convolution, PrimaryCapsules
 from torchcaps.math.patches import Grid
 from torchcaps.models.base import check_spec
 from torchcaps.types import ImageSpec
@@ -33,11 +31,11 @@ class TrunkConfig(Protocol):
     def primary_stride(self) -> int: ...
 
 
-def trunk_of(config: TrunkConfig, spec: ImageSpec) -> tuple[nn.Conv2d, PrimaryCapsules]:
+def trunk_of(config: TrunkConfig, spec: ImageSpec) -> tuple[Convolution, PrimaryCapsules]:
     """The two layers for images of a shape; images that are too small are refused."""
     check_spec(spec, smallest=config.kernel + config.stride * (config.primary_kernel - 1))
     below = Grid.of_image(spec.height, spec.width).window(config.kernel, config.stride)
-    conv = nn.Conv2d(spec.channels, config.channels, config.kernel, config.stride)
+    conv = Convolution(spec.channels, config.channels, config.kernel, config.stride)
     primary = PrimaryCapsules(
         below.out, config.channels, config.types, config.type_dimension,
         kernel=config.primary_kernel, stride=config.primary_stride,

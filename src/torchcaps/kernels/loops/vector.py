@@ -13,6 +13,7 @@ many values at a time take `memory(bytes)`: load, load4, store and fill of narro
     half(a, (m, n, l))    half as many, from lane l on    pick(sign, a, b)     a where sign < 0, else b
     raise_by(a, (m,), v)  a[m] += v, from there on        total(v)             the sum of the lanes, a number
     a + b, a - b, a * b, a / b; one may be a number       totals(a, b, c, d)   four such sums, a vector
+    braid(a, b)           two vectors, a0 b0 a1 b1 ...    unbraid(a, b)        the way back
 
 An index is a tuple that leaves out the last axis, the lanes, or one number for a tuple of one. No index is checked, and
 arrays are contiguous.
@@ -29,7 +30,7 @@ from numba.core.types import Type
 from numba.extending import intrinsic, register_model
 
 __all__ = ["BYTES", "Lanes", "call", "code", "fill", "fma", "fma4", "half", "larger", "load", "load4", "memory", "pick"]
-__all__ += ["raise_by", "spread", "store", "total", "totals", "unary"]
+__all__ += ["braid", "raise_by", "spread", "store", "total", "totals", "unary", "unbraid"]
 
 # Parts of numba and llvmlite that come without types.
 ir: Any = import_module("llvmlite.ir")
@@ -311,3 +312,30 @@ def totals(typing: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
         return sums
 
     return Lanes(a.dtype, 4)(a, b, c, d), write
+
+
+def _shuffled(order: Callable[[int], tuple[list[int], list[int]]]) -> Any:
+    """The operation that makes two vectors of the lanes of two others, numbered as if they lay one after the other."""
+
+    def typed(typing: Any, a: Any, b: Any) -> Any:
+        made = types.UniTuple(a, 2)
+
+        def write(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            turns = [ir.Constant(a.of(INDEX), turn) for turn in order(a.count)]
+            return context.make_tuple(builder, made, [builder.shuffle_vector(*args, turn) for turn in turns])
+
+        return made(a, b), write
+
+    return code(typed)
+
+
+def _braided(count: int) -> tuple[list[int], list[int]]:
+    lanes = [lane for n in range(count) for lane in (n, count + n)]
+    return lanes[:count], lanes[count:]
+
+
+def _unbraided(count: int) -> tuple[list[int], list[int]]:
+    return [*range(0, 2 * count, 2)], [*range(1, 2 * count, 2)]
+
+
+braid, unbraid = _shuffled(_braided), _shuffled(_unbraided)

@@ -1,0 +1,222 @@
+"""Convolutions with large kernels and many channels, by way of their spectra.
+
+A convolution is a product of spectra, at each frequency one matrix product over the channels, and there are far fewer
+frequencies than pairs of a tap and a place: 9x9 taps at 12x12 places with stride 2 are 11,664 pairs, or 144 complex
+frequencies of four phases. The result is the same but for rounding.
+
+A stride s makes s x s phases of image and kernel, x_pq[a, b] = x[s a + p, s b + q]; each pair of phases is a
+correlation with stride 1, and they add up. With X, W and Y the spectra of images, kernels and results:
+
+    y[a, b] = sum_pq sum_uv x_pq[a + u, b + v] w_pq[u, v]        Y = X conj(W), over (p q c)
+    dx_pq   = what every place that saw a value says of it       conj(dX) = conj(dY) conj(W)
+    dw_pq   = what all places say of a tap                       dW = X conj(dY), over the samples
+
+Spectra of N = ceil(side / s) values a side hold every place that the kernel fits, and nothing wraps around. A few
+column frequencies are worked on at a time, so that no whole spectrum ever exists.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from importlib import import_module
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchcaps.kernels.lanes import lanes, suits
+from torchcaps.kernels.threads import in_threads, switched_on
+
+__all__ = ["fourier_conv2d", "worth"]
+
+ROOM = 2**23
+"""Complex numbers of the kernels' spectra at a time, or as many as one column frequency has."""
+DEARNESS = 175
+"""Multiplications that take as long as one number of a spectrum takes to be made (benchmarks/worth.py)."""
+
+
+def fourier_conv2d(x: Tensor, w: Tensor, stride: int = 1) -> Tensor:
+    """Images [b c h w] and kernels [o c t t] -> [b o h' w'], as `torch.nn.functional.conv2d` without padding or bias.
+
+    Channels c and o are whole vectors of lanes (`lanes.lanes`). With first derivatives only.
+    """
+    y: Tensor = _forward(x, w, stride)
+    return y
+
+
+def worth(x: Tensor, w: Tensor, stride: int) -> bool:
+    """Whether spectra cost less than a direct convolution of such images and kernels, and can be had."""
+    if not (switched_on() and suits(x, w) and _fit(x, w)) or any(n % lanes(x.dtype) for n in w.shape[:2]):
+        return False
+    z, b, (o, c, t, u) = _Sizes.of(x, w, stride), len(x), w.shape
+    deep = c * stride * stride
+    products, numbers = 4 * b * deep * o, deep * o + b * deep + b * o
+    direct = z.M[0] * z.M[1] * t * u * b * c * o
+    return z.N[0] * len(z.columns) * (products + DEARNESS * numbers) < direct
+
+
+def _fit(x: Tensor, w: Tensor) -> bool:
+    """Whether there are images [b c h w], of the kernels' channels and no smaller; else torch says what is wrong."""
+    if x.ndim != 4 or x.shape[0] == 0:
+        return False
+    return x.shape[1] == w.shape[1] and x.shape[2] >= w.shape[2] and x.shape[3] >= w.shape[3]
+
+
+# --- Sizes and transforms -------------------------------------------------------------------------------------------
+
+
+class _Sizes(NamedTuple):
+    """Of rows and columns: N frequencies, M places of the result, T taps of a phase of the kernel; the stride s.
+
+    Column frequencies are worked on so many `at_once`; half of them are enough, conjugates of the others.
+    """
+
+    N: tuple[int, int]
+    M: tuple[int, int]
+    T: tuple[int, int]
+    s: int
+    at_once: int
+
+    @classmethod
+    def of(cls, x: Tensor, w: Tensor, s: int) -> _Sizes:
+        sides, taps = (x.shape[2], x.shape[3]), (w.shape[2], w.shape[3])
+        N, T = ((-(-n // s), -(-m // s)) for n, m in (sides, taps))
+        M = ((sides[0] - taps[0]) // s + 1, (sides[1] - taps[1]) // s + 1)
+        room = max(1, ROOM // (N[0] * s * s * w.shape[0] * w.shape[1]))
+        return cls(N, M, T, s, min(room, N[1] // 2 + 1))
+
+    @property
+    def columns(self) -> range:
+        return range(self.N[1] // 2 + 1)
+
+    @property
+    def groups(self) -> list[range]:
+        """The column frequencies, a few at a time."""
+        return [self.columns[k : k + self.at_once] for k in self.columns[:: self.at_once]]
+
+
+@cache
+def _waves(N: int, frequencies: range, places: int, dtype: torch.dtype, sign: int) -> Tensor:
+    """[2 n a] cos and sign * sin of 2 pi n a / N."""
+    turns = torch.outer(torch.tensor(frequencies), torch.arange(places)) % N
+    angle = 2 * math.pi * turns.double() / N
+    return torch.stack([angle.cos(), sign * angle.sin()]).to(dtype)
+
+
+class _Planes:
+    """Planes x [o h w i] of s x s phases and so many places each, and room D for some of their spectra.
+
+    A sign of -1 stands for conjugate spectra.
+    """
+
+    def __init__(
+        self, x: Tensor, s: int, z: _Sizes, places: tuple[int, int], sign: int = 1, room: Tensor | None = None
+    ) -> None:
+        self.x, self.s, self.N, self.places, self.sign = x, s, z.N, places, sign
+        o, _, _, i = x.shape
+        self.D = x.new_empty(z.at_once, z.N[0], o, s * s, 2 * i) if room is None else room
+
+    def some(self, ks: range) -> Tensor:
+        """The room of these column frequencies, [(k n) o (p q i)], complex."""
+        _, n, o, phases, twice = self.D.shape
+        return torch.view_as_complex(self.D[: len(ks)].view(len(ks) * n, o, phases * twice // 2, 2))
+
+    def spectra(self, ks: range) -> Tensor:
+        """The same, filled."""
+        x, D = self.x.numpy(), self.D[: len(ks)].numpy()
+        waves = self._waves(ks, back=False)
+        in_threads(lambda _, start, stop: _loops().to_spectra(x, D, self.s, *waves, start, stop), self._vectors)
+        return self.some(ks)
+
+    def add(self, ks: range) -> None:
+        """What the room holds of these column frequencies goes back to the places and is added there."""
+        x, D = self.x.numpy(), self.D[: len(ks)].numpy()
+        waves = self._waves(ks, back=True)
+        in_threads(lambda _, start, stop: _loops().from_spectra(D, x, self.s, *waves, start, stop), self._vectors)
+
+    @property
+    def _vectors(self) -> int:
+        return self.x.shape[0] * self.x.shape[3] // lanes(self.x.dtype)
+
+    def _waves(self, ks: range, *, back: bool) -> tuple[Any, Any]:
+        """Tables of the rows, half of whose frequencies are enough, and of the columns.
+
+        On the way back these have the weight of a frequency: twice that where one also stands for its conjugate.
+        """
+        (n, m), (a, b), dtype = self.N, self.places, self.x.dtype
+        rows, columns = _waves(n, range(n // 2 + 1), a, dtype, self.sign), _waves(m, ks, b, dtype, self.sign)
+        if back:
+            columns = columns * columns.new_tensor([(1 + (0 < k < m - k)) / (n * m) for k in ks])[:, None]
+        return rows.numpy(), columns.numpy()
+
+
+def _loops() -> Any:
+    return import_module("torchcaps.kernels.loops.fourier")
+
+
+def _last(x: Tensor) -> Tensor:
+    """Images [b c h w] -> [b h w c]: no copy if they are channels_last."""
+    return x.detach().permute(0, 2, 3, 1).contiguous()
+
+
+def _taps(w: Tensor) -> Tensor:
+    """Kernels [o c t t] -> one plane of kernels [1 t t (c o)]."""
+    return w.detach().permute(2, 3, 1, 0).flatten(2).contiguous().unsqueeze(0)
+
+
+# --- The operators --------------------------------------------------------------------------------------------------
+
+
+@torch.library.custom_op("torchcaps::fourier_conv", mutates_args=())
+def _forward(x: Tensor, w: Tensor, stride: int) -> Tensor:
+    """[b o h' w'], channels_last."""
+    z, o = _Sizes.of(x, w, stride), len(w)
+    images, kernels = _Planes(_last(x), stride, z, z.N), _Planes(_taps(w), stride, z, z.T, -1)
+    results = _Planes(x.new_zeros(len(x), *z.M, o), 1, z, z.M)
+    for ks in z.groups:
+        W = torch.unflatten(kernels.spectra(ks)[:, 0], 1, (-1, o))  # conj(W) [(k n) (p q c) o]
+        torch.bmm(images.spectra(ks), W, out=results.some(ks))
+        results.add(ks)
+    return results.x.permute(0, 3, 1, 2)
+
+
+@_forward.register_fake
+def _(x: Tensor, w: Tensor, stride: int) -> Tensor:
+    return x.new_empty(x.shape[0], *_Sizes.of(x, w, stride).M, w.shape[0]).permute(0, 3, 1, 2)
+
+
+@torch.library.custom_op("torchcaps::fourier_conv_backward", mutates_args=())
+def _backward(g: Tensor, x: Tensor, w: Tensor, stride: int) -> tuple[Tensor, Tensor]:
+    """dx [b c h w] and dw [o c t t] for the derivative g [b o h' w'] of the result."""
+    z, (o, c, t, u) = _Sizes.of(x, w, stride), w.shape
+    above, images = _Planes(_last(g), 1, z, z.M, -1), _Planes(_last(x), stride, z, z.N)
+    kernels = _Planes(_taps(w), stride, z, z.T, -1)
+    dx = _Planes(torch.zeros_like(images.x), stride, z, z.N, -1, images.D)
+    dw = _Planes(torch.zeros_like(kernels.x), stride, z, z.T, 1, kernels.D)
+    for ks in z.groups:
+        G, W = above.spectra(ks), torch.unflatten(kernels.spectra(ks)[:, 0], 1, (-1, o))  # conj(dY), conj(W)
+        torch.bmm(G, W.transpose(1, 2), out=dx.some(ks))
+        dx.add(ks)
+        torch.bmm(images.spectra(ks).transpose(1, 2), G, out=torch.unflatten(dw.some(ks)[:, 0], 1, (-1, o)))
+        dw.add(ks)
+    return dx.x.permute(0, 3, 1, 2), dw.x.view(t, u, c, o).permute(3, 2, 0, 1).contiguous()
+
+
+@_backward.register_fake
+def _(g: Tensor, x: Tensor, w: Tensor, stride: int) -> tuple[Tensor, Tensor]:
+    b, c, height, width = x.shape
+    return x.new_empty(b, height, width, c).permute(0, 3, 1, 2), w.new_empty(w.shape)
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, w, ctx.stride = inputs
+    ctx.save_for_backward(x, w)
+
+
+def _grads(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+    dx, dw = _backward(g, *ctx.saved_tensors, ctx.stride)
+    return dx, dw, None
+
+
+_forward.register_autograd(_grads, setup_context=_setup)

@@ -1,0 +1,30 @@
+"""A convolution that goes by way of spectra where these cost less."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from torchcaps.kernels.fourier import fourier_conv2d, worth
+
+__all__ = ["Convolution"]
+
+
+class Convolution(nn.Conv2d):
+    """torch's own: the same parameters and, but for rounding, the same results; faster for large kernels on a CPU.
+
+    Which way is taken depends on the sizes alone (`kernels.fourier.worth`), and on `TORCHCAPS_KERNELS`.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        stride, *others = self.stride
+        if not self._simple or others != [stride] or not worth(input, self.weight, stride):
+            return super().forward(input)
+        y = fourier_conv2d(input, self.weight, stride)
+        return y if self.bias is None else y + self.bias[:, None, None]
+
+    @property
+    def _simple(self) -> bool:
+        """Neither padding nor gaps nor groups; and nobody wants fewer digits than the spectra have."""
+        plain = self.padding == (0, 0) and self.dilation == (1, 1) and self.groups == 1
+        return plain and not torch.is_autocast_enabled("cpu")

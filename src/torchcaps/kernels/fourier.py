@@ -99,7 +99,7 @@ class _Sizes(NamedTuple):
 @cache
 def _waves(N: int, frequencies: range, places: int, dtype: torch.dtype, sign: int) -> Tensor:
     """[2 n a] cos and sign * sin of 2 pi n a / N."""
-    turns = torch.outer(torch.tensor(frequencies), torch.arange(places)) % N
+    turns = torch.outer(torch.tensor(frequencies, device="cpu"), torch.arange(places, device="cpu")) % N
     angle = 2 * math.pi * turns.double() / N
     return torch.stack([angle.cos(), sign * angle.sin()]).to(dtype)
 

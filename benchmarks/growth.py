@@ -138,6 +138,7 @@ def plot(points: Sequence[Point], title: str) -> bytes:
 
     require_matplotlib()
     import matplotlib.pyplot as plt
+    from matplotlib.ticker import NullFormatter
 
     kinds = [("ours", "plain", "ms, forward + backward"), ("ours_mb", "plain_mb", "peak MB over import")]
     kinds = [kind for kind in kinds if curves(points, kind[0])]
@@ -151,6 +152,7 @@ def plot(points: Sequence[Point], title: str) -> bytes:
                 text = f"{key.split('_')[0]}, p = {exponent(pairs):.2f}"
                 ax.loglog([x for x, _ in pairs], [y for _, y in pairs], style, label=text, markersize=4)
             ax.set_xlabel(what)
+            ax.xaxis.set_minor_formatter(NullFormatter())
             ax.legend(frameon=False, fontsize=8)
         line[0].set_ylabel(label)
     figure.suptitle(title, fontsize=10)

@@ -17,7 +17,9 @@ from torchcaps.models import (
     PoEConfig,
     SmallCapsNetConfig,
     SmallMatrixConfig,
+    SmallSparseConfig,
     SparseConfig,
+    SparseMatrixConfig,
     TinyMatrixConfig,
 )
 from torchcaps.routing import EM, Dynamic
@@ -47,6 +49,8 @@ SMALL: dict[str, Any] = {
     "matrix-test": TinyMatrixConfig(),
     "poe": _POE,
     "sparse": SparseConfig(**_CAPSULES, capsules=4),
+    "sparse-matrix": SparseMatrixConfig(**_MATRIX, capsules=4, decoder=(8,)),
+    "sparse-small": SmallSparseConfig(**_CAPSULES, stride=1, capsules=4),
 }
 """A configuration for each name in MODELS; a test holds that none is forgotten."""
 

@@ -9,8 +9,8 @@ import pytest
 from PIL import Image
 from talk import talk
 
-from tiny import tiny
-from torchcaps.models import CapsNet, PoE
+from tiny import TINY, tiny
+from torchcaps.models import CapsNet, PoE, SparseCaps
 from torchcaps.train import train
 from torchcaps.train.recipe import recipe_of
 
@@ -42,6 +42,14 @@ def folder(tmp_path_factory) -> Path:
 def classes(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("generate") / "capsnet"
     assert isinstance(train(tiny(train={"epochs": 0.5}), path, quiet=True).model, CapsNet)
+    return path
+
+
+@pytest.fixture(scope="module")
+def sparse(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("generate") / "sparse"
+    recipe = tiny(model={**TINY["model"], "name": "sparse", "capsules": 5, "every": 1}, train={"epochs": 0.5})
+    assert isinstance(train(recipe, path, quiet=True).model, SparseCaps)
     return path
 
 
@@ -135,6 +143,36 @@ def test_what_a_capsnet_does_not_draw_is_refused(capsys, classes, folder, tmp_pa
     assert "choose: samples, pairs" in refused(capsys, folder, "--what", "calibration", "--out", tmp_path)
     assert "ask for: reconstructions" in refused(capsys, classes, "--what", "multimnist", "--out", tmp_path)
     assert "0 to 9" in refused(capsys, classes, "--capsule", 10, "--out", tmp_path)
+    assert not list(tmp_path.glob("*.png"))
+
+
+def test_pictures_of_sparse_capsules(capsys, sparse, classes, tmp_path):
+    names = set(drawn(capsys, sparse, "--count", 3))
+    images = {name for name in names if name.startswith("parts-")}
+    sheets = {name for name in names if name.startswith("equivariances-")}
+    assert names - images - sheets == {"ranked", "frequencies", "equivariances"}
+    assert len(images) == 3 and sheets <= {f"equivariances-{j}" for j in range(5)} and sheets
+    assert {path.name for path in (sparse / "pictures").iterdir()} == {f"{name}.png" for name in names}
+    words = (sparse, "--what", "ranked", "--out", tmp_path)
+    alone = drawn(capsys, *words)
+    assert list(alone) == ["ranked"] and alone == drawn(capsys, *words)
+    assert alone != drawn(capsys, *words, "--beside", classes)
+    one = (sparse, "--what", "parts", "-n", 1, "--out", tmp_path)
+    assert drawn(capsys, *one) != drawn(capsys, *one, "--seed", 1)
+    assert drawn(capsys, *one) != drawn(capsys, *one, "--capsule", 2, 4)
+
+
+def test_what_sparse_capsules_do_not_draw_is_refused(capsys, sparse, classes, folder, tmp_path):
+    out = ("--out", tmp_path)
+    assert "leave it out" in refused(capsys, sparse, "--domain", "complete", *out)
+    assert "choose: parts, ranked, frequencies" in refused(capsys, sparse, "--what", "samples", *out)
+    assert "choose: samples, pairs" in refused(capsys, folder, "--what", "ranked", *out)
+    assert "0 to 4" in refused(capsys, sparse, "--capsule", 5, *out)
+    assert "leave it out" in refused(capsys, sparse, "--what", "parts", "--beside", classes, *out)
+    assert "leave it out" in refused(capsys, classes, "--beside", sparse, *out)
+    assert "wants sparse capsules or a CapsNet" in refused(capsys, sparse, "--beside", folder, *out)
+    assert "a name of its own" in refused(capsys, sparse, "--beside", classes, sparse, *out)
+    assert "checkpoint" in refused(capsys, sparse, "--beside", tmp_path, *out)
     assert not list(tmp_path.glob("*.png"))
 
 

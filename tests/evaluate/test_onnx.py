@@ -27,6 +27,8 @@ SHAPES = {
     "matrix-test": {"scores": [3], "pose": [3, 16], "activation": [3]},
     "poe": {"pose": [4, 4], "activation": [4]},
     "sparse": {"pose": [4, 4], "activation": [4]},
+    "sparse-matrix": {"pose": [4, 16], "activation": [4]},
+    "sparse-small": {"pose": [4, 4], "activation": [4]},
 }
 
 

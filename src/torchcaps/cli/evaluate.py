@@ -16,6 +16,7 @@ class Evaluate:
 
     Example: torchcaps evaluate runs/capsnet-glyphs-0 --control runs/cnn-glyphs-0 --results results
     Products of expert capsules: torchcaps evaluate runs/poe-quick --only paper "local PCA"
+    Sparse capsules: torchcaps evaluate runs/sparse-affnist-small-0 --control runs/dense-affnist-small-0
     """
 
     runs: tyro.conf.Positional[tuple[Path, ...]]
@@ -25,9 +26,10 @@ class Evaluate:
     results: Path | None = None
     """Folder to write RECIPE.json into."""
     images: int | None = None
-    """Products of expert capsules: how many test images to measure (2000)."""
+    """Products of expert capsules: how many test images to measure (2000).
+    Sparse capsules: how many training images the read-out learns from (10,000)."""
     only: tuple[str, ...] = ("all",)
-    """Products of expert capsules: controls to measure, by the names in the table, or none."""
+    """Products of expert capsules, sparse capsules: controls to measure, by the names in the table, or none."""
     judge: Path | None = None
     """Products of expert capsules: folder of the judge, trained there if it is not (beside the run)."""
     json: bool = False
@@ -38,7 +40,7 @@ class Evaluate:
 
         from torchcaps.errors import RecipeError
         from torchcaps.evaluate import evaluate_runs, write_result
-        from torchcaps.evaluate.papers import budget_note
+        from torchcaps.evaluate.papers import budget_note, paper_tables
         from torchcaps.evaluate.report import rows_of, text_table
 
         if not self.runs:
@@ -48,8 +50,11 @@ class Evaluate:
         if self.results:
             path = write_result(self.results, result)
         print(json.dumps(asdict(result), indent=2) if self.json else text_table(rows_of(result)))
-        if not self.json and (note := budget_note(result)):
-            print(f"\n{note}")
+        if not self.json:
+            for rows in paper_tables(result):
+                print(f"\n{text_table(rows)}")
+            if note := budget_note(result):
+                print(f"\n{note}")
         if self.results and not self.json:
             print(f"\nwritten to {path}")
         return 0

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from torchcaps.data import Dataset
+    from torchcaps.evaluate.sparse_figures import Sparse
     from torchcaps.models import CapsNet, MatrixCaps, PoE
     from torchcaps.train import Recipe
 
@@ -22,21 +23,23 @@ MOST = 64
 """More images in a row are no picture any more."""
 
 LOOKED_AT = 10_000
-"""Of more test images a classifier is shown so many, picked by the seed."""
+"""Of more test images a classifier, or a sparse network, is shown so many, picked by the seed."""
 
 What = Literal[
     "all", "samples", "pairs", "sweeps", "wins", "reconstructions", "interpolation", "completion", "routing",
-    "perturbations", "multimnist", "calibration", "votes",
+    "perturbations", "multimnist", "calibration", "votes", "parts", "ranked", "frequencies", "equivariances",
 ]  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Generate:
-    """Draw what the capsules of a trained product of experts, CapsNet or network of matrix capsules do, as PNG files.
+    """Draw what the capsules of a trained product of experts, CapsNet, matrix or sparse network do, as PNG files.
 
     Example: torchcaps generate runs/poe-quick-0 --what samples --domain restricted --count 4
 
     Example: torchcaps generate runs/capsnet-mnist-0 --what perturbations --capsule 4 9
+
+    Example: torchcaps generate runs/sparse-affnist-0 --beside runs/dense-affnist-0 runs/capsnet-affnist-0
     """
 
     folder: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
@@ -51,7 +54,10 @@ class Generate:
     dimension of a class's capsule moved; routing: coupling by iteration; calibration: how often it is right when it is
     how sure; multimnist: two digits redrawn in two colours.
     Of matrix capsules - votes: how far the votes for each class capsule are from its pose, by iteration; routing;
-    calibration."""
+    calibration.
+    Of sparse capsules - parts: a test image redrawn from each capsule alone, and from all but each; ranked: the support
+    of an image's capsules from the largest down; frequencies: how often each capsule has each rank; equivariances: each
+    number of the first capsule's pose from -1 to 1."""
     domain: Literal["empirical", "complete", "restricted"] | None = None
     """Where samples of experts come from: the poses seen in training (empirical, if not given), a Gaussian, or its half
     that training visited."""
@@ -61,24 +67,31 @@ class Generate:
     """How many samples of a capsule, and how many test images."""
     seed: int = 0
     """Other samples and other test images."""
+    beside: tuple[Path, ...] = ()
+    """Folders of other runs, of sparse capsules or of a CapsNet: ranked has a curve of each, on its own test images."""
 
     def run(self) -> int:
         from torchcaps.errors import RecipeError
         from torchcaps.evaluate.figures import require_matplotlib
+        from torchcaps.evaluate.sparse_figures import is_sparse
         from torchcaps.models import CapsNet, MatrixCaps, PoE
         from torchcaps.train import load_run
 
         require_matplotlib()
         self._check()
         run = load_run(self.folder)
-        if isinstance(run.model, PoE):
+        if is_sparse(run.model):
+            self._sparse(run.model, run.recipe)
+        elif self.beside:
+            raise RecipeError("--beside adds curves to those of sparse capsules, and this is another run; leave it out")
+        elif isinstance(run.model, PoE):
             self._experts(run.model, run.recipe)
         elif isinstance(run.model, CapsNet | MatrixCaps):
             self._classes(run.model, run.recipe)
         else:
             raise RecipeError(
                 f"'{self.folder}' is a run of {type(run.model).__name__}, of which there are no pictures; "
-                "name one of a product of experts, of a CapsNet or of matrix capsules"
+                "name one of a product of experts, of a CapsNet, of matrix or of sparse capsules"
             )
         return 0
 
@@ -106,14 +119,12 @@ class Generate:
         self._draw(kinds, draw)
 
     def _classes(self, model: CapsNet | MatrixCaps, recipe: Recipe) -> None:
-        from torchcaps.errors import RecipeError
         from torchcaps.evaluate import capsnet_figures, matrix_figures
         from torchcaps.evaluate.capsule_figures import Wish
         from torchcaps.evaluate.factors import class_capsules
         from torchcaps.models import CapsNet
 
-        if self.domain is not None:
-            raise RecipeError("--domain is where experts take samples from, and a classifier draws none; leave it out")
+        self._refuse_domain()
         figures: Any = capsnet_figures if isinstance(model, CapsNet) else matrix_figures
         self._kinds(figures.FIGURES, [])  # a wrong one is refused before data are loaded
         data = _test_set(recipe, self.seed)
@@ -123,6 +134,44 @@ class Generate:
         )
         seen = class_capsules(model, data) if set(kinds) & set(figures.FROM_ALL) else None
         self._draw(kinds, lambda kind: figures.picture(kind, model, wish, data, seen))
+
+    def _sparse(self, model: Sparse, recipe: Recipe) -> None:
+        from torchcaps.errors import RecipeError
+        from torchcaps.evaluate.capsule_figures import Wish
+        from torchcaps.evaluate.sparse_figures import FIGURES, Scene, picture
+
+        self._refuse_domain()
+        kinds = self._kinds(FIGURES, list(FIGURES))
+        if self.beside and "ranked" not in kinds:
+            raise RecipeError(f"--beside adds curves to the figure ranked, and {self.what} is drawn; leave it out")
+        wish, beside = Wish(self.capsule, self.count, seed=self.seed), self._load_beside()
+        scene = Scene(model, wish, _test_set(recipe, self.seed), self.folder.resolve().name, beside)
+        self._draw(kinds, lambda kind: picture(kind, scene))
+
+    def _load_beside(self) -> dict[str, tuple[CapsNet | Sparse, Dataset]]:
+        """Folder's name -> model and test images of a run to compare with."""
+        from torchcaps.errors import RecipeError
+        from torchcaps.evaluate.sparse_figures import is_sparse
+        from torchcaps.models import CapsNet
+        from torchcaps.train import load_run
+
+        names = [folder.resolve().name for folder in (self.folder, *self.beside)]
+        if len(set(names)) < len(names):
+            raise RecipeError(f"the runs are called {', '.join(names)}; each needs a name of its own")
+        found: dict[str, tuple[CapsNet | Sparse, Dataset]] = {}
+        for folder, name in zip(self.beside, names[1:], strict=True):
+            model, recipe, *_ = load_run(folder)
+            if not isinstance(model, CapsNet) and not is_sparse(model):
+                kind = type(model).__name__
+                raise RecipeError(f"'{folder}' is a run of {kind}; --beside wants sparse capsules or a CapsNet")
+            found[name] = model, _test_set(recipe, self.seed)
+        return found
+
+    def _refuse_domain(self) -> None:
+        from torchcaps.errors import RecipeError
+
+        if self.domain is not None:
+            raise RecipeError("--domain is where experts take samples from, and this model draws none; leave it out")
 
     def _kinds(self, known: Iterable[str], by_default: list[str]) -> list[str]:
         """The figures wanted: one of those known, or all that are drawn by default."""

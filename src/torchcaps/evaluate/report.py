@@ -13,11 +13,12 @@ __all__ = ["html_report", "rows_of", "text_table"]
 
 PERCENT = (
     "test_error", "rising_steps", "affnist_accuracy", "mnist_accuracy", "multimnist_error", "digit_error",
-    "threshold_error", "test_error_13crop", "novel_error", "familiar_error",
+    "threshold_error", "test_error_13crop", "novel_error", "familiar_error", "mnist_svm", "affnist_svm_a",
+    "affnist_svm_b",
 )  # fmt: skip
 """Metrics that are shown as such."""
 
-COUNTS = ("classes_covered", "capsules_used")
+COUNTS = ("classes_covered", "capsules_used", "capsules_in_band")
 """Metrics that count, and need no four decimals."""
 
 _STYLE = """

@@ -15,6 +15,7 @@ import torch
 from torchcaps.config import to_dict
 from torchcaps.data import Splits
 from torchcaps.errors import RecipeError, TrainingError
+from torchcaps.evaluate import sparse
 from torchcaps.evaluate.capsules import IMAGES, Experts, Material, chosen, material_of, measure, run_and_controls
 from torchcaps.evaluate.classification import (
     check_classifier,
@@ -27,9 +28,12 @@ from torchcaps.evaluate.classification import (
 from torchcaps.evaluate.generative import judge_samples
 from torchcaps.evaluate.judge import RATE, judge_probabilities, train_judge
 from torchcaps.evaluate.papers import paper_numbers
+from torchcaps.evaluate.readout import READ, require_sklearn
+from torchcaps.evaluate.readout import material_of as read_material
 from torchcaps.evaluate.results import Metrics, Result, gather, versions
 from torchcaps.metrics import accuracy
 from torchcaps.models import CNN, PoE, PoEConfig
+from torchcaps.models.sparse import Competition
 from torchcaps.train.checkpoint import load as read_checkpoint
 from torchcaps.train.recipe import Recipe, stage_names
 from torchcaps.train.run import Loaded, load_run
@@ -52,16 +56,21 @@ def evaluate_runs(
 
     The controls that every classifier gets are its own network untrained, and the nearest mean image. Those of products
     of expert capsules are `capsules.CONTROLS`, or what `only` names of them; `images` is how many test images are
-    measured (2000), and `judge` the folder of the judge, which is trained if it is not there.
+    measured (2000), and `judge` the folder of the judge, which is trained if it is not there. Those of sparse capsules
+    are `sparse.CONTROLS`, and `images` is how many training images the read-out learns from (10,000).
     """
     runs = [load_run(folder) for folder in folders]
     first = runs[0].recipe
     _check_same(runs, folders)
     if isinstance(first.model, PoEConfig):
         return _capsules(runs, folders, controls, IMAGES if images is None else images, chosen(only), judge)
+    if isinstance(first.model, Competition):
+        if judge is not None:
+            raise RecipeError(f"'{folders[0]}' draws no samples to judge; judge is for products of expert capsules")
+        return _sparse(runs, controls, READ if images is None else images, sparse.chosen(only))
     if images is not None or only is not None or judge is not None:
         raise RecipeError(
-            f"'{folders[0]}' is a classifier; images, only and judge are for products of expert capsules only"
+            f"'{folders[0]}' is a classifier; images, only and judge are for capsules that learn without labels"
         )
     for run, folder in zip(runs, folders, strict=True):
         check_classifier(run, folder)
@@ -164,12 +173,29 @@ def _material(run: Loaded, splits: Splits, cnn: CNN, images: int) -> Material:
     return material_of(cast(PoE, run.model), splits, cnn, images)
 
 
-def _check_comparable(run: Loaded, folder: Path, first: Recipe) -> None:
-    """Products of expert capsules on the same data, trained to their end."""
-    if not isinstance(run.recipe.model, PoEConfig) or _data_of(run.recipe) != _data_of(first):
+def _sparse(runs: Sequence[Loaded], controls: Sequence[Path], images: int, names: Sequence[str]) -> Result:
+    """Sparse capsules, however far they are trained. How many images the read-out learnt from is in the budget."""
+    first = runs[0].recipe
+    require_sklearn()
+    others = [load_run(folder) for folder in controls]
+    for run, folder in zip(others, controls, strict=True):
+        _check_alike(run, folder, first, Competition)
+    material = read_material(first, images)
+    metrics, rows = sparse.rows_of_runs(runs, others, material, names)
+    return _result(runs, metrics, rows, {"read_images": material.read, **_peak_memory()})
+
+
+def _check_alike(run: Loaded, folder: Path, first: Recipe, kind: type) -> None:
+    """The same kind of model on the same data."""
+    if not isinstance(run.recipe.model, kind) or _data_of(run.recipe) != _data_of(first):
         raise RecipeError(
             f"'{folder}' is a run of another kind of model or on other data; it cannot stand beside '{first.name}'"
         )
+
+
+def _check_comparable(run: Loaded, folder: Path, first: Recipe) -> None:
+    """Products of expert capsules on the same data, trained to their end."""
+    _check_alike(run, folder, first, PoEConfig)
     meta, last = read_checkpoint(folder / "checkpoint.safetensors").meta, stage_names(run.recipe.model)[-1]
     if meta.get("stage") != last or meta.get("finished") is not True:
         raise TrainingError(

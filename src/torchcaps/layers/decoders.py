@@ -8,10 +8,12 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from torchcaps.errors import ShapeError
+from torchcaps.errors import RecipeError, ShapeError, nearest
 from torchcaps.layers.capsules import positive
 
 __all__ = ["ConvDecoder", "DenseDecoder", "select"]
+
+_OUTPUTS: dict[str, type[nn.Module]] = {"logistic": nn.Sigmoid, "linear": nn.Identity}
 
 
 def select(pose: Tensor, chosen: Tensor) -> Tensor:
@@ -36,18 +38,24 @@ def _check_pose(pose: Tensor, capsules: int, dimension: int) -> None:
 
 
 class DenseDecoder(nn.Module):
-    """Poses [b j k] -> images [b c h w] in [0, 1] by fully connected layers (Sabour 2017: 512, 1024, pixels)."""
+    """Poses [b j k] -> images [b c h w] by fully connected layers (Sabour 2017: 512, 1024, pixels).
+
+    Pixels are in [0, 1], or any numbers with output="linear", which standardised images need.
+    """
 
     def __init__(
-        self, capsules: int, dimension: int, image: tuple[int, int, int], hidden: Sequence[int] = (512, 1024)
-    ) -> None:
+        self, capsules: int, dimension: int, image: tuple[int, int, int], hidden: Sequence[int] = (512, 1024), *,
+        output: str = "logistic",
+    ) -> None:  # fmt: skip
         super().__init__()
+        if output not in _OUTPUTS:
+            raise RecipeError(f"unknown output '{output}'{nearest(output, _OUTPUTS)}")
         positive(capsules=capsules, dimension=dimension, channels=image[0], height=image[1], width=image[2])
         positive(hidden=min(hidden, default=1))
         self.capsules, self.dimension, self.image = capsules, dimension, image
         sizes = [capsules * dimension, *hidden]
         steps = [m for a, b in pairwise(sizes) for m in (nn.Linear(a, b), nn.ReLU())]
-        self.net = nn.Sequential(*steps, nn.Linear(sizes[-1], image[0] * image[1] * image[2]), nn.Sigmoid())
+        self.net = nn.Sequential(*steps, nn.Linear(sizes[-1], image[0] * image[1] * image[2]), _OUTPUTS[output]())
 
     def forward(self, pose: Tensor) -> Tensor:
         _check_pose(pose, self.capsules, self.dimension)

@@ -15,7 +15,8 @@ from torchcaps.models.matrix import (
     TinyMatrixConfig,
 )
 from torchcaps.models.poe import PoE, PoEConfig
-from torchcaps.models.sparse import SparseCaps, SparseConfig, SparseOutput
+from torchcaps.models.sparse import SmallSparseConfig, SparseCaps, SparseConfig, SparseOutput
+from torchcaps.models.sparse_matrix import SparseMatrixCaps, SparseMatrixConfig
 
 __all__ = [
     "CNN",
@@ -37,8 +38,11 @@ __all__ = [
     "PoEConfig",
     "SmallCapsNetConfig",
     "SmallMatrixConfig",
+    "SmallSparseConfig",
     "SparseCaps",
     "SparseConfig",
+    "SparseMatrixCaps",
+    "SparseMatrixConfig",
     "SparseOutput",
     "TinyMatrixConfig",
     "check_images",
@@ -55,4 +59,6 @@ MODELS: dict[str, type] = {
     "matrix-test": TinyMatrixConfig,
     "poe": PoEConfig,
     "sparse": SparseConfig,
+    "sparse-matrix": SparseMatrixConfig,
+    "sparse-small": SmallSparseConfig,
 }

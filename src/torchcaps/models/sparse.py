@@ -22,13 +22,23 @@ from torchcaps.models.trunk import trunk_of
 from torchcaps.routing import Dynamic
 from torchcaps.types import Batch, Capsules, ImageSpec, RoutingInfo
 
-__all__ = ["SparseCaps", "SparseConfig", "SparseOutput", "support"]
+__all__ = [
+    "Competition",
+    "SmallSparseConfig",
+    "SparseCaps",
+    "SparseConfig",
+    "SparseOutput",
+    "mask_of",
+    "redrawing",
+    "support",
+]
 
 
 @dataclass(frozen=True)
-class SparseConfig:
-    """Sizes and competition; the defaults are those of Rawlinson 2018, which trains on 40x40 images.
+class Competition:
+    """How latent capsules compete, and how they redraw the image, whatever network makes them.
 
+    capsules        L, how many there are
     sparse          False: the dense control, whose capsules all reach the decoder
     gamma, cut      mask exp(-gamma rank / (L - 1)), 0 below the cut
     alpha           of the moving average of how often each capsule comes first
@@ -36,18 +46,10 @@ class SparseConfig:
     band            of lifetime frequencies in which a boost stays; none = (.64, 1.6) / L, the paper's [.04, .1] at
                     L = 16 (the authors' code has [.03, .12])
     reconstruction  weight of the sum of squared errors
+    decoder         units of its hidden layers
     """
 
     capsules: Count = 16
-    dimension: Count = 16
-    channels: Count = 256
-    kernel: Count = 9
-    stride: Count = 1
-    types: Count = 32
-    type_dimension: Count = 8
-    primary_kernel: Count = 9
-    primary_stride: Count = 2
-    routing: Dynamic = field(default_factory=Dynamic)
     sparse: bool = True
     gamma: NonNegativeFloat = 12.0
     cut: Share = 0.01
@@ -63,13 +65,39 @@ class SparseConfig:
         if self.band is not None and self.band[0] > self.band[1]:
             raise RecipeError(f"band = {list(self.band)}; the lower frequency first is wanted")
 
+
+@dataclass(frozen=True)
+class SparseConfig(Competition):
+    """Sizes and competition; the defaults are those of Rawlinson 2018, which trains on 40x40 images."""
+
+    dimension: Count = 16
+    channels: Count = 256
+    kernel: Count = 9
+    stride: Count = 1
+    types: Count = 32
+    type_dimension: Count = 8
+    primary_kernel: Count = 9
+    primary_stride: Count = 2
+    routing: Dynamic = field(default_factory=Dynamic)
+
     def build(self, spec: ImageSpec) -> SparseCaps:
         return SparseCaps(self, spec)
 
 
+@dataclass(frozen=True)
+class SmallSparseConfig(SparseConfig):
+    """Sized for two cores: both convolutions take steps of two pixels, so that 40x40 images have 6x6 places."""
+
+    channels: Count = 64
+    stride: Count = 2
+    types: Count = 16
+    primary_kernel: Count = 5
+    decoder: tuple[Count, ...] = (256, 512)
+
+
 class SparseOutput(NamedTuple):
     """Latent capsules [b j k] before the mask and behind it, the mask's ranks [b j] and support [b j], and how the
-    primary capsules [b h w i d] were routed."""
+    capsules below, [b h w i d], were routed."""
 
     latent: Capsules
     masked: Capsules
@@ -84,6 +112,30 @@ def support(coupling: Tensor, types: int) -> Tensor:
     return torch.unflatten(coupling, 1, (-1, types)).amax(2).sum(1)
 
 
+def mask_of(config: Competition) -> SparseMask:
+    """The mask by which capsules compete; that of the dense control lets all through and boosts none."""
+    return SparseMask(
+        config.capsules, gamma=config.gamma if config.sparse else 0.0, cut=config.cut, alpha=config.alpha,
+        delta=config.boost if config.sparse else 0.0, every=config.every, band=config.band,
+    )  # fmt: skip
+
+
+def redrawing(redrawn: Tensor, images: Tensor, ranks: Tensor, mask: SparseMask, weight: float) -> dict[str, Tensor]:
+    """The objective: images [b c h w] redrawn. A mask in training takes account of the ranks [b j] that it gave."""
+    error = reconstruction_loss(redrawn, images)
+    if mask.training:
+        _remember(ranks, mask)
+    inside = ((mask.frequency >= mask.low) & (mask.frequency <= mask.high)).sum()
+    return {"loss": weight * error, "reconstruction": error, "capsules_in_band": inside.to(error.dtype)}
+
+
+@torch.no_grad()
+def _remember(ranks: Tensor, mask: SparseMask) -> None:
+    """Lifetime statistics of the whole batch, the same in every process."""
+    first = (ranks == 0).to(mask.frequency.dtype).mean(0)  # [j]
+    mask.observe_share(mean_over_team(first))
+
+
 class SparseCaps(Model):
     """Images [b c h w] -> latent capsules, few of which stay on; labels are never looked at."""
 
@@ -94,10 +146,7 @@ class SparseCaps(Model):
         self.latent = DenseCapsules(
             self.primary.count, config.capsules, config.type_dimension, config.dimension, routing=config.routing
         )
-        self.mask = SparseMask(
-            config.capsules, gamma=config.gamma if config.sparse else 0.0, cut=config.cut, alpha=config.alpha,
-            delta=config.boost if config.sparse else 0.0, every=config.every, band=config.band,
-        )  # fmt: skip
+        self.mask = mask_of(config)
         self.decoder = DenseDecoder(config.capsules, config.dimension, spec[:3], config.decoder)
 
     def forward(self, images: Tensor, *, trace: bool = False) -> SparseOutput:
@@ -125,19 +174,5 @@ class SparseCaps(Model):
 
     def objective(self, batch: Batch, step: int) -> dict[str, Tensor]:
         out: SparseOutput = self(batch.images)
-        redrawn = reconstruction_loss(self.decode(out.masked.pose), batch.images)
-        if self.training:
-            self._remember(out.ranks)
-        frequency = self.mask.frequency
-        inside = ((frequency >= self.mask.low) & (frequency <= self.mask.high)).sum()
-        return {
-            "loss": self.config.reconstruction * redrawn,
-            "reconstruction": redrawn,
-            "capsules_in_band": inside.to(redrawn.dtype),
-        }
-
-    @torch.no_grad()
-    def _remember(self, ranks: Tensor) -> None:
-        """Lifetime statistics of the whole batch, the same in every process."""
-        first = (ranks == 0).to(self.mask.frequency.dtype).mean(0)  # [j]
-        self.mask.observe_share(mean_over_team(first))
+        redrawn = self.decode(out.masked.pose)
+        return redrawing(redrawn, batch.images, out.ranks, self.mask, self.config.reconstruction)

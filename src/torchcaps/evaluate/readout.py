@@ -1,0 +1,165 @@
+"""The read-out of Rawlinson 2018, and the images that it learns from and is tested on.
+
+It is a support vector machine over codes [n ...], flattened to [n d], with the kernel k(x, y) = exp(-gamma |x - y|^2);
+each pair of classes has its own, and their votes decide. What made the codes has seen no label: the read-out is all
+that ever does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import one_hot, pad
+
+from torchcaps.config import to_dict
+from torchcaps.data import AffnistConfig, Dataset, MnistConfig, Place, epoch_order, subset, take
+from torchcaps.errors import DataError, RecipeError, ShapeError
+from torchcaps.metrics import accuracy
+from torchcaps.train.recipe import Recipe, stage_names, stage_of
+
+__all__ = ["GAMMA", "READ", "SVM", "C", "Material", "fit_svm", "material_of", "require_sklearn"]
+
+C, GAMMA = 100.0, 0.1
+"""Those of the authors' code, for capsules whose lengths are below 1."""
+READ = 10_000
+"""Training images that the read-out learns from, unless told otherwise."""
+MOST, PART = 12_000, 1000
+"""Codes whose kernel is one matrix, 8 bytes a pair, which is many times as fast; test codes at a time."""
+AFFNIST = {
+    "mnist_svm": ("mnist", "mnist test"),
+    "affnist_svm_a": ("affnist", "affnist test"),
+    "affnist_svm_b": ("mnist", "affnist test"),
+}
+"""Metric -> which of the sets the read-out learns from, and which it is tested on."""
+
+
+@dataclass(frozen=True, eq=False)
+class SVM:
+    """A fitted machine, for codes of the shape that it was fitted to."""
+
+    machine: Any
+    gamma: float
+    shape: tuple[int, ...]
+
+    def predict(self, codes: Tensor) -> Tensor:
+        """[n] the class of each code."""
+        _check("test", codes)
+        if codes.shape[1:] != self.shape:
+            raise ShapeError(f"test codes are {list(codes.shape)}, wanted [n {' '.join(map(str, self.shape))}]")
+        found = [torch.from_numpy(self.machine.predict(_rows(part))) for part in torch.split(codes, PART)]
+        return torch.cat(found).long()
+
+    def accuracy(self, codes: Tensor, labels: Tensor) -> float:
+        """The share of codes whose class is that of their label [n]."""
+        found = self.predict(codes)
+        classes = 1 + int(torch.cat([found, labels.long()]).max())
+        return accuracy(one_hot(found, classes), labels)
+
+
+def fit_svm(codes: Tensor, labels: Tensor, *, c: float = C, gamma: float | None = GAMMA) -> SVM:
+    """A machine for codes [n ...] and labels [n]; without gamma it is 1 / (d variance), which suits codes of any size.
+
+    `c` bounds the weight of a code, so that the smaller it is, the more codes may lie on the wrong side.
+    """
+    _check("training", codes)
+    if labels.shape != codes.shape[:1] or labels.is_floating_point():
+        raise ShapeError(f"{len(codes)} codes but labels {labels.dtype} {list(labels.shape)}; integers, one a code")
+    if int(labels.min()) == int(labels.max()):
+        raise DataError(f"all {len(labels)} codes are of one class; two or more are wanted: take more images")
+    if c <= 0 or (gamma is not None and gamma <= 0):
+        raise RecipeError(f"c = {c}, gamma = {gamma}; numbers above 0 are wanted")
+    require_sklearn()
+    from sklearn.svm import SVC
+
+    rows = _rows(codes)
+    gamma = gamma or 1 / (rows.shape[1] * float(rows.var()) or 1.0)
+    machine = SVC(C=c, kernel=partial(_kernel, gamma=gamma) if len(rows) <= MOST else "rbf", gamma=gamma)
+    return SVM(machine.fit(rows, labels.numpy()), gamma, tuple(codes.shape[1:]))
+
+
+def _kernel(x: Any, y: Any, gamma: float) -> Any:
+    """k [n m] of x [n d] and y [m d] in one matrix product, since |x - y|^2 = |x|^2 + |y|^2 - 2 x . y."""
+    X, Y = torch.from_numpy(x), torch.from_numpy(y)
+    square = torch.addmm(Y.square().sum(1), X, Y.T, alpha=-2).add_(X.square().sum(1, keepdim=True))  # [n m]
+    return square.clamp_min_(0).mul_(-gamma).exp_().numpy()
+
+
+def require_sklearn() -> None:
+    """One line where scikit-learn is missing: ask before any work."""
+    try:
+        import sklearn.svm  # noqa: F401
+    except ImportError:
+        raise RecipeError("the read-out needs scikit-learn: pip install 'torchcaps[sklearn]'") from None
+
+
+@dataclass(frozen=True, eq=False)
+class Material:
+    """The images that all rows share.
+
+    `sets` are those of the read-out, by name; `protocols` says for each metric which it learns from and is tested on;
+    simpler readers and groups are measured by the protocol `main`. `shown` [n c h w] are training images as training
+    shows them.
+    """
+
+    sets: Mapping[str, Dataset]
+    protocols: Mapping[str, tuple[str, str]]
+    main: str
+    shown: Tensor
+
+    @property
+    def read(self) -> int:
+        """How many images the read-out learns from."""
+        return len(self.sets[self.protocols[self.main][0]])
+
+
+def material_of(recipe: Recipe, images: int = READ) -> Material:
+    """The images of a recipe's data; which they are does not depend on the seed, but for how training shows them."""
+    if images < 1:
+        raise RecipeError(f"the read-out is to learn from {images} images; at least 1 is wanted")
+    data, splits, loop = recipe.data, recipe.data.load(), stage_of(recipe, stage_names(recipe.model)[-1]).train
+    train = splits.train
+    if train.labels.ndim != 1:
+        raise DataError("each image shows several classes; the read-out wants data of one label an image")
+    count = min(images, len(train))
+    order = epoch_order(recipe.seed, 0, len(train))
+    shown = take(train, order, Place(0, 0), count, seed=recipe.seed, max_shift=loop.max_shift).images
+    if isinstance(data, AffnistConfig):
+        return Material(_digits(data, count) | {"affnist test": splits.test}, AFFNIST, "affnist_svm_a", shown)
+    some = subset(train, epoch_order(0, 0, len(train))[:count])
+    name = f"{to_dict(recipe)['data']['name'].replace('-', '_')}_svm"
+    return Material({"train": some, "test": splits.test}, {name: ("train", "test")}, name, shown)
+
+
+def _digits(data: AffnistConfig, count: int) -> dict[str, Dataset]:
+    """Placed digits and moved ones, each the first `count` of training, and the test digits, placed."""
+    some = replace(data, train_on="mnist", train=count, test=1, tested_on="drawn", validation=0, placed_shift=0)
+    tests = MnistConfig(test=data.test, data_dir=data.data_dir).load().test
+    return {
+        "mnist": some.load().train,
+        "affnist": replace(some, train_on="affnist").load().train,
+        "mnist test": replace(tests, images=_placed(tests.images, data.size)),
+    }
+
+
+def _placed(images: Tensor, size: int) -> Tensor:
+    """Images [n c h w] in the middle of a canvas, as affNIST's recipe has those of training."""
+    before = (size - images.shape[-1]) // 2
+    after = size - images.shape[-1] - before
+    return pad(images, (before, after, before, after))
+
+
+def _check(name: str, codes: Tensor) -> None:
+    if codes.ndim < 2 or 0 in codes.shape:
+        raise ShapeError(f"{name} codes are {list(codes.shape)}; [n ...] is wanted, no empty axis")
+    if not bool(codes.isfinite().all()):
+        raise DataError(f"{name} codes hold NaN or infinity: look for what diverged before measuring it")
+
+
+def _rows(codes: Tensor) -> Any:
+    """[n d] as the library counts, in float64."""
+    return codes.detach().flatten(1).double().numpy()

@@ -1,0 +1,164 @@
+"""What sparse capsules have learnt without labels, measured beside what does with less (Rawlinson 2018, section 3).
+
+A row of the table is a Look: codes and groups of images. Metrics, where SET is the name of the data set:
+
+    SET_svm           accuracy of the read-out, trained on codes of training images, on codes of test images
+    affNIST           mnist_svm, of digits placed in the middle of the canvas as they are
+                      affnist_svm_a, of moved digits, training digits under transforms of their own
+                      affnist_svm_b, trained on placed digits and tested on moved ones
+    knn, linear_probe accuracy of simpler readers; on affNIST by protocol (a)
+    argmax_nmi, purity   of the capsule of rank 0 against the class, over test images
+    capsules_in_band  capsules whose share of ranks 0 is in the mask's band, over training images as training shows them
+
+The read-out learns from at most so many images, 10,000 unless told otherwise, and is tested on all. Controls: the
+network untrained; pixels; as many principal components as a code has numbers; k-means with as many centres as there are
+capsules. The two last are fitted to training images as training shows them. Read-outs of the paper's networks have the
+authors' kernel once they are trained; the kernel of all others fits the size of their numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from torchcaps.data import Dataset
+from torchcaps.errors import RecipeError, nearest
+from torchcaps.evaluate.probes import knn, linear_probe
+from torchcaps.evaluate.readout import GAMMA, Material, fit_svm
+from torchcaps.evaluate.results import Metrics, gather
+from torchcaps.evaluate.rivals import fit_kmeans, fit_pca
+from torchcaps.layers import SparseMask
+from torchcaps.metrics import nmi, purity
+from torchcaps.models import Model, SparseConfig
+from torchcaps.models.sparse import SparseOutput
+from torchcaps.train.display import progress
+from torchcaps.train.run import Loaded
+from torchcaps.train.training import set_up
+
+__all__ = ["CONTROLS", "Look", "Seen", "capsules", "chosen", "in_band", "measure", "rows_of_runs"]
+
+CONTROLS = ("untrained", "pixels", "PCA", "k-means")
+CHUNK = 250
+
+
+class Seen(NamedTuple):
+    """What is made of n images: codes [n ...] and groups [n], where there are such."""
+
+    codes: Tensor | None
+    groups: Tensor | None
+
+
+Look = Callable[[Tensor], Seen]
+"""Images [n c h w] as floats -> what is made of them."""
+
+
+@torch.no_grad()
+def measure(look: Look, material: Material, gamma: float | None = None) -> dict[str, float]:
+    """One row: the metrics of the module's docstring, as far as they can be asked of what is seen."""
+    m = material
+    seen = {name: _see(look, data) for name, data in m.sets.items()}
+    train, test = m.protocols[m.main]
+    row: dict[str, float] = {}
+    codes = {name: found.codes for name, found in seen.items() if found.codes is not None}
+    if codes:
+        row |= _read(codes, m, gamma)
+        probes = (codes[train], m.sets[train].labels, codes[test], m.sets[test].labels)
+        row |= {"knn": knn(*probes, k=min(5, m.read)), "linear_probe": linear_probe(*probes)}
+    groups = seen[test].groups
+    if groups is not None:
+        row |= {name: f(groups, m.sets[test].labels) for name, f in (("argmax_nmi", nmi), ("purity", purity))}
+    return row
+
+
+def _read(codes: Mapping[str, Tensor], m: Material, gamma: float | None) -> dict[str, float]:
+    """The accuracy by each protocol; one machine for each set that is learnt from."""
+    machines = {
+        name: fit_svm(codes[name], m.sets[name].labels, gamma=gamma)
+        for name in dict.fromkeys(train for train, _ in m.protocols.values())
+    }
+    return {
+        metric: machines[train].accuracy(codes[test], m.sets[test].labels)
+        for metric, (train, test) in m.protocols.items()
+    }
+
+
+def _see(look: Look, data: Dataset) -> Seen:
+    """All images of a set, a bounded number at a time."""
+    parts = [look(data.shown(rows)) for rows in torch.split(torch.arange(len(data)), CHUNK)]
+    codes = [part.codes for part in parts if part.codes is not None]
+    groups = [part.groups for part in parts if part.groups is not None]
+    return Seen(torch.cat(codes) if codes else None, torch.cat(groups) if groups else None)
+
+
+def capsules(model: Model) -> Look:
+    """The masked capsules v' [n j k] of a network, and the capsule of rank 0."""
+
+    def look(images: Tensor) -> Seen:
+        out: SparseOutput = model(images)
+        return Seen(out.masked.pose, out.ranks.argmin(-1))
+
+    return look
+
+
+@torch.no_grad()
+def in_band(model: Model, images: Tensor) -> int:
+    """How many capsules come first in a share of images [n c h w] that is inside the mask's band."""
+    mask, look = cast(SparseMask, model.mask), capsules(model)
+    first = torch.cat([cast(Tensor, look(part).groups) for part in torch.split(images, CHUNK)])
+    share = torch.bincount(first, minlength=len(mask.boost)) / len(first)  # [j]
+    return int(((share >= mask.low) & (share <= mask.high)).sum())
+
+
+def chosen(only: Sequence[str] | None) -> tuple[str, ...]:
+    """The names of controls to measure, in the order of the table: None is all of them; refused before any work."""
+    for name in only or ():
+        if name not in CONTROLS:
+            raise RecipeError(f"unknown control '{name}'{nearest(name, CONTROLS)}")
+    return CONTROLS if only is None else tuple(name for name in CONTROLS if name in only)
+
+
+def rows_of_runs(
+    runs: Sequence[Loaded], others: Sequence[Loaded], material: Material, names: Sequence[str] = CONTROLS
+) -> tuple[Metrics, dict[str, Metrics]]:
+    """The metrics of the runs, and the rows of other runs, by the names of their recipes, and of the controls."""
+    own = gather(_trained(run, material) for run in progress(runs, "measuring the runs"))
+    named: dict[str, list[dict[str, float]]] = {}
+    for run in progress(others, "measuring other runs"):
+        named.setdefault(run.recipe.name, []).append(_trained(run, material))
+    rows = {name: gather(found) for name, found in named.items()}
+    for name in progress(names, "measuring the controls"):
+        rows[name] = _control(name, runs, material)
+    return own, rows
+
+
+def _trained(run: Loaded, material: Material) -> dict[str, float]:
+    return _network(run.model, material, GAMMA if isinstance(run.recipe.model, SparseConfig) else None)
+
+
+def _network(model: Model, material: Material, gamma: float | None) -> dict[str, float]:
+    model.eval()
+    return measure(capsules(model), material, gamma) | {"capsules_in_band": float(in_band(model, material.shown))}
+
+
+def _control(name: str, runs: Sequence[Loaded], material: Material) -> Metrics:
+    """One row; what has no seed is measured once."""
+    if name == "untrained":
+        return gather(_network(set_up(run.recipe, run.model.spec).model, material, None) for run in runs)
+    return gather([measure(_without_network(name, runs[0], material.shown), material)])
+
+
+@torch.no_grad()
+def _without_network(name: str, run: Loaded, shown: Tensor) -> Look:
+    """Pixels, or what is fitted to those of `shown`, as many groups and numbers as the run has."""
+    if name == "pixels":
+        return lambda images: Seen(images, None)
+    out: SparseOutput = run.model(shown[:1])
+    f, (j, k) = shown.flatten(1), out.masked.pose.shape[1:]
+    if name == "PCA":
+        axes = fit_pca(f, j, k)
+        return lambda images: Seen(axes.codes(images.flatten(1)), None)
+    means = fit_kmeans(f, j, k, run.recipe.seed)
+    return lambda images: Seen(None, means.winners(images.flatten(1)))

@@ -1,0 +1,100 @@
+"""Sparse unsupervised capsules with EM routing: what Rawlinson 2018 leaves to others, and no paper has.
+
+image -> matrix capsules (Hinton 2018), whose last layer has L latent capsules (mu, a) in the place of classes
+      -> mask m by the rank of their support, v' = m a mu -> decoder that must redraw the standardised image
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from torchcaps.config import Count, NonNegativeFloat, PositiveFloat
+from torchcaps.layers import DenseDecoder
+from torchcaps.math.pose import MATRIX
+from torchcaps.models.base import Model, check_spec
+from torchcaps.models.matrix import MatrixCaps, MatrixConfig, MatrixInit, MatrixOutput
+from torchcaps.models.sparse import Competition, SparseOutput, mask_of, redrawing, support
+from torchcaps.routing import EM
+from torchcaps.types import Batch, Capsules, ImageSpec
+
+__all__ = ["SparseMatrixCaps", "SparseMatrixConfig"]
+
+
+def _init() -> MatrixInit:
+    """Open switches, and poses that do not shrink from layer to layer: the decoder sees a mu from the first step on."""
+    return MatrixInit(capsules=0.6, classes=1.0, switch=(0.5, 0.0), switch_classes=(0.5, 0.0))
+
+
+@dataclass(frozen=True)
+class SparseMatrixConfig(Competition):
+    """Sparse capsules with EM routing, small enough for two cores. Competition is as in `SparseConfig`.
+
+    sizes ... init   those of `MatrixConfig`; what it says of classes holds for the latent capsules
+    reconstruction   weight of the sum of squared errors; 1/2048 would be their mean over 32x32 stereo pairs
+    """
+
+    reconstruction: PositiveFloat = 0.0005
+    sizes: tuple[Count, Count, Count, Count] = (32, 8, 8, 8)
+    kernel: Count = 5
+    stride: Count = 2
+    capsule_kernel: Count = 3
+    capsule_strides: tuple[Count, Count] = (2, 1)
+    routing: EM = field(default_factory=lambda: MatrixConfig().routing)
+    class_cooling: PositiveFloat = 4.0
+    coordinates: NonNegativeFloat = 0.01
+    init: MatrixInit = field(default_factory=_init)
+
+    @property
+    def matrix(self) -> MatrixConfig:
+        """The network below the mask."""
+        return MatrixConfig(
+            sizes=self.sizes, kernel=self.kernel, stride=self.stride, capsule_kernel=self.capsule_kernel,
+            capsule_strides=self.capsule_strides, routing=self.routing, class_cooling=self.class_cooling,
+            coordinates=self.coordinates, init=self.init,
+        )  # fmt: skip
+
+    def build(self, spec: ImageSpec) -> SparseMatrixCaps:
+        return SparseMatrixCaps(self, spec)
+
+
+class SparseMatrixCaps(Model):
+    """Images [b c h w] -> latent matrix capsules, few of which stay on; labels are never looked at."""
+
+    def __init__(self, config: SparseMatrixConfig, spec: ImageSpec) -> None:
+        super().__init__()
+        check_spec(spec, smallest=config.matrix.smallest)
+        self.config, self.spec = config, spec
+        self.matrix = MatrixCaps(config.matrix, spec._replace(classes=config.capsules))
+        self.mask = mask_of(config)
+        self.decoder = DenseDecoder(config.capsules, MATRIX**2, spec[:3], config.decoder, output="linear")
+
+    def forward(self, images: Tensor, *, trace: bool = False) -> SparseOutput:
+        out: MatrixOutput = self.matrix(images, trace=trace)
+        latent, below, info = out.classes, out.below[-1], out.infos[-1]
+        assigned = info.coupling[-1] * below.flat().activation.detach().unsqueeze(-1)  # R_ij a_i [b (h w i) j]
+        psi = support(assigned, self.config.sizes[-1])
+        m, ranks = self.mask(psi)  # [b j]
+        on = latent.activation * m
+        masked = Capsules(latent.pose * on.unsqueeze(-1), on)
+        return SparseOutput(latent, masked, ranks, psi, below, info)
+
+    def encode(self, images: Tensor) -> Capsules:
+        """The latent capsules v' [b j 16] behind the mask: what decoder and read-out get to see."""
+        out: SparseOutput = self(images)
+        return out.masked
+
+    def decode(self, pose: Tensor) -> Tensor:
+        """Poses [b j 16], times what is left of their activations -> images [b c h w] of any numbers."""
+        images: Tensor = self.decoder(pose)
+        return images
+
+    def reconstruct(self, images: Tensor) -> Tensor:
+        """Images redrawn from their masked capsules alone."""
+        return self.decode(self.encode(images).pose)
+
+    def objective(self, batch: Batch, step: int) -> dict[str, Tensor]:
+        out: SparseOutput = self(batch.images)
+        redrawn = self.decode(out.masked.pose)
+        return redrawing(redrawn, batch.images, out.ranks, self.mask, self.config.reconstruction)

@@ -1,0 +1,274 @@
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from tiny import tiny
+from torchcaps.cli.evaluate import Evaluate
+from torchcaps.config import flatten, to_dict
+from torchcaps.data import Dataset, GlyphsConfig, MnistConfig, Splits
+from torchcaps.errors import RecipeError
+from torchcaps.evaluate import evaluate_runs
+from torchcaps.evaluate.papers import SPARSE_STEPS, budget_note, paper_numbers, paper_tables
+from torchcaps.evaluate.readout import AFFNIST, Material, fit_svm, material_of
+from torchcaps.evaluate.results import Result
+from torchcaps.evaluate.sparse import CONTROLS, Seen, capsules, chosen, in_band, measure
+from torchcaps.models import MODELS, SmallSparseConfig, SparseConfig
+from torchcaps.train import Recipe, load, load_recipe, total_steps, train
+from torchcaps.types import ImageSpec
+
+SPARSE: dict[str, Any] = {
+    "name": "sparse", "capsules": 4, "dimension": 3, "channels": 4, "kernel": 5, "stride": 2, "types": 2,
+    "type_dimension": 3, "primary_kernel": 5, "decoder": [8], "every": 2, "alpha": 0.5,
+}  # fmt: skip
+GLYPHS: dict[str, Any] = {"name": "glyphs", "train": 80, "test": 40, "size": 16}
+READERS = ["knn", "linear_probe"]
+GROUPS = ["argmax_nmi", "purity"]
+
+
+def recipe(name: str = "few", **over: Any) -> Recipe:
+    model = {**SPARSE, **over.pop("model", {})}
+    return tiny(**{"name": name, "model": model, "data": GLYPHS, "train": {"epochs": 0.5}, **over})
+
+
+@pytest.fixture(scope="module")
+def shelf(tmp_path_factory):
+    """Two seeds, and the dense control."""
+    folder = tmp_path_factory.mktemp("sparse")
+    for seed in (0, 1):
+        train(recipe(seed=seed), folder / f"s{seed}", quiet=True)
+    train(recipe("all", model={"sparse": False}), folder / "dense", quiet=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def result(shelf):
+    return evaluate_runs([shelf / "s0", shelf / "s1"], [shelf / "dense"], images=60)
+
+
+@pytest.fixture(scope="module")
+def moved(tmp_path_factory):
+    """A run on affNIST, whose digits are drawn, and its control, measured."""
+    digits = GlyphsConfig(train=60, test=30, size=28).load()
+    folder = tmp_path_factory.mktemp("moved")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(MnistConfig, "load", lambda self: Splits(digits.train, digits.test))
+        affnist = {"name": "affnist", "train": 60, "test": 30}
+        train(recipe("moved", data=affnist), folder / "moved", quiet=True)
+        train(recipe("dense", data=affnist, model={"sparse": False}), folder / "dense", quiet=True)
+        yield folder, evaluate_runs([folder / "moved"], [folder / "dense"])
+
+
+# --- The table ----------------------------------------------------------------------------------------------
+
+
+def test_every_row_has_what_can_be_asked_of_it(result):
+    assert list(result.metrics) == ["glyphs_svm", *READERS, *GROUPS, "capsules_in_band"]
+    assert list(result.controls) == ["all", *CONTROLS]
+    wanted = {
+        "all": set(result.metrics), "untrained": set(result.metrics), "k-means": set(GROUPS),
+        "pixels": {"glyphs_svm", *READERS}, "PCA": {"glyphs_svm", *READERS},
+    }  # fmt: skip
+    assert {name: set(row) for name, row in result.controls.items()} == wanted
+    lengths = {name: {len(values) for values in row.values()} for name, row in result.controls.items()}
+    assert lengths == {"all": {1}, "untrained": {2}, "pixels": {1}, "PCA": {1}, "k-means": {1}}
+    for row in (result.metrics, *result.controls.values()):
+        for name, values in row.items():
+            assert all(0 <= value <= (4 if name == "capsules_in_band" else 1) for value in values), name
+    assert result.seeds == [0, 1] and result.budget["read_images"] == 60 and result.paper == {}
+    assert result.budget["steps"] == 5
+
+
+def test_a_row_is_what_the_read_out_says_of_the_masked_capsules(shelf, result):
+    model, m = load(shelf / "s1"), material_of(recipe(), 60)
+    with torch.no_grad():
+        codes = {name: model.encode(data.shown()).pose for name, data in m.sets.items()}
+        ranks = model(m.sets["test"].shown()).ranks
+    svm = fit_svm(codes["train"], m.sets["train"].labels)
+    assert result.metrics["glyphs_svm"][1] == svm.accuracy(codes["test"], m.sets["test"].labels)
+    winners = torch.tensor([row.index(0) for row in ranks.tolist()])
+    assert torch.equal(capsules(model)(m.sets["test"].shown()).groups, winners)
+    assert result.metrics["purity"][1] == pytest.approx(purity_by_loops(winners, m.sets["test"].labels))
+
+
+def purity_by_loops(groups: torch.Tensor, labels: torch.Tensor) -> float:
+    right = 0
+    for group in set(groups.tolist()):
+        inside = [label for g, label in zip(groups.tolist(), labels.tolist(), strict=True) if g == group]
+        right += max(inside.count(label) for label in inside)
+    return right / len(groups)
+
+
+def test_capsules_in_the_band_by_loops(shelf):
+    model, images = load(shelf / "s0"), material_of(recipe(), 60).shown
+    with torch.no_grad():
+        firsts = [row.index(0) for row in model(images).ranks.tolist()]
+    low, high = 0.64 / 4, 1.6 / 4
+    wanted = sum(low <= firsts.count(j) / len(firsts) <= high for j in range(4))
+    assert in_band(model, images) == wanted
+    model.mask.low, model.mask.high = 0.0, 1.0
+    assert in_band(model, images) == 4
+    model.mask.low, model.mask.high = 1.1, 1.2
+    assert in_band(model, images) == 0
+
+
+def knows(m: Material, told: dict[str, torch.Tensor]):
+    """A look that finds an image among those of the sets, and says what it was told of it."""
+    known = torch.cat([data.shown().flatten(1) for data in m.sets.values()])
+    said = torch.cat([told[name] for name in m.sets])
+
+    def look(images: torch.Tensor) -> Seen:
+        which = torch.cdist(images.flatten(1), known).argmin(-1)
+        return Seen(torch.nn.functional.one_hot(said[which], 10).float(), said[which])
+
+    return look
+
+
+def test_who_knows_the_classes_has_known_numbers():
+    m = material_of(recipe(), 60)
+    row = measure(knows(m, {name: data.labels for name, data in m.sets.items()}), m)
+    assert row == dict.fromkeys(["glyphs_svm", *READERS, *GROUPS], pytest.approx(1.0))
+    blind = measure(lambda images: Seen(images.new_ones(len(images), 2), torch.zeros(len(images)).long()), m)
+    assert blind["argmax_nmi"] == 0 and blind["glyphs_svm"] < 0.3
+
+
+def test_protocols_learn_and_are_tested_on_what_their_names_say():
+    """Placed digits have right codes, moved ones those of the next class: only (b), from one to the other, fails."""
+    digits = GlyphsConfig(train=120, test=40, size=16).load()
+    sets: dict[str, Dataset] = {
+        "mnist": replace(digits.train, factors={}), "mnist test": digits.test,
+        "affnist": replace(digits.train, images=digits.train.images.flip(-1), factors={}),
+        "affnist test": replace(digits.test, images=digits.test.images.flip(-1), factors={}),
+    }  # fmt: skip
+    m = Material(sets, AFFNIST, "affnist_svm_a", torch.zeros(1, 1, 16, 16))
+    told = {name: (data.labels + name.startswith("aff")) % 10 for name, data in sets.items()}
+    row = measure(knows(m, told), m)
+    assert row["mnist_svm"] == row["affnist_svm_a"] == row["knn"] == row["purity"] == 1
+    assert row["affnist_svm_b"] == 0
+
+
+def test_an_untrained_network_is_the_recipe_s_own_before_its_first_step(shelf, result):
+    again = evaluate_runs([shelf / "s1"], only=["untrained"], images=60)
+    assert list(again.controls) == ["untrained"]
+    assert again.controls["untrained"] == {name: row[1:] for name, row in result.controls["untrained"].items()}
+    assert again.metrics.keys() == result.metrics.keys()
+
+
+# --- affNIST and the paper ----------------------------------------------------------------------------------
+
+
+def test_affnist_is_read_out_by_both_protocols(moved):
+    _, found = moved
+    assert list(found.metrics) == [*AFFNIST, *READERS, *GROUPS, "capsules_in_band"]
+    assert found.paper == {"mnist_svm": 0.99, "affnist_svm_a": 0.9012, "affnist_svm_b": 0.1699}
+    assert list(found.controls) == ["dense", *CONTROLS] and found.budget["read_images"] == 60
+
+
+def test_the_command_prints_tables_1_and_2_with_ours_below(moved, capsys):
+    folder, found = moved
+    assert Evaluate((folder / "moved",), (folder / "dense",), only=("pixels",)).run() == 0
+    text = capsys.readouterr().out
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    for line in (
+        "ConvNet (Sabour 2017) 99.22 66.00", "CapsNet (Sabour 2017) 99.23 79.00", "Asano 2018 99.25 yes 87.55",
+        "sparse capsules + SVM (a) 99.00 90.12", "sparse capsules + SVM (b) 99.00 16.99",
+        "dense capsules + SVM (a) 97.37 60.63", "dense capsules + SVM (b) 97.37 15.70",
+        "sparse capsules 99.00 no 90.12",
+    ):  # fmt: skip
+        assert line in lines, line
+    (mnist,), (a,), (b,) = (found.metrics[name] for name in AFFNIST)
+    assert f"ours: moved + SVM (a) {100 * mnist:.2f} {100 * a:.2f}" in lines
+    assert f"ours: moved + SVM (b) {100 * mnist:.2f} {100 * b:.2f}" in lines
+    assert f"ours: moved {100 * mnist:.2f} no {100 * a:.2f}" in lines
+    assert any(line.startswith("ours: dense + SVM (a)") for line in lines)
+    assert any(line.startswith("ours: pixels + SVM (b)") for line in lines)
+    assert "a smaller budget than the paper's: 4 steps of 8 images; the paper's is 30,000 of 128" in lines
+
+
+def test_deviations_stand_in_the_tables_and_others_have_none(result):
+    assert paper_tables(result) == []
+    numbers = {"mnist_svm": [0.9, 0.92], "affnist_svm_a": [0.8, 0.8], "affnist_svm_b": [0.1, 0.3]}
+    config = {"data": {"train_on": "affnist"}}
+    first, second = paper_tables(Result("r", config, [0, 1], numbers, {"k-means": {"purity": [1.0]}}, {}, {}, {}))
+    assert first[-2:] == [
+        ["ours: r + SVM (a)", "91.00 ± 1.41", "80.00 ± 0.00"], ["ours: r + SVM (b)", "91.00 ± 1.41", "20.00 ± 14.14"],
+    ]  # fmt: skip
+    assert second[-1] == ["ours: r", "91.00 ± 1.41", "yes", "80.00 ± 0.00"]
+
+
+@pytest.mark.parametrize(
+    ("name", "numbers"),
+    [
+        ("sparse-affnist", (0.99, 0.9012, 0.1699)), ("sparse-affnist-small", (0.99, 0.9012, 0.1699)),
+        ("dense-affnist", (0.9737, 0.6063, 0.157)), ("dense-affnist-small", (0.9737, 0.6063, 0.157)),
+        ("sparse-mnist", (0.99,)), ("sparse-mnist-small", (0.99,)), ("dense-mnist-small", (0.9737,)),
+    ],
+)  # fmt: skip
+def test_rows_of_the_paper_s_table(name, numbers):
+    assert tuple(paper_numbers(load_recipe(name)).values()) == numbers
+
+
+def test_what_the_paper_did_not_do_has_no_number():
+    assert paper_numbers(load_recipe("sparse-affnist", {"data": {"train_on": "affnist"}})) == {}
+    assert paper_numbers(load_recipe("sparse-mnist", {"data": {"name": "fashion-mnist"}})) == {}
+    told = load_recipe("sparse-affnist")
+    full = Result("r", to_dict(told), [0], {}, {}, paper_numbers(told), {"steps": SPARSE_STEPS}, {})
+    assert budget_note(full) is None
+    assert "29,952 steps of 128" in str(budget_note(replace(full, budget={"steps": 29_952})))
+
+
+# --- Recipes ------------------------------------------------------------------------------------------------
+
+
+def changed(name: str, base: str) -> dict[str, object]:
+    one, other = (flatten(to_dict(replace(load_recipe(n), name="x", about=""))) for n in (name, base))
+    return {key: value for key, value in one.items() if other.get(key) != value}
+
+
+def test_paper_size_recipes_have_the_settings_of_the_authors():
+    told = load_recipe("sparse-affnist")
+    assert told.model == SparseConfig() and total_steps(told, 60_000) == 29_952
+    assert (told.optimiser.name, told.optimiser.lr, told.train.batch, told.train.max_shift) == ("Adam", 1e-3, 128, 6)
+    assert told.schedule.name == "StepLR" and told.schedule.options == {"step_size": 2000, "gamma": 0.96}
+    data = to_dict(told)["data"]
+    assert (data["train_on"], data["size"], data["validation"]) == ("mnist", 40, 0)
+    assert to_dict(load_recipe("sparse-mnist"))["data"]["name"] == "mnist"
+
+
+@pytest.mark.parametrize("kind", ["affnist", "affnist-small", "mnist-small"])
+def test_a_dense_control_differs_in_the_mask_alone(kind):
+    assert changed(f"dense-{kind}", f"sparse-{kind}") == {"model.sparse": False}
+
+
+def test_small_networks_have_the_paper_s_places_and_latent_capsules():
+    assert MODELS["sparse-small"] is SmallSparseConfig
+    for name, side in (("sparse-affnist-small", 40), ("sparse-mnist-small", 28)):
+        model = load_recipe(name).model.build(ImageSpec(1, side, side, 10))
+        assert (model.primary.grid.height, model.primary.grid.width, model.primary.count) == (6, 6, 576)
+        assert (model.config.capsules, model.config.dimension, model.config.decoder) == (16, 16, (256, 512))
+
+
+# --- Refusals -----------------------------------------------------------------------------------------------
+
+
+def test_names_of_controls_are_checked_before_any_work(shelf):
+    assert chosen(None) == CONTROLS and chosen(["PCA", "untrained"]) == ("untrained", "PCA") and chosen([]) == ()
+    with pytest.raises(RecipeError, match="did you mean 'k-means'"):
+        evaluate_runs([shelf / "s0"], only=["kmeans"])
+
+
+def test_what_cannot_be_compared_is_refused(shelf, tmp_path, monkeypatch):
+    with pytest.raises(RecipeError, match="0 images"):
+        evaluate_runs([shelf / "s0"], images=0)
+    with pytest.raises(RecipeError, match="no samples to judge"):
+        evaluate_runs([shelf / "s0"], judge=tmp_path)
+    train(tiny(train={"epochs": 0.2}), tmp_path / "classifier", quiet=True)
+    with pytest.raises(RecipeError, match="another kind of model"):
+        evaluate_runs([shelf / "s0"], [tmp_path / "classifier"])
+    monkeypatch.setitem(sys.modules, "sklearn.svm", None)
+    with pytest.raises(RecipeError, match="scikit-learn"):
+        evaluate_runs([shelf / "s0"])

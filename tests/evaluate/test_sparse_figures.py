@@ -1,0 +1,261 @@
+"""Figures 2 to 5 of Rawlinson 2018 against loops over capsules, images and ranks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from decoded import panels
+
+from tiny import tiny
+from torchcaps.data import Dataset
+from torchcaps.errors import DataError, RecipeError, ShapeError
+from torchcaps.evaluate import sparse_figures as s
+from torchcaps.evaluate.capsule_figures import Wish
+from torchcaps.models import CapsNet, Model, SparseCaps, SparseConfig
+from torchcaps.models.sparse_matrix import SparseMatrixConfig
+from torchcaps.train.training import set_up
+
+SIZES: dict[str, Any] = {
+    "capsules": 5, "dimension": 4, "channels": 4, "kernel": 5, "types": 2, "type_dimension": 4, "primary_kernel": 5,
+    "decoder": (8,),
+}  # fmt: skip
+
+
+def made(data: Dataset, **more: Any) -> SparseCaps:
+    """A network whose routing is decided: with its own small start all support is nearly the same."""
+    torch.manual_seed(0)
+    model = SparseConfig(**SIZES, **more).build(data.spec).eval()
+    with torch.no_grad():
+        model.latent.W.mul_(20)
+        model.primary.pose.weight.mul_(5)
+    return model
+
+
+@pytest.fixture(scope="module")
+def data() -> Dataset:
+    return tiny().data.load().test
+
+
+def scene(data: Dataset, model: Any = None, **wish: Any) -> s.Scene:
+    return s.Scene(model or made(data), Wish(**wish), data)
+
+
+@pytest.fixture
+def shown(monkeypatch) -> list[Any]:
+    """What is plotted: the axes of each figure that becomes a PNG."""
+    seen: list[Any] = []
+
+    def keep(figure: Any) -> bytes:
+        seen.append(figure.axes[0])
+        return b""
+
+    monkeypatch.setattr(s, "png", keep)
+    return seen
+
+
+@pytest.mark.parametrize("sparse", [True, False])
+def test_parts_are_decoded_from_one_capsule_and_from_all_others(data, sparse):
+    model = made(data, sparse=sparse)
+    with torch.no_grad():
+        pose = model.encode(data.shown(slice(3, 4))).pose[0]
+        drawn = s.parts(model, pose)
+        torch.testing.assert_close(drawn.together, model.reconstruct(data.shown(slice(3, 4))))
+        torch.testing.assert_close(drawn.none, model.decode(torch.zeros(1, 5, 4)))
+        for j in range(5):
+            alone, without = torch.zeros(1, 5, 4), pose.clone().unsqueeze(0)
+            alone[0, j], without[0, j] = pose[j], 0
+            torch.testing.assert_close(drawn.alone[j], model.decode(alone)[0])
+            torch.testing.assert_close(drawn.without[j], model.decode(without)[0])
+
+
+def test_parts_have_a_picture_an_image_and_a_column_a_capsule(data):
+    drawn = s.picture("parts", scene(data, count=2))
+    assert len(drawn) == 2 and all(panels(png) == 3 + 3 * 5 for png in drawn.values())
+    [png] = s.picture("parts", scene(data, count=1, capsules=(4, 1))).values()
+    assert panels(png) == 3 + 3 * 2
+
+
+def test_notes_say_each_capsule_s_rank_and_the_change_it_makes(data, monkeypatch):
+    grids: list[Any] = []
+    monkeypatch.setattr(s, "image_grid", lambda *given: grids.append(given) or b"")
+    model = made(data)
+    [name] = s.picture("parts", scene(data, model, count=1, capsules=(2, 0)))
+    row = int(name.removeprefix("parts-"))
+    rows, _, notes = grids[0]
+    out = model(data.shown(slice(row, row + 1)))
+    assert notes[1] == [f"capsule {j}\nrank {out.ranks[0, j]}" for j in (2, 0)]
+    torch.testing.assert_close(rows[0][1][0], data.images[row, 0].float() / 255)
+    for n, said in enumerate(notes[3]):
+        change = rows[2][1][n] - rows[0][1][1]
+        torch.testing.assert_close(rows[3][1][n], 0.5 + change / 2)
+        assert said == f"{float(change.abs().max()):.2f}"
+
+
+@pytest.mark.parametrize("batch", [7, 100])
+def test_ranking_is_that_of_each_image_by_itself(data, batch):
+    model = made(data)
+    model.mask.boost.copy_(torch.tensor([1.0, 1.4, 1.0, 1.2, 1.0]))
+    found = s.ranking(model, data, batch)
+    for n in range(len(data)):
+        out = model(data.shown(slice(n, n + 1)))
+        torch.testing.assert_close(found.support[n], out.support[0])
+        assert found.ranks[n].tolist() == out.ranks[0].tolist()
+    assert not torch.equal(found.ranks.argmin(-1), found.support.argmax(-1))  # the mask ranks what is boosted
+
+
+def test_the_support_of_a_supervised_capsnet_is_read_in_the_same_way(data):
+    model = set_up(tiny(), data.spec).model.eval()
+    assert isinstance(model, CapsNet)
+    found, out = s.ranking(model, data), model(data.shown(slice(0, 2)))
+    coupling, (h, w, types) = out.info.coupling[-1], out.primary.activation.shape[1:]
+    for b in range(2):
+        for j in range(10):
+            psi = sum(max(float(coupling[b, p * types + i, j]) for i in range(types)) for p in range(h * w))
+            assert float(found.support[b, j]) == pytest.approx(psi, rel=1e-5)
+        order = sorted(range(10), key=lambda j: -float(found.support[b, j]))
+        assert [order.index(j) for j in range(10)] == found.ranks[b].tolist()
+
+
+def test_ranked_support_is_in_units_of_the_largest_and_falls():
+    psi = torch.rand(6, 4, generator=torch.Generator().manual_seed(0))
+    wanted = [0.0] * 4
+    for row in psi.tolist():
+        for r, value in enumerate(sorted(row, reverse=True)):
+            wanted[r] += value / max(row) / 6
+    assert s.ranked_support(psi).tolist() == pytest.approx(wanted)
+    assert s.ranked_support(torch.ones(3, 4)).tolist() == [1.0] * 4
+    assert s.ranked_support(torch.zeros(3, 4)).tolist() == [0.0] * 4
+
+
+def test_rank_frequency_counts_images(data):
+    ranks = s.ranking(made(data), data).ranks
+    found = s.rank_frequency(ranks)
+    for j in range(5):
+        for r in range(5):
+            assert float(found[j, r]) == pytest.approx(sum(int(row[j]) == r for row in ranks) / len(data))
+
+
+def test_ranked_has_a_curve_a_run(data, shown):
+    dense, capsnet = made(data, sparse=False), set_up(tiny(), data.spec).model
+    few = replace(data, images=data.images[:9], labels=data.labels[:9], factors={})
+    beside = {"dense": (dense, data), "supervised": (capsnet, few)}
+    s.picture("ranked", replace(scene(data), name="sparse", beside=beside))
+    lines = shown[0].get_lines()
+    assert [line.get_label() for line in lines] == ["sparse, 40 images", "dense, 40 images", "supervised, 9 images"]
+    for line, run in zip(lines[1:], beside.values(), strict=True):
+        assert line.get_ydata().tolist() == pytest.approx(s.ranked_support(s.ranking(*run).support).tolist())
+
+
+def test_frequencies_have_a_curve_a_capsule_and_count_those_in_the_band(data, shown):
+    model = made(data, band=(0.1, 0.3))
+    share = s.rank_frequency(s.ranking(model, data).ranks)
+    s.picture("frequencies", scene(data, model))
+    s.picture("frequencies", scene(data, model, capsules=(3, 1)))
+    every, some = (axes.get_lines() for axes in shown)
+    assert [line.get_label() for line in some] == ["capsule 3", "capsule 1"]
+    for j, line in enumerate(every):
+        assert line.get_ydata().tolist() == pytest.approx(share[j].tolist())
+    inside = sum(0.1 <= first <= 0.3 for first in share[:, 0].tolist())
+    assert shown[0].get_title() == f"{inside} of 5 capsules are first in 0.1 to 0.3 of 40 images"
+    assert shown[1].get_title() == shown[0].get_title()
+
+
+def test_swept_sets_one_number_at_a_time(data):
+    model = made(data)
+    with torch.no_grad():
+        pose = model.encode(data.shown(slice(0, 1))).pose[0]
+        drawn = s.swept(model, pose, 2)
+        assert drawn.shape == (4, 11, 1, 16, 16)
+        for k in range(4):
+            for n in range(11):
+                moved = pose.clone().unsqueeze(0)
+                moved[0, 2, k] = -1 + 0.2 * n
+                torch.testing.assert_close(drawn[k, n], model.decode(moved)[0], rtol=1e-5, atol=1e-6)
+
+
+def test_equivariances_are_those_of_images_in_which_the_capsule_is_first(data):
+    model = made(data)
+    first = s.ranking(model, data).ranks.argmin(-1)
+    here = sorted(set(first.tolist()))
+    assert 1 < len(here) < 5  # one is never first
+    drawn = s.picture("equivariances", scene(data, model))
+    assert list(drawn) == ["equivariances", *(f"equivariances-{j}" for j in here)]
+    assert [panels(png) for png in drawn.values()] == [11 * len(here), *([2 + 4 * 11] * len(here))]
+    assert all(int(first[row]) == j for j, row in s._examples(scene(data, model, seed=4)).items())
+    absent = next(j for j in range(5) if j not in here)
+    assert list(s.picture("equivariances", scene(data, model, capsules=(absent, here[0])))) == [
+        "equivariances", f"equivariances-{here[0]}",
+    ]  # fmt: skip
+    with pytest.raises(DataError, match=f"capsule {absent} is first in no test image"):
+        s.picture("equivariances", scene(data, model, capsules=(absent,)))
+
+
+def test_the_overview_takes_the_number_that_changes_most(data, monkeypatch):
+    strips = torch.rand(4, 11, 1, 16, 16) / 100
+    strips[2, :, 0, :8] = torch.linspace(0, 1, 11).view(11, 1, 1)
+    grids: list[Any] = []
+    monkeypatch.setattr(s, "swept", lambda *_: strips)
+    monkeypatch.setattr(s, "image_grid", lambda *given: grids.append(given) or b"")
+    model = made(data)
+    j = int(s.ranking(model, data).ranks.argmin(-1)[0])
+    s.picture("equivariances", scene(data, model, capsules=(j,)))
+    rows, _, notes = grids[-1]
+    assert [title for title, _ in rows] == [f"capsule {j}\nnumber 2"]
+    assert notes[0] == ["-1.0", "-0.8", "-0.6", "-0.4", "-0.2", "0.0", "0.2", "0.4", "0.6", "0.8", "1.0"]
+
+
+def test_all_images_are_looked_at_once_and_only_where_it_is_needed(data, monkeypatch):
+    seen: list[Any] = []
+    ranking = s.ranking
+    monkeypatch.setattr(s, "ranking", lambda *given: seen.append(given) or ranking(*given))
+    monkeypatch.setattr(s, "image_grid", lambda *_: b"")
+    one = scene(data, count=1)
+    s.picture("parts", one)
+    assert not seen
+    for kind in s.FIGURES:
+        s.picture(kind, one)
+    assert len(seen) == 1
+
+
+def with_em(data: Dataset) -> Model:
+    torch.manual_seed(0)
+    config = SparseMatrixConfig(capsules=2, sizes=(4, 2, 2, 2), kernel=3, capsule_strides=(1, 1), decoder=(8,))
+    return config.build(data.spec).eval()
+
+
+@pytest.mark.parametrize("kind", s.FIGURES)
+@pytest.mark.parametrize("build", [made, with_em])
+def test_every_figure_is_the_same_again_and_depends_on_the_model(data, kind, build):
+    """Stereo pairs that are cropped and standardised, whatever routes them."""
+    make = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (20, 2, 18, 18), generator=make).byte()
+    pairs = Dataset(images, torch.arange(20) % 3, 3, view=16, standardised=True)
+    model = build(pairs)
+    assert s.is_sparse(model)
+    drawn = s.picture(kind, scene(pairs, model, count=2, seed=1))
+    assert drawn and all(png.startswith(b"\x89PNG") for png in drawn.values())
+    assert drawn == s.picture(kind, scene(pairs, model, count=2, seed=1))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(1.5 * parameter.flip(0))
+    assert s.picture(kind, scene(pairs, model, count=2, seed=1)) != drawn
+
+
+def test_standardised_images_are_drawn_with_their_own_light(data):
+    even = torch.cat([data.images[:5], torch.full_like(data.images[:1], 90)])
+    level = Dataset(even, data.labels[:6], 10, standardised=True)
+    for row in range(6):
+        found = scene(level).levels(level.shown(slice(row, row + 1)), row)
+        torch.testing.assert_close(found, even[row : row + 1].float() / 255, rtol=1e-4, atol=1e-5)
+    assert scene(data).levels(torch.tensor([-1.0, 0.3, 2.0]), 0).tolist() == pytest.approx([0.0, 0.3, 1.0])
+
+
+def test_wrong_wishes_are_one_line(data):
+    with pytest.raises(RecipeError, match="did you mean 'ranked'"):
+        s.picture("rankd", scene(data))
+    with pytest.raises(ShapeError, match="0 to 4"):
+        scene(data, capsules=(5,))
+    assert not s.is_sparse(set_up(tiny(), data.spec).model)

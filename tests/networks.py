@@ -86,3 +86,24 @@ def assert_refuses(model: Model, refused: Refused, *uses: Callable[[Tensor], Any
 def assert_recipe_refuses(kind: type, data: dict[str, Any]) -> None:
     """A table whose first key is the wrong one is refused by that name."""
     assert refusal(RecipeError, next(iter(data)), lambda: from_dict(kind, data))
+
+
+def assert_redraws_without_labels(model: Any, data: Batch, weight: float) -> None:
+    """The objective is the reconstruction alone, by a loop over samples, whatever the labels are."""
+    found, redrawn = model.objective(data, 0), model.reconstruct(data.images).detach()
+    b = len(data.images)
+    error = sum(float((redrawn[s] - data.images[s]).square().sum()) for s in range(b)) / b
+    assert set(found) == {"loss", "reconstruction", "capsules_in_band"}
+    assert found["reconstruction"].item() == pytest.approx(error, rel=1e-5)
+    assert found["loss"].item() == pytest.approx(weight * error, rel=1e-5)
+    for labels in (data.labels.roll(1), torch.full((b,), -7), torch.zeros(0)):
+        assert torch.equal(model.objective(data._replace(labels=labels), 0)["loss"], found["loss"])
+    with pytest.raises(TypeError, match="classifier"):
+        model.scores(data.images)
+
+
+def assert_teaches_everything(model: Any, data: Batch) -> None:
+    """The gradient reaches every parameter, and is finite."""
+    model.objective(data, 0)["loss"].backward()
+    for name, p in model.named_parameters():
+        assert p.grad is not None and bool(p.grad.isfinite().all()) and bool(p.grad.any()), name

@@ -13,7 +13,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 import networks
-from networks import batch, learned, refusal
+from networks import assert_redraws_without_labels, assert_teaches_everything, batch, learned, refusal
 from torchcaps.config import from_dict, to_dict
 from torchcaps.errors import RecipeError, ShapeError
 from torchcaps.models import MODELS, SparseCaps, SparseConfig
@@ -237,25 +237,14 @@ def test_two_processes_have_the_statistics_of_one_with_the_whole_batch(tmp_path:
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_the_objective_is_the_reconstruction_alone_and_ignores_labels(spec: ImageSpec) -> None:
-    model, data = build(spec=spec).eval(), batch(spec)
-    found = model.objective(data, 0)
-    redrawn = model.reconstruct(data.images).detach()
-    error = sum(float((redrawn[s] - data.images[s]).square().sum()) for s in range(4)) / 4
-    assert found["reconstruction"].item() == pytest.approx(error, rel=1e-5)
-    assert found["loss"].item() == pytest.approx(0.005 * error, rel=1e-5)
-    for labels in (data.labels.roll(1), torch.full((4,), -7), torch.zeros(0)):
-        assert torch.equal(model.objective(data._replace(labels=labels), 0)["loss"], found["loss"])
-    with pytest.raises(TypeError, match="classifier"):
-        model.scores(data.images)
+    data = batch(spec)
+    assert_redraws_without_labels(build(spec=spec).eval(), data, 0.005)
 
 
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("sparse", [True, False])
 def test_the_gradient_reaches_every_parameter(spec: ImageSpec, sparse: bool) -> None:
-    model = build(SparseConfig(**SIZES, sparse=sparse), spec)
-    model.objective(batch(spec, b=16), 0)["loss"].backward()
-    for name, p in model.named_parameters():
-        assert p.grad is not None and bool(p.grad.isfinite().all()) and bool(p.grad.any()), name
+    assert_teaches_everything(build(SparseConfig(**SIZES, sparse=sparse), spec), batch(spec, b=16))
 
 
 def test_some_steps_of_training_lower_the_loss() -> None:

@@ -24,12 +24,12 @@ from torchcaps.types import Batch, Capsules, ImageSpec, RoutingInfo
 
 __all__ = [
     "Competition",
+    "Competitors",
     "SmallSparseConfig",
     "SparseCaps",
     "SparseConfig",
     "SparseOutput",
     "mask_of",
-    "redrawing",
     "support",
 ]
 
@@ -120,13 +120,39 @@ def mask_of(config: Competition) -> SparseMask:
     )  # fmt: skip
 
 
-def redrawing(redrawn: Tensor, images: Tensor, ranks: Tensor, mask: SparseMask, weight: float) -> dict[str, Tensor]:
-    """The objective: images [b c h w] redrawn. A mask in training takes account of the ranks [b j] that it gave."""
-    error = reconstruction_loss(redrawn, images)
-    if mask.training:
-        _remember(ranks, mask)
-    inside = ((mask.frequency >= mask.low) & (mask.frequency <= mask.high)).sum()
-    return {"loss": weight * error, "reconstruction": error, "capsules_in_band": inside.to(error.dtype)}
+class Competitors(Model):
+    """What a network with a mask and a decoder does without labels; `forward` returns a SparseOutput."""
+
+    config: Competition
+    mask: SparseMask
+    decoder: DenseDecoder
+
+    def encode(self, images: Tensor) -> Capsules:
+        """The latent capsules v' [b j k] behind the mask: what decoder and read-out get to see."""
+        out: SparseOutput = self(images)
+        return out.masked
+
+    def decode(self, pose: Tensor) -> Tensor:
+        """Poses [b j k] of what is left of the capsules -> images [b c h w]."""
+        images: Tensor = self.decoder(pose)
+        return images
+
+    def reconstruct(self, images: Tensor) -> Tensor:
+        """Images redrawn from their masked capsules alone."""
+        return self.decode(self.encode(images).pose)
+
+    def objective(self, batch: Batch, step: int) -> dict[str, Tensor]:
+        out: SparseOutput = self(batch.images)
+        error = reconstruction_loss(self.decode(out.masked.pose), batch.images)
+        mask = self.mask
+        if self.training:
+            _remember(out.ranks, mask)
+        inside = ((mask.frequency >= mask.low) & (mask.frequency <= mask.high)).sum()
+        return {
+            "loss": self.config.reconstruction * error,
+            "reconstruction": error,
+            "capsules_in_band": inside.to(error.dtype),
+        }
 
 
 @torch.no_grad()
@@ -136,12 +162,13 @@ def _remember(ranks: Tensor, mask: SparseMask) -> None:
     mask.observe_share(mean_over_team(first))
 
 
-class SparseCaps(Model):
+class SparseCaps(Competitors):
     """Images [b c h w] -> latent capsules, few of which stay on; labels are never looked at."""
 
     def __init__(self, config: SparseConfig, spec: ImageSpec) -> None:
         super().__init__()
-        self.config, self.spec = config, spec
+        self.config: SparseConfig = config
+        self.spec = spec
         self.conv, self.primary = trunk_of(config, spec)
         self.latent = DenseCapsules(
             self.primary.count, config.capsules, config.type_dimension, config.dimension, routing=config.routing
@@ -157,22 +184,3 @@ class SparseCaps(Model):
         m, ranks = self.mask(psi)  # [b j]
         masked = Capsules(latent.pose * m.unsqueeze(-1), latent.activation * m)
         return SparseOutput(latent, masked, ranks, psi, primary, info)
-
-    def encode(self, images: Tensor) -> Capsules:
-        """The latent capsules v' [b j k] behind the mask: what decoder and read-out get to see."""
-        out: SparseOutput = self(images)
-        return out.masked
-
-    def decode(self, pose: Tensor) -> Tensor:
-        """Poses [b j k] -> images [b c h w] in [0, 1]."""
-        images: Tensor = self.decoder(pose)
-        return images
-
-    def reconstruct(self, images: Tensor) -> Tensor:
-        """Images redrawn from their masked capsules alone."""
-        return self.decode(self.encode(images).pose)
-
-    def objective(self, batch: Batch, step: int) -> dict[str, Tensor]:
-        out: SparseOutput = self(batch.images)
-        redrawn = self.decode(out.masked.pose)
-        return redrawing(redrawn, batch.images, out.ranks, self.mask, self.config.reconstruction)

@@ -13,11 +13,11 @@ from torch import Tensor
 from torchcaps.config import Count, NonNegativeFloat, PositiveFloat
 from torchcaps.layers import DenseDecoder
 from torchcaps.math.pose import MATRIX
-from torchcaps.models.base import Model, check_spec
+from torchcaps.models.base import check_spec
 from torchcaps.models.matrix import MatrixCaps, MatrixConfig, MatrixInit, MatrixOutput
-from torchcaps.models.sparse import Competition, SparseOutput, mask_of, redrawing, support
+from torchcaps.models.sparse import Competition, Competitors, SparseOutput, mask_of, support
 from torchcaps.routing import EM
-from torchcaps.types import Batch, Capsules, ImageSpec
+from torchcaps.types import Capsules, ImageSpec
 
 __all__ = ["SparseMatrixCaps", "SparseMatrixConfig"]
 
@@ -59,13 +59,14 @@ class SparseMatrixConfig(Competition):
         return SparseMatrixCaps(self, spec)
 
 
-class SparseMatrixCaps(Model):
+class SparseMatrixCaps(Competitors):
     """Images [b c h w] -> latent matrix capsules, few of which stay on; labels are never looked at."""
 
     def __init__(self, config: SparseMatrixConfig, spec: ImageSpec) -> None:
         super().__init__()
         check_spec(spec, smallest=config.matrix.smallest)
-        self.config, self.spec = config, spec
+        self.config: SparseMatrixConfig = config
+        self.spec = spec
         self.matrix = MatrixCaps(config.matrix, spec._replace(classes=config.capsules))
         self.mask = mask_of(config)
         self.decoder = DenseDecoder(config.capsules, MATRIX**2, spec[:3], config.decoder, output="linear")
@@ -79,22 +80,3 @@ class SparseMatrixCaps(Model):
         on = latent.activation * m
         masked = Capsules(latent.pose * on.unsqueeze(-1), on)
         return SparseOutput(latent, masked, ranks, psi, below, info)
-
-    def encode(self, images: Tensor) -> Capsules:
-        """The latent capsules v' [b j 16] behind the mask: what decoder and read-out get to see."""
-        out: SparseOutput = self(images)
-        return out.masked
-
-    def decode(self, pose: Tensor) -> Tensor:
-        """Poses [b j 16], times what is left of their activations -> images [b c h w] of any numbers."""
-        images: Tensor = self.decoder(pose)
-        return images
-
-    def reconstruct(self, images: Tensor) -> Tensor:
-        """Images redrawn from their masked capsules alone."""
-        return self.decode(self.encode(images).pose)
-
-    def objective(self, batch: Batch, step: int) -> dict[str, Tensor]:
-        out: SparseOutput = self(batch.images)
-        redrawn = self.decode(out.masked.pose)
-        return redrawing(redrawn, batch.images, out.ranks, self.mask, self.config.reconstruction)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import conv2d
 
-from torchcaps.kernels import fourier
+from torchcaps.kernels import fourier, spectra
 from torchcaps.kernels.fourier import fourier_conv2d
 from torchcaps.kernels.lanes import lanes
 from torchcaps.kernels.loops import fourier as loops
@@ -169,7 +169,7 @@ def test_a_few_column_frequencies_at_a_time(shape: Shape, monkeypatch: pytest.Mo
 
 def test_no_more_room_than_there_are_frequencies() -> None:
     x, w, _ = problem(Shape(3, 1, 1, (10, 8), (3, 3), 1), 9)
-    planes = fourier._Planes(fourier._last(x), 1, fourier._Sizes.of(x, w, 1), (10, 8))
+    planes = fourier._planes(fourier._last(x), 1, fourier._Sizes.of(x, w, 1), (10, 8))
     assert planes.D.shape == (5, 10, 3, 1, 16)
 
 
@@ -220,7 +220,7 @@ def test_threads_change_no_more_than_rounding(dtype: torch.dtype) -> None:
 
 
 def test_only_what_is_asked_for_has_a_gradient() -> None:
-    fourier._waves.cache_clear()
+    spectra._waves.cache_clear()
     x, w, a = problem(Shape(3, 1, 1, (6, 7), (3, 3), 2), 17)
     with torch.inference_mode():
         y = fourier_conv2d(x, w, 2)

@@ -17,16 +17,14 @@ column frequencies are worked on at a time, so that no whole spectrum ever exist
 
 from __future__ import annotations
 
-import math
-from functools import cache
-from importlib import import_module
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from torchcaps.kernels.lanes import lanes, suits
-from torchcaps.kernels.threads import in_threads, switched_on
+from torchcaps.kernels.spectra import Planes
+from torchcaps.kernels.threads import switched_on
 
 __all__ = ["fourier_conv2d", "worth"]
 
@@ -63,7 +61,7 @@ def _fit(x: Tensor, w: Tensor) -> bool:
     return x.shape[1] == w.shape[1] and x.shape[2] >= w.shape[2] and x.shape[3] >= w.shape[3]
 
 
-# --- Sizes and transforms -------------------------------------------------------------------------------------------
+# --- Sizes and planes -------------------------------------------------------------------------------------------
 
 
 class _Sizes(NamedTuple):
@@ -96,63 +94,9 @@ class _Sizes(NamedTuple):
         return [self.columns[k : k + self.at_once] for k in self.columns[:: self.at_once]]
 
 
-@cache
-def _waves(N: int, frequencies: range, places: int, dtype: torch.dtype, sign: int) -> Tensor:
-    """[2 n a] cos and sign * sin of 2 pi n a / N."""
-    turns = torch.outer(torch.tensor(frequencies, device="cpu"), torch.arange(places, device="cpu")) % N
-    angle = 2 * math.pi * turns.double() / N
-    return torch.stack([angle.cos(), sign * angle.sin()]).to(dtype)
-
-
-class _Planes:
-    """Planes x [o h w i] of s x s phases and so many places each, and room D for some of their spectra.
-
-    A sign of -1 stands for conjugate spectra.
-    """
-
-    def __init__(
-        self, x: Tensor, s: int, z: _Sizes, places: tuple[int, int], sign: int = 1, room: Tensor | None = None
-    ) -> None:
-        self.x, self.s, self.N, self.places, self.sign = x, s, z.N, places, sign
-        o, _, _, i = x.shape
-        self.D = x.new_empty(z.at_once, z.N[0], o, s * s, 2 * i) if room is None else room
-
-    def some(self, ks: range) -> Tensor:
-        """The room of these column frequencies, [(k n) o (p q i)], complex."""
-        _, n, o, phases, twice = self.D.shape
-        return torch.view_as_complex(self.D[: len(ks)].view(len(ks) * n, o, phases * twice // 2, 2))
-
-    def spectra(self, ks: range) -> Tensor:
-        """The same, filled."""
-        x, D = self.x.numpy(), self.D[: len(ks)].numpy()
-        waves = self._waves(ks, back=False)
-        in_threads(lambda _, start, stop: _loops().to_spectra(x, D, self.s, *waves, start, stop), self._vectors)
-        return self.some(ks)
-
-    def add(self, ks: range) -> None:
-        """What the room holds of these column frequencies goes back to the places and is added there."""
-        x, D = self.x.numpy(), self.D[: len(ks)].numpy()
-        waves = self._waves(ks, back=True)
-        in_threads(lambda _, start, stop: _loops().from_spectra(D, x, self.s, *waves, start, stop), self._vectors)
-
-    @property
-    def _vectors(self) -> int:
-        return self.x.shape[0] * self.x.shape[3] // lanes(self.x.dtype)
-
-    def _waves(self, ks: range, *, back: bool) -> tuple[Any, Any]:
-        """Tables of the rows, half of whose frequencies are enough, and of the columns.
-
-        On the way back these have the weight of a frequency: twice that where one also stands for its conjugate.
-        """
-        (n, m), (a, b), dtype = self.N, self.places, self.x.dtype
-        rows, columns = _waves(n, range(n // 2 + 1), a, dtype, self.sign), _waves(m, ks, b, dtype, self.sign)
-        if back:
-            columns = columns * columns.new_tensor([(1 + (0 < k < m - k)) / (n * m) for k in ks])[:, None]
-        return rows.numpy(), columns.numpy()
-
-
-def _loops() -> Any:
-    return import_module("torchcaps.kernels.loops.fourier")
+def _planes(x: Tensor, s: int, z: _Sizes, places: tuple[int, int], sign: int = 1, room: Tensor | None = None) -> Planes:
+    """Planes of a convolution of these sizes."""
+    return Planes(x, s, z.N, places, sign, x.new_empty(Planes.shape(x, s, z.N, z.at_once)) if room is None else room)
 
 
 def _last(x: Tensor) -> Tensor:
@@ -172,8 +116,8 @@ def _taps(w: Tensor) -> Tensor:
 def _forward(x: Tensor, w: Tensor, stride: int) -> Tensor:
     """[b o h' w'], channels_last."""
     z, o = _Sizes.of(x, w, stride), len(w)
-    images, kernels = _Planes(_last(x), stride, z, z.N), _Planes(_taps(w), stride, z, z.T, -1)
-    results = _Planes(x.new_zeros(len(x), *z.M, o), 1, z, z.M)
+    images, kernels = _planes(_last(x), stride, z, z.N), _planes(_taps(w), stride, z, z.T, -1)
+    results = _planes(x.new_zeros(len(x), *z.M, o), 1, z, z.M)
     for ks in z.groups:
         W = torch.unflatten(kernels.spectra(ks)[:, 0], 1, (-1, o))  # conj(W) [(k n) (p q c) o]
         torch.bmm(images.spectra(ks), W, out=results.some(ks))
@@ -190,10 +134,10 @@ def _(x: Tensor, w: Tensor, stride: int) -> Tensor:
 def _backward(g: Tensor, x: Tensor, w: Tensor, stride: int) -> tuple[Tensor, Tensor]:
     """dx [b c h w] and dw [o c t t] for the derivative g [b o h' w'] of the result."""
     z, (o, c, t, u) = _Sizes.of(x, w, stride), w.shape
-    above, images = _Planes(_last(g), 1, z, z.M, -1), _Planes(_last(x), stride, z, z.N)
-    kernels = _Planes(_taps(w), stride, z, z.T, -1)
-    dx = _Planes(torch.zeros_like(images.x), stride, z, z.N, -1, images.D)
-    dw = _Planes(torch.zeros_like(kernels.x), stride, z, z.T, 1, kernels.D)
+    above, images = _planes(_last(g), 1, z, z.M, -1), _planes(_last(x), stride, z, z.N)
+    kernels = _planes(_taps(w), stride, z, z.T, -1)
+    dx = _planes(torch.zeros_like(images.x), stride, z, z.N, -1, images.D)
+    dw = _planes(torch.zeros_like(kernels.x), stride, z, z.T, 1, kernels.D)
     for ks in z.groups:
         G, W = above.spectra(ks), torch.unflatten(kernels.spectra(ks)[:, 0], 1, (-1, o))  # conj(dY), conj(W)
         torch.bmm(G, W.transpose(1, 2), out=dx.some(ks))

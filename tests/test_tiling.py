@@ -14,7 +14,14 @@ from torchcaps.models import MODELS, Model, tiles
 from torchcaps.types import Batch, Capsules
 
 METHODS = ("encode", "scores", "reconstruct")
-CASES = [(name, method) for name in MODELS for method in METHODS if method in vars(type(built(SMALL[name])))]
+
+
+def tiled(model: Model, method: str) -> bool:
+    """Whether the model's class, or one that it stands on, has a method that goes through tiles."""
+    return hasattr(getattr(type(model), method, None), "__wrapped__")
+
+
+CASES = [(name, method) for name in MODELS for method in METHODS if tiled(built(SMALL[name]), method)]
 
 
 TILE = 7
@@ -163,7 +170,7 @@ def compiled(function):
 @pytest.mark.parametrize("name", [*MODELS, "poe, routed"])
 def test_compiled_models_give_the_same(name):
     model, x = built(SMALL.get(name, ROUTED)), images(3)
-    methods = [method for method in ("scores", "encode") if method in vars(type(model))]
+    methods = [method for method in ("scores", "encode") if tiled(model, method)]
     with torch.no_grad():
         expected = tensors(getattr(model, methods[0])(x))
         found = tensors(compiled(getattr(model, methods[0]))(x))

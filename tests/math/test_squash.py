@@ -94,7 +94,8 @@ def test_squash_at_every_scale(exponent: float, d: int, seed: int, single: bool)
     z = (directions(1, d, seed) * 10**exponent).to(dtype)
     x = squash(z)
     assert x.dtype == dtype
-    assert float(x.double().square().sum().sqrt()) <= 1 + torch.finfo(dtype).eps
+    roundings = 4  # of the length, its square, the quotient and the product, half an eps each
+    assert float(x.double().square().sum().sqrt()) <= 1 + roundings * torch.finfo(dtype).eps / 2
     assert bool((x.sign() * z.sign() >= 0).all())
     close = 1e-5 if single else 1e-13
     torch.testing.assert_close(x.double(), by_row(slow_squash, z), rtol=close, atol=1e-20 if single else 0)

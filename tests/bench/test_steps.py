@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 from script import script
@@ -17,6 +18,7 @@ def steps():
     ("name", "part"),
     [
         ("aten::mkldnn_convolution", "convolution"),
+        ("torchcaps::fourier_conv_backward", "convolution"),
         ("torchcaps::dynamic_forward", "routing"),
         ("GeneratedBackwardFor_torchcaps_em_routing", "routing"),
         ("aten::addmm", "linear"),
@@ -26,6 +28,20 @@ def steps():
 )
 def test_operations_belong_to_a_part(steps, name, part):
     assert steps.part_of(name) == part
+
+
+def test_what_an_operation_calls_belongs_to_its_part(steps):
+    def inside(*names):
+        """The innermost of nested events, named from the outside in."""
+        event = None
+        for name in names:
+            event = SimpleNamespace(name=name, cpu_parent=event)
+        return event
+
+    assert steps.owner(inside("torchcaps::fourier_conv", "aten::bmm")) == "convolution"
+    assert steps.owner(inside("autograd::engine", "torchcaps::em_forward", "aten::mm", "aten::empty")) == "routing"
+    assert steps.owner(inside("aten::linear", "aten::addmm", "aten::copy_")) == "linear"
+    assert steps.owner(inside("aten::relu", "aten::empty")) == "the rest"
 
 
 def test_shares_of_a_step_add_up(steps, monkeypatch, tmp_path, capsys):

@@ -15,6 +15,7 @@ from torchcaps.errors import DataError, RecipeError, ShapeError
 from torchcaps.evaluate import sparse_figures as s
 from torchcaps.evaluate.capsule_figures import Wish
 from torchcaps.models import CapsNet, Model, SparseCaps, SparseConfig
+from torchcaps.models.sparse import Competitors
 from torchcaps.models.sparse_matrix import SparseMatrixConfig
 from torchcaps.train.training import set_up
 
@@ -234,7 +235,7 @@ def test_every_figure_is_the_same_again_and_depends_on_the_model(data, kind, bui
     images = torch.randint(0, 256, (20, 2, 18, 18), generator=make).byte()
     pairs = Dataset(images, torch.arange(20) % 3, 3, view=16, standardised=True)
     model = build(pairs)
-    assert s.is_sparse(model)
+    assert isinstance(model, Competitors)
     drawn = s.picture(kind, scene(pairs, model, count=2, seed=1))
     assert drawn and all(png.startswith(b"\x89PNG") for png in drawn.values())
     assert drawn == s.picture(kind, scene(pairs, model, count=2, seed=1))
@@ -258,4 +259,4 @@ def test_wrong_wishes_are_one_line(data):
         s.picture("rankd", scene(data))
     with pytest.raises(ShapeError, match="0 to 4"):
         scene(data, capsules=(5,))
-    assert not s.is_sparse(set_up(tiny(), data.spec).model)
+    assert not isinstance(set_up(tiny(), data.spec).model, Competitors)

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from torchcaps.data import Dataset
-    from torchcaps.evaluate.sparse_figures import Sparse
     from torchcaps.models import CapsNet, MatrixCaps, PoE
+    from torchcaps.models.sparse import Competitors
     from torchcaps.train import Recipe
 
 __all__ = ["Generate"]
@@ -73,14 +73,14 @@ class Generate:
     def run(self) -> int:
         from torchcaps.errors import RecipeError
         from torchcaps.evaluate.figures import require_matplotlib
-        from torchcaps.evaluate.sparse_figures import is_sparse
         from torchcaps.models import CapsNet, MatrixCaps, PoE
+        from torchcaps.models.sparse import Competitors
         from torchcaps.train import load_run
 
         require_matplotlib()
         self._check()
         run = load_run(self.folder)
-        if is_sparse(run.model):
+        if isinstance(run.model, Competitors):
             self._sparse(run.model, run.recipe)
         elif self.beside:
             raise RecipeError("--beside adds curves to those of sparse capsules, and this is another run; leave it out")
@@ -135,7 +135,7 @@ class Generate:
         seen = class_capsules(model, data) if set(kinds) & set(figures.FROM_ALL) else None
         self._draw(kinds, lambda kind: figures.picture(kind, model, wish, data, seen))
 
-    def _sparse(self, model: Sparse, recipe: Recipe) -> None:
+    def _sparse(self, model: Competitors, recipe: Recipe) -> None:
         from torchcaps.errors import RecipeError
         from torchcaps.evaluate.capsule_figures import Wish
         from torchcaps.evaluate.sparse_figures import FIGURES, Scene, picture
@@ -148,20 +148,20 @@ class Generate:
         scene = Scene(model, wish, _test_set(recipe, self.seed), self.folder.resolve().name, beside)
         self._draw(kinds, lambda kind: picture(kind, scene))
 
-    def _load_beside(self) -> dict[str, tuple[CapsNet | Sparse, Dataset]]:
+    def _load_beside(self) -> dict[str, tuple[CapsNet | Competitors, Dataset]]:
         """Folder's name -> model and test images of a run to compare with."""
         from torchcaps.errors import RecipeError
-        from torchcaps.evaluate.sparse_figures import is_sparse
         from torchcaps.models import CapsNet
+        from torchcaps.models.sparse import Competitors
         from torchcaps.train import load_run
 
         names = [folder.resolve().name for folder in (self.folder, *self.beside)]
         if len(set(names)) < len(names):
             raise RecipeError(f"the runs are called {', '.join(names)}; each needs a name of its own")
-        found: dict[str, tuple[CapsNet | Sparse, Dataset]] = {}
+        found: dict[str, tuple[CapsNet | Competitors, Dataset]] = {}
         for folder, name in zip(self.beside, names[1:], strict=True):
             model, recipe, *_ = load_run(folder)
-            if not isinstance(model, CapsNet) and not is_sparse(model):
+            if not isinstance(model, CapsNet | Competitors):
                 kind = type(model).__name__
                 raise RecipeError(f"'{folder}' is a run of {kind}; --beside wants sparse capsules or a CapsNet")
             found[name] = model, _test_set(recipe, self.seed)

@@ -30,10 +30,9 @@ from torchcaps.evaluate.probes import knn, linear_probe
 from torchcaps.evaluate.readout import GAMMA, Material, fit_svm
 from torchcaps.evaluate.results import Metrics, gather
 from torchcaps.evaluate.rivals import fit_kmeans, fit_pca
-from torchcaps.layers import SparseMask
 from torchcaps.metrics import nmi, purity
 from torchcaps.models import Model, SparseConfig
-from torchcaps.models.sparse import SparseOutput
+from torchcaps.models.sparse import Competitors, SparseOutput
 from torchcaps.train.display import progress
 from torchcaps.train.run import Loaded
 from torchcaps.train.training import set_up
@@ -93,7 +92,7 @@ def _see(look: Look, data: Dataset) -> Seen:
     return Seen(torch.cat(codes) if codes else None, torch.cat(groups) if groups else None)
 
 
-def capsules(model: Model) -> Look:
+def capsules(model: Competitors) -> Look:
     """The masked capsules v' [n j k] of a network, and the capsule of rank 0."""
 
     def look(images: Tensor) -> Seen:
@@ -104,12 +103,12 @@ def capsules(model: Model) -> Look:
 
 
 @torch.no_grad()
-def in_band(model: Model, images: Tensor) -> int:
+def in_band(model: Competitors, images: Tensor) -> int:
     """How many capsules come first in a share of images [n c h w] that is inside the mask's band."""
-    mask, look = cast(SparseMask, model.mask), capsules(model)
+    look = capsules(model)
     first = torch.cat([cast(Tensor, look(part).groups) for part in torch.split(images, CHUNK)])
-    share = torch.bincount(first, minlength=len(mask.boost)) / len(first)  # [j]
-    return int(((share >= mask.low) & (share <= mask.high)).sum())
+    share = torch.bincount(first, minlength=model.config.capsules) / len(first)  # [j]
+    return int(model.mask.inside(share))
 
 
 def chosen(only: Sequence[str] | None) -> tuple[str, ...]:
@@ -135,12 +134,14 @@ def rows_of_runs(
 
 
 def _trained(run: Loaded, material: Material) -> dict[str, float]:
-    return _network(run.model, material, GAMMA if isinstance(run.recipe.model, SparseConfig) else None)
+    return _network(
+        cast(Competitors, run.model), material, GAMMA if isinstance(run.recipe.model, SparseConfig) else None
+    )
 
 
 def _network(model: Model, material: Material, gamma: float | None) -> dict[str, float]:
-    model.eval()
-    return measure(capsules(model), material, gamma) | {"capsules_in_band": float(in_band(model, material.shown))}
+    network = cast(Competitors, model.eval())
+    return measure(capsules(network), material, gamma) | {"capsules_in_band": float(in_band(network, material.shown))}
 
 
 def _control(name: str, runs: Sequence[Loaded], material: Material) -> Metrics:

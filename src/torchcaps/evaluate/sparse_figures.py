@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol, TypeGuard
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,15 +24,15 @@ from torchcaps.data import Dataset
 from torchcaps.errors import DataError, RecipeError, ShapeError, nearest
 from torchcaps.evaluate.capsule_figures import Wish
 from torchcaps.evaluate.figures import image_grid, pixels, png, pyplot
-from torchcaps.layers.sparse import SparseMask, rank
+from torchcaps.layers.sparse import rank
 from torchcaps.math.random import permutation
-from torchcaps.models import CapsNet, Model
+from torchcaps.models import CapsNet
 from torchcaps.models.capsnet import CapsNetOutput
-from torchcaps.models.sparse import SparseOutput, support
+from torchcaps.models.sparse import Competitors, SparseOutput, support
 from torchcaps.train.display import progress
 
 __all__ = [
-    "FIGURES", "Parts", "Ranking", "Scene", "Sparse", "is_sparse", "parts", "picture", "rank_frequency",
+    "FIGURES", "Parts", "Ranking", "Scene", "parts", "picture", "rank_frequency",
     "ranked_support", "ranking", "swept",
 ]  # fmt: skip
 
@@ -41,21 +41,6 @@ STEPS = 11
 
 _SCALE = 0.6
 """Inches an image."""
-
-
-class Sparse(Protocol):
-    """A network whose latent capsules compete by a mask; the image is decoded from `masked.pose` of its output."""
-
-    mask: SparseMask
-
-    def __call__(self, images: Tensor) -> SparseOutput: ...
-    def decode(self, pose: Tensor) -> Tensor: ...
-    def eval(self) -> Any: ...
-
-
-def is_sparse(model: Model) -> TypeGuard[Sparse]:
-    """True of sparse capsules and of their dense control, whatever routes them."""
-    return isinstance(getattr(model, "mask", None), SparseMask) and hasattr(model, "decode")
 
 
 class Ranking(NamedTuple):
@@ -69,11 +54,11 @@ class Ranking(NamedTuple):
 class Scene:
     """What is drawn: a model, what is wished, test images; and the runs beside it, each with test images of its own."""
 
-    model: Sparse
+    model: Competitors
     wish: Wish
     data: Dataset
     name: str = "this run"
-    beside: Mapping[str, tuple[CapsNet | Sparse, Dataset]] = field(default_factory=dict)
+    beside: Mapping[str, tuple[CapsNet | Competitors, Dataset]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for j in self.wish.capsules:
@@ -83,7 +68,7 @@ class Scene:
     @property
     def capsules(self) -> int:
         """How many there are."""
-        return len(self.model.mask.boost)
+        return self.model.config.capsules
 
     @property
     def chosen(self) -> list[int]:
@@ -121,7 +106,7 @@ def picture(kind: str, scene: Scene) -> dict[str, bytes]:
 
 
 @torch.inference_mode()
-def ranking(model: CapsNet | Sparse, data: Dataset, batch: int = 100) -> Ranking:
+def ranking(model: CapsNet | Competitors, data: Dataset, batch: int = 100) -> Ranking:
     """Of every image, a bounded batch at a time; the class capsules of a CapsNet are ranked by their support alone."""
     model.eval()
     batches = progress(torch.split(torch.arange(len(data)), batch), "looking at images")
@@ -129,7 +114,7 @@ def ranking(model: CapsNet | Sparse, data: Dataset, batch: int = 100) -> Ranking
     return Ranking(torch.cat([one.support for one in seen]), torch.cat([one.ranks for one in seen]))
 
 
-def _ranking(model: CapsNet | Sparse, images: Tensor) -> Ranking:
+def _ranking(model: CapsNet | Competitors, images: Tensor) -> Ranking:
     if isinstance(model, CapsNet):
         supervised: CapsNetOutput = model(images)
         psi = support(supervised.info.coupling[-1], model.config.types)
@@ -157,7 +142,7 @@ class Parts(NamedTuple):
     without: Tensor
 
 
-def parts(model: Sparse, pose: Tensor) -> Parts:
+def parts(model: Competitors, pose: Tensor) -> Parts:
     """Of the capsules of an image, the masked pose [j k]."""
     j, k = pose.shape
     alone = pose * torch.eye(j).unsqueeze(-1)  # [j j k]
@@ -205,7 +190,7 @@ def ranked_support(psi: Tensor) -> Tensor:
 def _frequencies(scene: Scene) -> dict[str, bytes]:
     """A curve a capsule; the band in which training keeps how often one is first is grey."""
     share, mask = rank_frequency(scene.ranking.ranks), scene.model.mask
-    inside = int(((share[:, 0] >= mask.low) & (share[:, 0] <= mask.high)).sum())
+    inside = int(mask.inside(share[:, 0]))
     figure, ax = pyplot().subplots(figsize=(6.4, 3.4))
     colours = pyplot().get_cmap("tab20")
     ax.axhspan(mask.low, mask.high, color="0.9")
@@ -254,7 +239,7 @@ def _examples(scene: Scene) -> dict[int, int]:
     return found
 
 
-def swept(model: Sparse, pose: Tensor, j: int) -> Tensor:
+def swept(model: Competitors, pose: Tensor, j: int) -> Tensor:
     """[k n c h w] what the masked pose [j k] of an image draws when each number of capsule j is set to -1 ... 1."""
     k = pose.shape[-1]
     number = torch.arange(k)

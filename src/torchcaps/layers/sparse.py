@@ -73,6 +73,10 @@ class SparseMask(nn.Module):
         ranks = rank(support.detach() * self.boost)
         return rank_mask(ranks, self.gamma, self.cut).to(support.dtype), ranks
 
+    def inside(self, share: Tensor) -> Tensor:
+        """How many capsules are inside the band, by the share [j] of images in which each comes first."""
+        return ((share >= self.low) & (share <= self.high)).sum()
+
     @torch.no_grad()
     def observe(self, ranks: Tensor) -> None:
         """Account for one training batch of ranks [b j]; call it once a step, on every process with the whole batch."""

@@ -41,7 +41,7 @@ def squash(z: Tensor) -> Tensor:
 def unsquash(x: Tensor) -> Tensor:
     """x / sqrt(|x| (1 - |x|)) over the last axis, the inverse of `squash`.
 
-    Lengths of 1 and more, which squash never makes, are read as the longest length below 1.
+    Lengths of 1 and more, which squash makes by rounding alone, are read as the longest length below 1.
     """
     length = norm(x, keepdim=True)
     last = torch.finfo(x.dtype).eps / 2

@@ -144,14 +144,12 @@ class Competitors(Model):
     def objective(self, batch: Batch, step: int) -> dict[str, Tensor]:
         out: SparseOutput = self(batch.images)
         error = reconstruction_loss(self.decode(out.masked.pose), batch.images)
-        mask = self.mask
         if self.training:
-            _remember(out.ranks, mask)
-        inside = ((mask.frequency >= mask.low) & (mask.frequency <= mask.high)).sum()
+            _remember(out.ranks, self.mask)
         return {
             "loss": self.config.reconstruction * error,
             "reconstruction": error,
-            "capsules_in_band": inside.to(error.dtype),
+            "capsules_in_band": self.mask.inside(self.mask.frequency).to(error.dtype),
         }
 
 

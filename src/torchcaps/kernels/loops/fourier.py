@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from torchcaps.kernels.loops import loop, part
-from torchcaps.kernels.loops.vector import braid, fill, load, store, unbraid
+from torchcaps.kernels.loops.vector import BYTES, braid, fill, load, store, unbraid
 
 __all__ = ["from_spectra", "to_spectra"]
 
@@ -28,7 +28,7 @@ Array = Any  # numpy arrays; inside a loop also vectors of lanes
 @loop
 def to_spectra(x: Array, D: Array, s: int, rows: Array, columns: Array, start: int, stop: int) -> None:
     """x -> D for the column frequencies of the table; the vectors of (o i) from start to stop."""
-    L = 64 // x.itemsize
+    L = BYTES // x.itemsize
     per, A, B = x.shape[3] // L, rows.shape[2], columns.shape[2]
     plane, T = np.empty((A, B, L), x.dtype), np.empty((A, 2, L), x.dtype)
     for job in range(start, stop):
@@ -81,7 +81,7 @@ def _along_rows(T: Array, rows: Array, D: Array, k: int, o: int, pq: int, i: int
 @loop
 def from_spectra(D: Array, x: Array, s: int, rows: Array, columns: Array, start: int, stop: int) -> None:
     """x += what the column frequencies of the table, whose weights are in it, say of each place."""
-    L = 64 // x.itemsize
+    L = BYTES // x.itemsize
     per, A, B, N = x.shape[3] // L, rows.shape[2], columns.shape[2], D.shape[1]
     plane, Y = np.empty((A, B, L), x.dtype), np.empty((N // 2 + 1, 4, L), x.dtype)
     for job in range(start, stop):

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from talk import talk
 
+from torchcaps.errors import CheckpointError
 from torchcaps.evaluate import export
-from torchcaps.train import load, train
+from torchcaps.train import load, load_run, train
+from torchcaps.train.checkpoint import load as read_checkpoint
 from torchcaps.train.recipe import recipe_of
 
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -78,3 +81,45 @@ def test_a_missing_extra_is_named(capsys, tmp_path, folder, monkeypatch):
 def test_help_has_an_example(capsys):
     code, out, _ = run(capsys, "--help")
     assert code == 0 and "Example: torchcaps export" in out
+
+
+def test_weights_alone_load_as_a_run_and_name_no_folder(capsys, tmp_path, folder):
+    path = tmp_path / "model.safetensors"
+    code, out, err = run(capsys, folder, path, "--examples", "1")
+    assert (code, err) == (0, "") and f"{path.stat().st_size:,} bytes" in out and "by 0 at most" in out
+    x = torch.rand(3, 1, 12, 12)
+    with torch.no_grad():
+        assert torch.equal(load(path).scores(x), load(folder).scores(x))
+    given = read_checkpoint(path)
+    assert all(name.startswith(("state.model.", "examples.")) for name in given.tensors)
+    assert given.tensors["examples.images"].dtype == torch.uint8
+    test = load_run(folder).recipe.data.load().test
+    for image, label in zip(given.tensors["examples.images"], given.tensors["examples.labels"], strict=True):
+        assert any(torch.equal(image, other) for other in test.images[test.labels == label])
+    assert given.meta["recipe"]["data"].get("data_dir") is None
+    assert path.stat().st_size < (folder / "checkpoint.safetensors").stat().st_size
+
+
+def test_half_the_bytes_move_the_outputs_little(capsys, tmp_path, folder):
+    run(capsys, folder, tmp_path / "whole.safetensors")
+    code, _, _ = run(capsys, folder, tmp_path / "half.safetensors", "--half")
+    whole, half = (read_checkpoint(tmp_path / f"{name}.safetensors").tensors for name in ("whole", "half"))
+    assert code == 0 and sum(t.nbytes for t in half.values()) == sum(t.nbytes for t in whole.values()) // 2
+    x = torch.rand(3, 1, 12, 12)
+    with torch.no_grad():
+        moved = load(tmp_path / "half.safetensors").scores(x) - load(folder).scores(x)
+    assert moved.abs().max() < 1e-2
+
+
+def test_weights_alone_cannot_be_resumed(tmp_path, folder, capsys):
+    (tmp_path / "given").mkdir()
+    run(capsys, folder, tmp_path / "given" / "checkpoint.safetensors")
+    shutil.copy(folder / "recipe.json", tmp_path / "given")
+    with pytest.raises(CheckpointError, match="weights alone"):
+        train(load_run(folder).recipe, tmp_path / "given", resume=True, quiet=True)
+
+
+def test_what_does_not_go_together_is_refused(capsys, tmp_path, folder):
+    assert "weights" in refused(capsys, folder, tmp_path / "model.onnx", "--half")
+    assert "0 to 1000" in refused(capsys, folder, tmp_path / "model.safetensors", "--examples", "-1")
+    assert list(tmp_path.iterdir()) == []

@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -98,6 +99,37 @@ def test_ctrl_c_saves_and_goes_on_as_if_nothing_had_been(tmp_path, monkeypatch):
     train(recipe, tmp_path / "cut", resume=True, quiet=True)
     train(recipe, tmp_path / "whole", quiet=True)
     assert same(weights(tmp_path / "whole"), weights(tmp_path / "cut"))
+
+
+def test_a_run_may_start_from_the_weights_of_another(tmp_path, monkeypatch):
+    """Its weights before the first step are the other's; that one's steps and seconds count; cut off, it resumes."""
+    train(tiny(), tmp_path / "first", quiet=True)
+    first = load_run(tmp_path / "first")
+    further = replace(tiny(), start=str(tmp_path / "first"), seed=7)
+    seen = []
+    objective = CapsNet.objective
+
+    def look(self, batch, step):
+        seen.append((step, {name: value.clone() for name, value in self.state_dict().items()}))
+        return objective(self, batch, step)
+
+    monkeypatch.setattr(CapsNet, "objective", look)
+    outcome = train(further, tmp_path / "second", quiet=True)
+    assert seen[0][0] == 0 and same(seen[0][1], first.model.state_dict())
+    assert outcome.step == 2 * first.step and outcome.seconds > first.seconds
+    assert len(seen) == first.step and not same(weights(tmp_path / "second"), weights(tmp_path / "first"))
+    again = train(further, tmp_path / "second", resume=True, quiet=True)
+    assert again.step == outcome.step and len(seen) == first.step
+
+
+def test_a_start_that_does_not_fit_is_refused_before_anything_is_written(tmp_path):
+    train(tiny(), tmp_path / "first", quiet=True)
+    small = tiny(model={"decoder": [8, 8]})
+    with pytest.raises(TrainingError, match="the run to start from does not fit"):
+        train(replace(small, start=str(tmp_path / "first")), tmp_path / "second", quiet=True)
+    with pytest.raises(CheckpointError, match="nowhere"):
+        train(replace(tiny(), start=str(tmp_path / "nowhere")), tmp_path / "second", quiet=True)
+    assert not (tmp_path / "second").exists()
 
 
 def test_a_run_is_never_overwritten(tmp_path):

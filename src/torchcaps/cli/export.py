@@ -10,25 +10,48 @@ import tyro
 
 __all__ = ["Export"]
 
+MOST = 1000
+"""More test images of a class are a data set."""
+
 
 @dataclass(frozen=True)
 class Export:
-    """Write the trained model of a run as an ONNX file, compared with torch before it is kept.
+    """Write the trained model of a run as a file to give away: ONNX, compared with torch first, or its weights alone.
+
+    Weights load as a run does: torchcaps predict model.safetensors digit.png. They name no folder of this machine.
 
     Example: torchcaps export runs/capsnet-glyphs-0 model.onnx
+
+    Example: torchcaps export runs/capsnet-glyphs-0 model.safetensors --half --examples 10
     """
 
     folder: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
     """Folder of the run."""
     file: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="FILE")]
-    """File to write, as in model.onnx."""
+    """File to write: model.onnx, or model.safetensors for the weights."""
     force: bool = False
     """Replace the file if it is there."""
+    half: bool = False
+    """Weights in half precision: half of the bytes."""
+    examples: int = 0
+    """Add so many test images of each class to the weights, so that the explorer can show some without the data."""
 
     def run(self) -> int:
-        from torchcaps.evaluate.export import TOLERANCE, check_target, export_onnx
+        from torchcaps.errors import RecipeError
+        from torchcaps.evaluate.export import TOLERANCE, WEIGHTS, check_target, export_onnx, export_weights
         from torchcaps.train import load_run
 
+        if not 0 <= self.examples <= MOST:
+            raise RecipeError(f"--examples {self.examples} is asked for; 0 to {MOST} is wanted")
+        if self.file.suffix == WEIGHTS:
+            moved = export_weights(
+                self.folder, self.file, half=self.half, examples=self.examples, force=self.force
+            )  # fmt: skip
+            size = self.file.stat().st_size
+            print(f"{self.file}: {size:,} bytes, outputs differ from the run's by {moved:.2g} at most")
+            return 0
+        if self.half or self.examples:
+            raise RecipeError(f"--half and --examples go with weights: name the file model{WEIGHTS}")
         check_target(self.file, force=self.force)
         run = load_run(self.folder)
         worst = export_onnx(run.model, self.file, force=self.force)

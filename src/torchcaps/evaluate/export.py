@@ -1,4 +1,5 @@
-"""A model as an ONNX file, which is written only if onnxruntime computes from it what torch does.
+"""A model as a file to give away: its weights alone, or ONNX, which is written only if onnxruntime computes what torch
+does:
 
 input    images      [b c h w] in [0, 1], any number of them
 outputs  scores      [b j]      of classifiers
@@ -20,17 +21,26 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torchcaps.data import DataConfig
 from torchcaps.errors import RecipeError, TrainingError
 from torchcaps.kernels.threads import switched
 from torchcaps.models import Model
+from torchcaps.train.checkpoint import load as read_checkpoint
+from torchcaps.train.checkpoint import save
 from torchcaps.train.display import progress
 from torchcaps.train.files import write_atomically
+from torchcaps.train.run import load_run
+from torchcaps.train.slim import slim
+from torchcaps.train.training import resumed, set_up
 from torchcaps.types import Capsules
 
-__all__ = ["TOLERANCE", "check_target", "export_onnx", "outputs"]
+__all__ = ["TOLERANCE", "WEIGHTS", "check_target", "export_onnx", "export_weights", "outputs"]
 
 TOLERANCE = 1e-4
 """Largest difference between a number that torch computes and the same of onnxruntime."""
+
+WEIGHTS = ".safetensors"
+"""The ending of a file that takes the weights alone."""
 
 TRACED, VERIFIED = 2, 5
 """Images that the graph is traced with and, another number, compared on."""
@@ -64,9 +74,33 @@ def export_onnx(model: Model, path: Path, *, force: bool = False) -> float:
     return worst
 
 
+@torch.no_grad()
+def export_weights(folder: Path, path: Path, *, half: bool = False, examples: int = 0, force: bool = False) -> float:
+    """Write the weights of a run alone, with so many test images of each class; returns how far its outputs moved."""
+    check_target(path, force=force)
+    run = load_run(folder)
+    checkpoint = read_checkpoint(folder if folder.is_file() else folder / "checkpoint.safetensors")
+    small = slim(checkpoint, half=half, examples=_examples(run.recipe.data, examples) if examples else None)
+    given = resumed(set_up(run.recipe, run.model.spec), run.recipe, small, weights_only=True).model.eval()
+    images = torch.rand(VERIFIED, *run.model.spec[:3], generator=torch.Generator().manual_seed(0))
+    expected, found = outputs(run.model, images), outputs(given, images)
+    save(path, small)
+    return max(float((found[name] - value).abs().max()) for name, value in expected.items())
+
+
+def _examples(data: DataConfig, each: int) -> tuple[Tensor, Tensor]:
+    """Bytes [n c h w] and labels [n]: the first so many test images of every class, in their order."""
+    test = data.load().test
+    if test.labels.ndim != 1:
+        raise RecipeError("images that show several classes cannot go along as examples; leave --examples out")
+    rows = torch.cat([(test.labels == j).nonzero().flatten()[:each] for j in range(test.classes)]).sort().values
+    return test.seen[rows].clone(), test.labels[rows].clone()
+
+
 def check_target(path: Path, *, force: bool = False) -> None:
     """Say before any work that the packages are missing or the file cannot be written."""
-    if missing := [name for name in ("onnx", "onnxscript", "onnxruntime") if find_spec(name) is None]:
+    wanted = () if path.suffix == WEIGHTS else ("onnx", "onnxscript", "onnxruntime")
+    if missing := [name for name in wanted if find_spec(name) is None]:
         raise RecipeError(f"export needs {' and '.join(missing)}: pip install 'torchcaps[onnx]'")
     if path.is_dir() or not path.parent.is_dir():
         raise RecipeError(f"cannot write '{path}': give a file in a folder that exists, as in model.onnx")

@@ -26,9 +26,18 @@ from torchcaps.train.display import Display
 from torchcaps.train.distributed import Team, team
 from torchcaps.train.journal import Journal
 from torchcaps.train.recipe import Loop, Recipe, stage_names, stage_of
-from torchcaps.train.run import Run, open_run
+from torchcaps.train.run import Run, load_run, open_run
 from torchcaps.train.stop import Flag, stop_signal
-from torchcaps.train.training import Training, begin, flushed_denormals, resumed, set_up, stage_seed, take_over
+from torchcaps.train.training import (
+    Training,
+    begin,
+    flushed_denormals,
+    go_on_from,
+    resumed,
+    set_up,
+    stage_seed,
+    take_over,
+)
 from torchcaps.train.validation import check_validation, validation_accuracy
 from torchcaps.types import Batch
 
@@ -101,6 +110,9 @@ def train(
         run = _open(folder, recipe, resume, crew)
         if run.has_checkpoint:
             training = resumed(training, recipe, run.checkpoint())
+        elif recipe.start is not None:
+            before = load_run(recipe.start)
+            go_on_from(training, before.model, steps=before.step, seconds=before.seconds)
         crew.agree(None)  # nobody writes before all have read
         if crew.leads:
             run.write_recipe()

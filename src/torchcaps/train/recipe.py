@@ -84,11 +84,13 @@ class Recipe:
     """One row of a results table, before it is run.
 
     A model trained in stages takes for each its entry of `stages`, or else `optimiser`, `schedule` and `train`.
+    `start` is the folder of a run whose weights, steps and seconds this one goes on from.
     """
 
     name: str = "unnamed"
     about: str = ""
     seed: Annotated[int, Range(0)] = 0
+    start: str | None = None
     data: Annotated[DataConfig, Choice(DATASETS)] = field(default_factory=GlyphsConfig)
     model: Annotated[ModelConfig, Choice(MODELS)] = field(default_factory=CapsNetConfig)
     optimiser: OptimiserConfig = field(default_factory=OptimiserConfig)

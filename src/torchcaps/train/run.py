@@ -109,11 +109,14 @@ def load(folder: Path | str) -> Model:
 
 
 def load_run(folder: Path | str) -> Loaded:
-    """As `load`, with the recipe and how far the run got; everything is checked, nothing is executed."""
+    """As `load`, with the recipe and how far the run got; everything is checked, nothing is executed.
+
+    In place of a folder, the path of weights alone (`torchcaps export RUN model.safetensors`) will do.
+    """
     folder = Path(folder)
     if folder.is_dir() and not _checkpoint_path(folder).exists():
         raise CheckpointError(f"'{folder}' holds no checkpoint; train into it first, or name the folder of a run")
-    checkpoint = read_checkpoint(_checkpoint_path(folder))
+    checkpoint = read_checkpoint(folder if folder.is_file() else _checkpoint_path(folder))
     try:
         recipe = from_dict(Recipe, checkpoint.meta["recipe"], where=str(folder))
         spec = ImageSpec(*checkpoint.meta["spec"])
@@ -121,7 +124,7 @@ def load_run(folder: Path | str) -> Loaded:
             raise ValueError(f"images of {list(spec)}")
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"'{folder}' is not the run of a recipe known here: {error}") from None
-    training = resumed(set_up(recipe, spec), recipe, checkpoint)
+    training = resumed(set_up(recipe, spec), recipe, checkpoint, weights_only=True)
     return Loaded(training.model.eval(), recipe, training.steps, training.seconds, training.reached)
 
 

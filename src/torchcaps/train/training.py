@@ -21,7 +21,7 @@ from torchcaps.train.recipe import Recipe, stage_names, stage_of
 from torchcaps.train.state import pack_state, unpack_state
 from torchcaps.types import ImageSpec
 
-__all__ = ["Training", "begin", "flushed_denormals", "resumed", "set_up", "stage_seed", "take_over"]
+__all__ = ["Training", "begin", "flushed_denormals", "go_on_from", "resumed", "set_up", "stage_seed", "take_over"]
 
 
 @dataclass
@@ -82,21 +82,27 @@ class Training:
         meta = {"recipe": recipe, "spec": list(self.model.spec), **position, **ending, "state": skeleton}
         return Checkpoint(tensors, meta)
 
-    def restore(self, checkpoint: Checkpoint) -> None:
-        """Go to where a checkpoint of the same recipe was made in this stage."""
+    def restore(self, checkpoint: Checkpoint, *, weights_only: bool = False) -> None:
+        """Go to where a checkpoint of the same recipe was made in this stage; or, to look at the model, its weights."""
         meta = checkpoint.meta
         state = unpack_state(meta["state"], checkpoint.tensors)
         self.model.load_state_dict(state["model"])
-        if self.optimiser:
-            self.optimiser.load_state_dict(state["optimiser"])
-            _lay_out_like_parameters(self.optimiser)
-        if self.schedule:
-            self.schedule.load_state_dict(state["schedule"])
+        if not weights_only:
+            self._restore_optimiser(state)
         self.before = int(meta.get("before", 0))
         self.step, self.seconds = int(meta["step"]) - self.before, float(meta["seconds"])
         self.finished, self.reached = (meta.get(key) is True for key in ("finished", "reached"))
         if min(self.step, self.before) < 0 or not math.isfinite(self.seconds):
             raise ValueError(f"step {self.step} after {self.before}, seconds {self.seconds}")
+
+    def _restore_optimiser(self, state: dict[str, Any]) -> None:
+        if self.optimiser:
+            if state["optimiser"] is None:
+                raise ValueError("it holds weights alone; to train further, name its run as `start` of another")
+            self.optimiser.load_state_dict(state["optimiser"])
+            _lay_out_like_parameters(self.optimiser)
+        if self.schedule:
+            self.schedule.load_state_dict(state["schedule"])
 
     def rest(self) -> None:
         """Put the whole model, and whatever its stages hold besides, into evaluation mode."""
@@ -155,18 +161,26 @@ def begin(
     return Training(model, parts, stage, optimiser, schedule, before=before, seconds=seconds)
 
 
-def resumed(training: Training, recipe: Recipe, checkpoint: Checkpoint) -> Training:
+def resumed(
+    training: Training, recipe: Recipe, checkpoint: Checkpoint, *, weights_only: bool = False
+) -> Training:  # fmt: skip
     """Where a checkpoint of the same recipe was made, in whichever stage; the model of `training` is filled."""
     try:
         stage = checkpoint.meta.get("stage", next(iter(training.parts)))
         if stage not in training.parts:
             raise ValueError(f"no stage '{stage}'{nearest(str(stage), training.parts)}")
         there = begin(recipe, training.model, training.parts, stage)
-        there.restore(checkpoint)
+        there.restore(checkpoint, weights_only=weights_only)
     except Exception as error:  # whatever a file can make torch raise
         reason = " ".join(str(error).split())[:300]
         raise CheckpointError(f"the checkpoint belongs to another kind of run: {reason}") from None
     return there
+
+
+def go_on_from(training: Training, model: nn.Module, *, steps: int, seconds: float) -> None:
+    """Begin with the weights of a model trained before, whose steps and seconds count as spent."""
+    _fill(training.model, model, "the run to start from")
+    training.before, training.seconds = steps, seconds
 
 
 def take_over(parts: Mapping[str, Model], given: Mapping[str, nn.Module]) -> None:
@@ -174,11 +188,15 @@ def take_over(parts: Mapping[str, Model], given: Mapping[str, nn.Module]) -> Non
     for name, module in given.items():
         if name not in parts:
             raise RecipeError(f"a module was given for the stage '{name}'{nearest(name, parts)}")
-        try:
-            parts[name].load_state_dict(module.state_dict())
-        except RuntimeError as error:
-            reason = " ".join(str(error).split())[:300]
-            raise TrainingError(f"what was given for the stage '{name}' does not fit: {reason}") from None
+        _fill(parts[name], module, f"what was given for the stage '{name}'")
+
+
+def _fill(target: nn.Module, source: nn.Module, what: str) -> None:
+    try:
+        target.load_state_dict(source.state_dict())
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())[:300]
+        raise TrainingError(f"{what} does not fit: {reason}") from None
 
 
 def stage_seed(seed: int, number: int) -> int:

@@ -56,14 +56,9 @@ def test_every_command_has_help(capsys, name):
     assert code == 0 and f"torchcaps {name}" in out
 
 
-@pytest.mark.parametrize("name", ["demo", "train", "evaluate", "generate", "data", "bench", "list"])
+@pytest.mark.parametrize("name", ["demo", "train", "evaluate", "generate", "explore", "data", "bench", "list"])
 def test_help_of_what_works_has_an_example(capsys, name):
     assert f"Example: torchcaps {name}" in run(capsys, name, "--help")[1]
-
-
-@pytest.mark.parametrize("name", ["explore"])
-def test_what_is_not_built_yet_says_so(capsys, name):
-    assert "not in this release" in refused(capsys, name)
 
 
 def test_unknown_words_get_the_nearest(capsys):

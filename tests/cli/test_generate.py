@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 
@@ -99,7 +100,7 @@ def test_sweeps_of_chosen_capsules_and_all_of_one(capsys, folder, tmp_path):
 
 
 def test_samples_need_no_data(capsys, folder, tmp_path, monkeypatch):
-    monkeypatch.setattr("torchcaps.cli.generate._test_images", lambda recipe: pytest.fail("loaded the data"))
+    monkeypatch.setattr("torchcaps.evaluate.gallery._test_images", lambda recipe: pytest.fail("loaded the data"))
     assert set(drawn(capsys, folder, "--what", "pairs", "-n", 1, "--out", tmp_path)) == {"pairs-empirical"}
 
 
@@ -132,7 +133,7 @@ def test_pictures_of_a_capsnet(capsys, classes, tmp_path):
 def test_of_very_many_test_images_some_are_looked_at(capsys, classes, tmp_path, monkeypatch):
     words = (classes, "--what", "calibration", "--out", tmp_path)
     whole = drawn(capsys, *words)
-    monkeypatch.setattr("torchcaps.cli.generate.LOOKED_AT", 20)
+    monkeypatch.setattr("torchcaps.evaluate.gallery.LOOKED_AT", 20)
     part = drawn(capsys, *words)
     assert part == drawn(capsys, *words) and part != whole and part != drawn(capsys, *words, "--seed", 1)
 
@@ -197,3 +198,13 @@ def test_without_matplotlib_it_says_what_to_install(capsys, folder, monkeypatch)
 
 def test_help_has_an_example(capsys):
     assert "Example: torchcaps generate" in run(capsys, "--help")[1]
+
+
+def test_curves_are_drawn_of_any_run(capsys, folder, classes, tmp_path):
+    assert set(drawn(capsys, classes, "--what", "curves", "--out", tmp_path)) == {"curve-loss", "curve-accuracy"}
+    staged = drawn(capsys, folder, "--what", "curves", "--out", tmp_path)
+    assert set(staged) == {"curve-loss"}
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    shutil.copy(classes / "checkpoint.safetensors", bare)
+    assert "no journal" in refused(capsys, bare, "--what", "curves")

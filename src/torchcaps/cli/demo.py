@@ -30,17 +30,6 @@ _TEXT = (
     "for the others.",
 )
 
-_PICTURES = {
-    "samples": "Every capsule alone, a column each.",
-    "wins": "What each capsule wins: the mean of its test images, then its drawings.",
-    "reconstructions": "Test images, redrawn from the numbers of the winning capsule, and by the encoder in reverse.",
-    "sweeps": "The busiest capsule, each dimension of its pose moved in turn from -2 to 2 deviations: along the "
-    "principal axes of the poses it met, then one number at a time.",
-    "interpolation": "From the code of one image to that of another.",
-    "completion": "Half of an image hidden, and completed by going to and fro between image and capsules.",
-    "routing": "Where in the image the winning capsule gets its evidence from.",
-}
-
 
 @dataclass(frozen=True)
 class Demo:
@@ -119,27 +108,20 @@ class Demo:
         return "mnist"
 
     def _report(self, recipe: Recipe, folder: Path, result: Result) -> Path:
-        from torchcaps.evaluate.capsule_figures import Wish, picture
         from torchcaps.evaluate.capsules import SAMPLES
-        from torchcaps.evaluate.report import html_report, rows_of
+        from torchcaps.evaluate.report import report_of, rows_of
         from torchcaps.models import PoE
-        from torchcaps.train import load
-        from torchcaps.train.display import progress
+        from torchcaps.train import load_run
         from torchcaps.train.files import write_atomically
 
-        model, splits = load(folder), recipe.data.load()
-        assert isinstance(model, PoE)
-        test = splits.test.shown()
-        pictures = [
-            (caption, png)
-            for kind, caption in progress(list(_PICTURES.items()), "drawing")
-            for png in picture(kind, model, Wish(), test if kind == "wins" else test[:8]).values()
-        ]
+        run = load_run(folder)
+        assert isinstance(run.model, PoE)
         facts = {
-            "capsules": model.capsules, "images": len(splits.train), "samples": SAMPLES,
+            "capsules": run.model.capsules, "images": len(recipe.data.load().train), "samples": SAMPLES,
             "confident": result.metrics["confident_fraction"][0], "consistent": result.metrics["consistency"][0],
         }  # fmt: skip
         text = [paragraph.format(**facts) for paragraph in _TEXT]
         path = self.out / "report.html"
-        write_atomically(path, [html_report("torchcaps demo", text, rows_of(result), pictures).encode()])
+        page = report_of(folder, run, title="torchcaps demo", text=text, rows=rows_of(result))
+        write_atomically(path, [page.encode()])
         return path

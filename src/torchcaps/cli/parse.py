@@ -16,10 +16,11 @@ from torchcaps.cli.catalogue import List
 from torchcaps.cli.data import Data
 from torchcaps.cli.demo import Demo
 from torchcaps.cli.evaluate import Evaluate
+from torchcaps.cli.explore import Explore
 from torchcaps.cli.export import Export
 from torchcaps.cli.generate import Generate
-from torchcaps.cli.later import Explore
 from torchcaps.cli.predict import Predict
+from torchcaps.cli.report import Report
 from torchcaps.cli.train import Train
 from torchcaps.errors import RecipeError, nearest
 
@@ -39,6 +40,7 @@ COMMANDS: dict[str, type[Command]] = {
     "predict": Predict,
     "generate": Generate,
     "attack": Attack,
+    "report": Report,
     "export": Export,
     "explore": Explore,
     "data": Data,

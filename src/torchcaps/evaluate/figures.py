@@ -96,7 +96,7 @@ def learning_curve(curves: Sequence[tuple[str, Sequence[dict[str, Any]]]], key: 
         kept = [entry for entry in entries if key in entry]
         ax.plot([entry["step"] for entry in kept], [entry[key] for entry in kept], label=name, linewidth=1)
     ax.set_xlabel("step")
-    ax.set_ylabel(f"training {key}")
+    ax.set_ylabel(key.replace("_", " ") if key.startswith("validation") else f"training {key}")
     ax.legend(frameon=False)
     figure.tight_layout()
     return png(figure)

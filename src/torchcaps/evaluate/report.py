@@ -5,11 +5,16 @@ from __future__ import annotations
 import base64
 import html
 from collections.abc import Sequence
+from pathlib import Path
 from statistics import mean, stdev
 
+from torchcaps.evaluate.capsule_figures import Wish
+from torchcaps.evaluate.gallery import CAPTIONS, gallery
 from torchcaps.evaluate.results import Result
+from torchcaps.train.display import progress
+from torchcaps.train.run import Loaded
 
-__all__ = ["html_report", "rows_of", "text_table"]
+__all__ = ["html_report", "report_of", "rows_of", "text_table"]
 
 PERCENT = (
     "test_error", "rising_steps", "affnist_accuracy", "mnist_accuracy", "multimnist_error", "digit_error",
@@ -65,12 +70,38 @@ def _block(rows: Sequence[Sequence[str]]) -> str:
     )
 
 
+def report_of(
+    folder: Path,
+    run: Loaded,
+    *,
+    title: str | None = None,
+    text: Sequence[str] = (),
+    rows: Sequence[Sequence[str]] = (),
+    wish: Wish = Wish(),  # noqa: B008 (frozen)
+) -> str:
+    """One page of a run in a folder: what was trained, how it did if there are rows, and all pictures of it."""
+    galleries = [gallery(folder, run, wish)]
+    if (folder / "journal.jsonl").is_file():
+        galleries.append(gallery(folder, run, wish, "curves"))
+    wanted = [(kind, each.draw) for each in galleries for kind in each.kinds]
+    figures = [(CAPTIONS[kind], png) for kind, draw in progress(wanted, "drawing") for png in draw(kind).values()]
+    return html_report(title or folder.resolve().name, [*text, _facts(run)], rows, figures)
+
+
+def _facts(run: Loaded) -> str:
+    count = sum(p.numel() for p in run.model.parameters())
+    about = f" ({run.recipe.about})" if run.recipe.about else ""
+    return (
+        f"Recipe {run.recipe.name}, seed {run.recipe.seed}{about}: {count:,} parameters, {run.step:,} steps in "
+        f"{run.seconds:,.0f} s."
+    )
+
+
 def html_report(
     title: str, paragraphs: Sequence[str], rows: Sequence[Sequence[str]], figures: Sequence[tuple[str, bytes]]
 ) -> str:
     """A self-contained page: text, table, pictures (caption, PNG) inside it; it loads nothing from anywhere."""
-    head, *body = rows
-    table = _row("th", head) + "".join(_row("td", row) for row in body)
+    table = "".join(_row("td" if n else "th", row) for n, row in enumerate(rows))
     text = "".join(f"<p>{html.escape(p)}</p>" for p in paragraphs)
     pictures = "".join(
         f'<figure><img alt="{html.escape(caption)}" src="data:image/png;base64,{base64.b64encode(png).decode()}">'
@@ -80,7 +111,7 @@ def html_report(
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
         f"<title>{html.escape(title)}</title><style>{_STYLE}</style><h1>{html.escape(title)}</h1>"
-        f"{text}<table>{table}</table>{pictures}</html>\n"
+        f"{text}{table and f'<table>{table}</table>'}{pictures}</html>\n"
     )
 
 

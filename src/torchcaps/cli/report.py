@@ -1,0 +1,52 @@
+"""torchcaps report"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+__all__ = ["Report"]
+
+
+@dataclass(frozen=True)
+class Report:
+    """Write everything there is to see of a run into one HTML file: curves, pictures and, if given, its results.
+
+    The file needs nothing beside it, loads nothing from anywhere, and can be sent by mail.
+
+    Example: torchcaps report runs/capsnet-mnist-small-0 --result results/capsnet-mnist-small.json
+    """
+
+    folder: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
+    """Folder of the run."""
+    out: Path | None = None
+    """File to write; RUN/report.html if not given."""
+    result: Path | None = None
+    """What `torchcaps evaluate` wrote of the recipe: the table with the controls."""
+    count: Annotated[int, tyro.conf.arg(aliases=["-n"])] = 8
+    """How many samples of a capsule, and how many test images."""
+    seed: int = 0
+    """Other samples and other test images."""
+
+    def run(self) -> int:
+        from torchcaps.cli.generate import MOST
+        from torchcaps.errors import RecipeError
+        from torchcaps.evaluate.capsule_figures import Wish
+        from torchcaps.evaluate.figures import require_matplotlib
+        from torchcaps.evaluate.report import report_of, rows_of
+        from torchcaps.evaluate.results import read_result
+        from torchcaps.train import load_run
+        from torchcaps.train.files import write_atomically
+
+        require_matplotlib()
+        if not 1 <= self.count <= MOST:
+            raise RecipeError(f"--count {self.count} is asked for; 1 to {MOST} is wanted")
+        run, path = load_run(self.folder), self.out or self.folder / "report.html"
+        rows = rows_of(read_result(self.result)) if self.result else ()
+        page = report_of(self.folder, run, rows=rows, wish=Wish(count=self.count, seed=self.seed))
+        write_atomically(path, [page.encode()])
+        print(path)
+        return 0

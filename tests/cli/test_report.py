@@ -1,0 +1,46 @@
+"""`torchcaps report` as a person meets it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from talk import talk
+
+from tiny import tiny
+from torchcaps.evaluate import evaluate_runs, write_result
+from torchcaps.train import train
+
+run, refused = talk("report")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("report") / "run"
+    train(tiny(train={"epochs": 0.5}), path, quiet=True)
+    return path
+
+
+def test_one_file_holds_everything(capsys, folder, tmp_path):
+    result = write_result(tmp_path, evaluate_runs([folder]))
+    code, out, err = run(capsys, folder, "--count", 2, "--result", result)
+    assert (code, err) == (0, "") and Path(out.strip()) == folder / "report.html"
+    page = (folder / "report.html").read_text()
+    assert page.count("data:image/png;base64,") == page.count("<img") >= 6
+    assert not re.search(r"(src|href)=.?(https?:|//)", page) and "<script" not in page
+    for text in ("Recipe tiny, seed 3", "5 steps in", "test error (%)", "untrained", "Training, step by step."):
+        assert text in page
+
+
+def test_without_results_there_is_no_table_and_the_file_is_where_it_is_asked(capsys, folder, tmp_path):
+    code, out, _ = run(capsys, folder, "-n", 1, "--out", tmp_path / "mine.html")
+    assert code == 0 and out.strip() == str(tmp_path / "mine.html")
+    assert "<table>" not in (tmp_path / "mine.html").read_text()
+
+
+def test_wrong_input_gets_one_line(capsys, folder, tmp_path):
+    assert "1 to 64" in refused(capsys, folder, "--count", 0)
+    assert "checkpoint" in refused(capsys, tmp_path)
+    assert "results" in refused(capsys, folder, "--result", tmp_path / "none.json")
+    assert list(tmp_path.iterdir()) == []

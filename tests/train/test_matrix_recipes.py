@@ -41,7 +41,7 @@ def test_a_row_of_table_1_differs_in_what_its_name_says_and_nothing_else(name):
 
 def test_the_base_has_the_settings_of_the_authors_code():
     recipe = load_recipe(BASE)
-    assert recipe.model == replace(SmallMatrixConfig(), ramp=1250)
+    assert recipe.model == replace(SmallMatrixConfig(), ramp=1000)
     data = to_dict(recipe)["data"]
     assert (data["name"], data["view"], data["jitter"], data["standardise"]) == ("smallnorb", 32, True, True)
     assert recipe.train.batch == 64 and recipe.optimiser.options == {"weight_decay": 2e-7}
@@ -57,10 +57,10 @@ def test_schedules_are_those_of_the_authors_code():
     assert steps == 303_200 and spread_margin(steps, rule="sigmoid", ramp=50_000) >= 0.9
 
 
-def test_the_small_margin_grows_40_times_as_fast_and_is_whole_at_the_end():
+def test_the_small_margin_grows_50_times_as_fast_and_is_whole_at_the_end():
     recipe = load_recipe(BASE)
     steps = total_steps(recipe, 24_300)
-    assert steps == recipe.schedule.options["total_steps"] and recipe.model.ramp * 40 == 50_000
+    assert steps == recipe.schedule.options["total_steps"] and recipe.model.ramp * 50 == 50_000
     assert spread_margin(steps, rule="sigmoid", ramp=recipe.model.ramp) >= 0.98
 
 
@@ -72,7 +72,7 @@ def test_the_small_margin_grows_40_times_as_fast_and_is_whole_at_the_end():
     ],
 )  # fmt: skip
 def test_small_recipes_have_the_same_number_of_steps(name, images):
-    assert total_steps(load_recipe(name), images) == pytest.approx(15_160, rel=0.02)
+    assert total_steps(load_recipe(name), images) == pytest.approx(11_370, rel=0.02)
 
 
 @pytest.mark.parametrize("by", ["azimuth", "elevation"])
@@ -80,8 +80,8 @@ def test_novel_viewpoints_are_asked_of_capsules_and_cnn_alike(by):
     change = changed(f"matrix-novel-{by}-small")
     stop = {"azimuth": 0.963, "elevation": 0.957}[by]
     assert change == {
-        "data.novel": by, "data.matched": True, "train.epochs": 120.0, "train.stop_at": stop, "train.check_every": 250,
-        "optimiser.lr": 0.003, "schedule.name": "ExponentialLR", "schedule.options.gamma": 0.99995918,
+        "data.novel": by, "data.matched": True, "train.epochs": 90.0, "train.stop_at": stop, "train.check_every": 250,
+        "schedule.name": "ExponentialLR", "schedule.options.gamma": 0.99995918,
     }  # fmt: skip
     other = changed(f"cnn-novel-{by}", f"matrix-novel-{by}-small")
     assert {key.split(".")[0] for key in other} == {"model", "optimiser"}

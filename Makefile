@@ -20,7 +20,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
 	touch $@
 
 $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python
-	$(PIP) -e ".[dev]"
+	sh tests/web/browser.sh > $(VENV)/browser.log 2>&1 & $(PIP) -e ".[dev]" && wait
 	touch $@ $(VENV)/.installed
 
 clean:

@@ -1,0 +1,121 @@
+// Compare: two runs on the same picture, each in its own size.
+import { ask, channel } from "./api.js";
+import { bars, colours } from "./canvas.js";
+import { by, fill, h, offer } from "./dom.js";
+import { KINDS } from "./help.js";
+import { channels, contain, place } from "./pixels.js";
+import { on, set, state } from "./state.js";
+import { decode, encode, show, toCanvas } from "./wire.js";
+
+let facts = null; // of the other run
+let seen = null; // its answer
+
+const send = channel(
+  (answer, { note }) => {
+    if (note.facts !== facts) return;
+    seen = { ...answer, image: note.image, drawn: answer.drawn && decode(answer.drawn) };
+    paint();
+  },
+  (error) => fail(error),
+);
+
+function fail(error) {
+  by("compare-error").hidden = error.status === undefined;
+  by("compare-error").textContent = error.message;
+}
+
+/** The picture in the size of the other run. */
+function fitted() {
+  const [c, height, width] = facts.shape;
+  const image = state.looked.image;
+  return channels((state.fit === "keep" ? place : contain)(image, height, width), c);
+}
+
+async function open() {
+  const { other } = state;
+  if (other === null || facts?.id === other) return;
+  [facts, seen] = [null, null];
+  by("compare-error").hidden = true;
+  fill(by("compare-b"), h("p.quiet", {}, "Opening the run…"));
+  try {
+    const found = await ask(`/api/runs/${other}`);
+    if (state.other !== other) return;
+    facts = found;
+    want();
+  } catch (error) {
+    fill(by("compare-b"));
+    fail(error);
+  }
+}
+
+function want() {
+  const { tab, runs, looked } = state;
+  if (tab !== "compare" || !state.facts || !looked) return;
+  by("compare-lonely").hidden = runs.length > 1;
+  by("compare-able").hidden = runs.length < 2;
+  if (runs.length < 2) return;
+  const others = runs.filter((run) => run.id !== state.facts.id);
+  if (!others.some((run) => run.id === state.other)) return set({ other: others[0].id });
+  offer(by("other"), others.map((run) => [run.id, run.name]), state.other);
+  by("fit").value = state.fit;
+  paint();
+  if (facts?.id !== state.other) return void open();
+  const image = fitted();
+  send(`/api/runs/${facts.id}/look`, { image: encode(image) }, { facts, image });
+}
+
+function card(name, f, look) {
+  const row = (j) => {
+    const bar = h("span.bar");
+    bar.style.width = `${(100 * Math.max(0, Math.min(1, look.activation[j]))).toFixed(1)}%`;
+    return h(`div.capsule.small${j === look.winner ? ".wins" : ""}`, {}, h("span.capsule-name", {}, f.names[j]), h("span.track", {}, bar), h("span.number", {}, look.activation[j].toFixed(2)));
+  };
+  const order = f.names.map((_, j) => j).sort((a, b) => look.activation[b] - look.activation[a]);
+  const top = order.slice(0, 10).sort((a, b) => a - b);
+  const tile = (picture, words) => h("figure", {}, show(h("canvas.tile", { role: "img", "aria-label": words }), picture), h("figcaption", {}, words));
+  return [
+    h("h3", {}, f.name),
+    h("p.quiet", {}, `${KINDS[f.kind]}, ${f.parameters.toLocaleString("en")} parameters, ${f.shape[2]}×${f.shape[1]}`),
+    h("p.answer-small", { "data-testid": `${name}-answer` }, f.names[look.winner]),
+    h("div.pair", {}, tile(look.image, "sees"), look.drawn ? tile(look.drawn, "redraws") : h("p.quiet", {}, "This model has no decoder: nothing is redrawn.")),
+    h("div.rows", {}, ...top.map(row)),
+    f.names.length > 10 && h("p.quiet", {}, `The ten most active of ${f.names.length}.`),
+  ];
+}
+
+function paint() {
+  fill(by("compare-a"), ...card("a", state.facts, state.looked));
+  if (!seen || !facts) return;
+  fill(by("compare-b"), ...card("b", facts, seen));
+  const both = state.facts.classifies && facts.classifies;
+  const [a, b] = [state.facts.names[state.looked.winner], facts.names[seen.winner]];
+  by("verdict").textContent = !both ? "" : a === b ? `Both say ${a}.` : `They differ: ${a} and ${b}.`;
+}
+
+/** For save.js. */
+export function sheet() {
+  if (!seen) return null;
+  const pairs = [[state.facts, state.looked], [facts, seen]];
+  const most = Math.max(...pairs.map(([f]) => f.names.length));
+  return {
+    width: 800, height: 230 + 22 * most, title: `${state.facts.name} and ${facts.name}`,
+    paint(pen, { x, y }) {
+      const c = colours();
+      pairs.forEach(([f, look], n) => {
+        const left = x + 390 * n;
+        pen.text(left, y + 12, f.name, { size: 14, fill: c.ink, weight: 600 });
+        pen.image(toCanvas(look.image), left, y + 24, 110, 110);
+        if (look.drawn) pen.image(toCanvas(look.drawn), left + 122, y + 24, 110, 110);
+        bars(pen, { x: left, y: y + 150, w: 350, h: 22 * f.names.length }, c, { names: f.names, values: look.activation, chosen: look.winner, wide: 90 });
+      });
+    },
+    numbers: () => pairs.map(([f, look]) => ({ run: f.name, names: f.names, activation: look.activation, winner: look.winner })),
+  };
+}
+
+/** Wire the panel up. */
+export function start() {
+  by("other").onchange = ({ target }) => set({ other: Number(target.value) });
+  by("fit").onchange = ({ target }) => set({ fit: target.value });
+  on(["looked", "tab", "other", "fit"], want);
+}

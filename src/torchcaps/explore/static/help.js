@@ -1,0 +1,84 @@
+// What each panel says to a newcomer: a line that always stands there, and more for who wants it.
+import { h } from "./dom.js";
+
+/** @typedef {"capsnet" | "matrix" | "sparse" | "poe"} Kind */
+
+/** The line over a panel. @type {Record<string, string>} */
+export const LEADS = {
+  parents: "A capsule is a small group of numbers that stands for one thing. A bar says how sure the model is that its thing is in the picture; the tile beside it is what that capsule alone would draw.",
+  routing: "Many small capsules below each look at one part of the picture and vote on what every capsule above should be. Routing goes round a few times: a vote that agrees with the others counts more in the next round.",
+  instantiation: "A capsule's numbers say how its thing looks: slanted, thick, wide. Move one and the picture is redrawn at once. Nobody told the model what its numbers should mean; it found that out itself.",
+  wall: "Each column is one capsule drawing on its own, each row another set of numbers for it. Choose a picture to take it apart.",
+  compare: "Two models look at the same picture, each in the size it was trained on.",
+};
+
+/** Behind “More”, by kind of model. @type {Record<string, Record<Kind, string[]>>} */
+const MORE = {
+  parents: {
+    capsnet: [
+      "A CapsNet (Sabour, Frosst and Hinton 2017) has one capsule for every class. Its numbers form a vector. The vector's length, between 0 and 1, is the bar: is the thing there? Its direction says how the thing looks.",
+      "A second network, the decoder, has learnt to redraw a picture from the numbers of the right capsule. Given those of another, it draws what the picture would be if that were the answer. Several bars may be long at once: the lengths are no probabilities and need not add up to 1.",
+    ],
+    matrix: [
+      "A matrix capsule (Hinton, Sabour and Frosst 2018) is a switch and a 4×4 matrix. The switch, between 0 and 1, is the bar: is the thing there? The matrix says how it stands to the viewer.",
+      "There is no decoder in this system, so nothing is redrawn.",
+    ],
+    sparse: [
+      "These capsules (Rawlinson, Ahmed and Kowadlo 2018) have learnt without labels, so none of them is called “seven”. They compete: the more support a capsule gets from routing, the higher its rank, and only the first ranks reach the decoder. The others are silenced, their bar is 0.",
+      "The winner is the capsule of the first rank. All capsules that are left draw the picture together; each has learnt a kind of shape.",
+    ],
+    poe: [
+      "Products of expert capsules (Hauser 2019) learn without labels, each as an expert on some kind of shape. The bar is the chance that the capsule is on, ‖z‖² / (1 + ‖z‖²), where z are its numbers.",
+      "All capsules that are on draw the picture together; the tile of a row shows what one draws alone.",
+    ],
+  },
+  routing: {
+    capsnet: [
+      "The shares a child gives to the parents add up to 1; they are all alike in the first round. Each child's vote is then compared with what the parent came to be (their scalar product), and where the two agree the child sends more. The heat map adds up, at each place, the shares its children give to the chosen parent, times how active they are. A square stands for one place in the grid of children; each child sees a window wider than its square.",
+      "In the cloud each dot is a vote, seen along the two directions in which votes differ most. The dot grows with its share; votes that lie far out stand at the frame. The ring is where the votes, so weighted, meet. Choose a square of the map to follow the children of that place.",
+    ],
+    matrix: [
+      "EM routing treats the votes for a parent as points and fits a bell curve (a Gaussian) to them. Then each child is shared out anew: parents whose curve explains its vote well get more. The heat map adds up, at each place, the shares its children give to the chosen parent, times how active they are.",
+      "The histograms are those of figure 2 of the paper: how far the votes lie from the parent's mean. Where many lie near 0, the votes agree, and the parent switches on.",
+    ],
+    sparse: [
+      "The shares a child gives to the parents add up to 1. Where votes agree with a parent the child sends more to it in the next round. The support a capsule gathers in this way decides its rank, and the rank decides who may draw.",
+      "In the cloud each dot is a vote, seen along the two directions in which votes differ most; it grows with its share; votes that lie far out stand at the frame. Choose a square of the map to follow the children of that place.",
+    ],
+    poe: [
+      "Here the shares are usually spread evenly, so the heat map shows what each place adds to the chosen capsule: its share times how far its vote points the capsule's way.",
+      "In the cloud each dot is a vote, seen along the two directions in which votes differ most. Choose a square of the map to follow the children of that place.",
+    ],
+  },
+  instantiation: {
+    capsnet: ["The sliders reach ±.25 about what the model saw, as in figure 4 of Sabour 2017; “wider” goes four times as far, where pictures fall apart. On the pad, two numbers move at once; the small pictures are what lies there."],
+    matrix: ["These are the 4×4 numbers that say how the thing stands to the viewer. This system has no decoder: the numbers can be read, but nothing can be drawn from them."],
+    sparse: ["The sliders reach from −1 to 1, as in figure 5 of Rawlinson 2018. On the pad, two numbers move at once; the small pictures are what lies there."],
+    poe: ["The numbers are z, before they are squashed into the unit ball. The sliders reach 2.5 standard deviations about what this capsule has seen. On the pad, two numbers move at once."],
+  },
+  wall: {
+    capsnet: ["The sets of numbers are those that test images gave to the capsule."],
+    matrix: [],
+    sparse: ["The sets of numbers are those that test images gave to the capsule. A capsule that won no image has no column."],
+    poe: ["Where do the numbers come from? “Empirical”: from pictures the capsule has seen. “Complete”: from a bell curve (a Gaussian) in all directions. “Restricted”: from the half of these directions that training visited. Compare figure 2 of Hauser 2019."],
+  },
+  compare: {},
+};
+const BOTH = ["Bars of different kinds of model mean different things: a length, a switch, a chance. Compare who comes first and by how much, not the numbers as such."];
+
+/** What the curves show. */
+export const CURVES = {
+  agreement: "How well the votes for a capsule agree with what it came to be, weighted by their shares. The chosen one is in colour.",
+  entropy: "How undecided the children are. High: each spreads its share evenly over all parents. 0: each gives all to one.",
+  activation: "What each capsule would say if routing stopped after this round.",
+};
+
+/** @param {string} panel @param {Kind} kind @returns {HTMLElement | null} */
+export function more(panel, kind) {
+  const words = panel === "compare" ? BOTH : (MORE[panel][kind] ?? []);
+  if (!words.length) return null;
+  return h("details.more", {}, h("summary", {}, "More about this"), ...words.map((text) => h("p", {}, text)));
+}
+
+/** @param {Kind} kind */
+export const KINDS = { capsnet: "CapsNet", matrix: "matrix capsules", sparse: "sparse capsules", poe: "products of experts" };

@@ -1,0 +1,203 @@
+// Wires the page: opens runs, asks what the model sees, follows the link, shows whether all is well.
+import { ask, channel, Gone, line, Refused } from "./api.js";
+import { repaint } from "./canvas.js";
+import * as compare from "./compare.js";
+import { arrows, by, fill, h, later, offer } from "./dom.js";
+import { KINDS, LEADS, more } from "./help.js";
+import * as input from "./input.js";
+import * as instantiation from "./instantiation.js";
+import * as parents from "./parents.js";
+import * as routing from "./routing.js";
+import { save } from "./save.js";
+import { follow, isOurs, link, on, read, set, state } from "./state.js";
+import * as wall from "./wall.js";
+import { decode, each, encode } from "./wire.js";
+
+const PANELS = { parents, routing, instantiation, wall, compare };
+
+const look = channel(
+  (answer, { note }) => {
+    if (note.facts !== state.facts) return;
+    const parts = answer.parts && each(decode(answer.parts));
+    set({ looked: { ...answer, parts, drawn: answer.drawn && decode(answer.drawn), image: note.image } });
+    trouble("");
+  },
+  (error) => trouble(error),
+);
+
+function see() {
+  const { facts, image } = state;
+  if (!facts || !image || String(image.shape) !== String(facts.shape)) return;
+  look(`/api/runs/${facts.id}/look`, { image: encode(image) }, { facts, image });
+}
+
+/** @param {Error | string} error shown above the page; one of a server that is gone has its own banner */
+function trouble(error) {
+  const words = error instanceof Gone ? "" : (error.message ?? error);
+  by("trouble").textContent = words;
+  by("trouble").hidden = !words;
+}
+
+/** Open a run, with what a link wishes for it. @param {number} id @param {Record<string, any>} wish */
+async function open(id, wish = {}) {
+  by("page").setAttribute("aria-busy", "true");
+  by("run").value = String(id);
+  try {
+    const facts = await ask(`/api/runs/${id}`);
+    if (Number(by("run").value) !== id) return;
+    set({ looked: null, image: null, label: null, parent: null, capsule: null, pose: null, place: null });
+    set({ facts, step: facts.iterations - 1, domain: facts.domains[0] ?? null, other: state.other === id ? null : state.other });
+    introduce();
+    await apply(wish);
+    trouble("");
+  } catch (error) {
+    if (state.facts) by("run").value = String(state.facts.id);
+    trouble(error);
+  } finally {
+    by("page").setAttribute("aria-busy", "false");
+  }
+}
+
+/** What of a wish fits this run. */
+async function apply(wish) {
+  const { facts } = state;
+  const fits = (j) => Number.isInteger(j) && j < facts.names.length;
+  if (wish.image) set({ source: "draw", base: null });
+  else if (wish.example !== undefined) set({ source: "example", example: wish.example });
+  for (const key of ["tab", "changes", "wide", "count", "seed", "fit"]) if (wish[key] !== undefined) set({ [key]: wish[key] });
+  if (wish.axes?.every((k) => k >= 0 && k < facts.dimension)) set({ axes: wish.axes });
+  if (wish.step < facts.iterations) set({ step: wish.step });
+  if (facts.domains.includes(wish.domain)) set({ domain: wish.domain });
+  if (fits(wish.parent)) set({ parent: wish.parent });
+  if (wish.place?.every((x, n) => x >= 0 && x < facts.places[n])) set({ place: wish.place });
+  if (fits(wish.capsule)) set({ capsule: wish.capsule, pose: wish.pose?.length === facts.dimension ? wish.pose : null });
+  const other = state.runs.find((run) => run.name === wish.with);
+  if (other) set({ other: other.id });
+  await input.renew();
+  if (wish.image) input.takePicture(wish.image);
+}
+
+/** Words about the run, and on every panel. */
+function introduce() {
+  const { facts } = state;
+  document.title = `${facts.name} · torchcaps explore`;
+  by("about").textContent = `${KINDS[facts.kind]}, ${facts.parameters.toLocaleString("en")} parameters, ${facts.shape[2]}×${facts.shape[1]} pixels`;
+  by("about").title = facts.about;
+  for (const panel of Object.keys(PANELS)) fill(by(`words-${panel}`), h("p.lead", {}, LEADS[panel]), more(panel, facts.kind));
+}
+
+const MEASURES = { capsnet: "its length is", matrix: "its switch is at", sparse: "first in rank, its length is", poe: "it is on with chance" };
+const announce = later((words) => (by("live").textContent = words), 500);
+
+function answer() {
+  const { looked, facts, label } = state;
+  if (!looked || !facts) return;
+  const name = facts.names[looked.winner];
+  const value = looked.activation[looked.winner];
+  by("answer-lead").textContent = facts.classifies ? "The model says" : "First comes";
+  by("answer").textContent = facts.classifies ? name : name.replace(/^capsule /, "№ ");
+  by("answer").classList.toggle("long", by("answer").textContent.length > 3);
+  by("answer").classList.toggle("unsure", facts.classifies && value < 0.5);
+  const known = facts.classifies && label ? (label.index === looked.winner ? ", and that is right" : `; the label is ${label.name}`) : "";
+  by("answer-more").textContent = `${MEASURES[facts.kind]} ${value.toFixed(2)}${known}`;
+  announce(`${by("answer-lead").textContent} ${name}, ${value.toFixed(2)}${known}`);
+}
+
+function tabs() {
+  for (const name of Object.keys(PANELS)) {
+    const here = state.tab === name;
+    const tab = by(`tab-${name}`);
+    tab.setAttribute("aria-selected", String(here));
+    tab.tabIndex = here ? 0 : -1;
+    by(`panel-${name}`).hidden = !here;
+  }
+}
+
+function theme() {
+  const root = document.documentElement;
+  const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+  root.dataset.theme = dark ? "light" : "dark";
+  try {
+    localStorage.setItem("torchcaps-theme", root.dataset.theme);
+  } catch {
+    // not kept, then
+  }
+  repaint();
+}
+
+let toasting = 0;
+function toast(words) {
+  Object.assign(by("toast"), { textContent: words, hidden: false });
+  clearTimeout(toasting);
+  toasting = setTimeout(() => (by("toast").hidden = true), 4000);
+}
+
+async function share() {
+  const address = await link();
+  const whole = state.source === "example" || address.includes("image=");
+  const note = whole ? "" : " The picture is too large for it and is left out.";
+  try {
+    await navigator.clipboard.writeText(address);
+    toast(`The link is copied. It opens this very state.${note}`);
+  } catch {
+    toast(`The address bar now holds the link.${note}`);
+  }
+}
+
+function keep(format) {
+  by("save-menu").open = false;
+  const sheet = state.looked && PANELS[state.tab].sheet();
+  if (sheet) save(sheet, format);
+  else toast("This panel has nothing to save yet.");
+}
+
+function wire() {
+  Object.values(PANELS).forEach((panel) => panel.start());
+  input.start();
+  by("run").onchange = ({ target }) => open(Number(target.value));
+  by("share").onclick = share;
+  by("theme").onclick = theme;
+  for (const format of ["png", "svg", "json"]) by(`save-${format}`).onclick = () => keep(format);
+  for (const name of Object.keys(PANELS)) by(`tab-${name}`).onclick = () => set({ tab: name });
+  arrows(by("tabs"));
+  by("tabs").addEventListener("arrived", ({ target }) => target.click());
+  document.addEventListener("click", ({ target }) => by("save-menu").contains(target) || (by("save-menu").open = false));
+  document.addEventListener("keydown", ({ key }) => key === "Escape" && (by("save-menu").open = false));
+  on(["image"], see);
+  on(["looked", "label"], answer);
+  on(["tab"], tabs);
+  on(["tab"], repaint);
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", repaint);
+  line.addEventListener("busy", ({ detail }) => document.body.classList.toggle("busy", detail > 0));
+  line.addEventListener("here", ({ detail: here }) => {
+    by("gone").hidden = here;
+    if (here) state.facts ? set({ image: state.image && { ...state.image } }) : begin();
+  });
+  window.addEventListener("unhandledrejection", (event) => {
+    if (!(event.reason instanceof Gone || event.reason instanceof Refused)) return;
+    event.preventDefault();
+    trouble(event.reason);
+  });
+  window.addEventListener("hashchange", async () => isOurs(location.hash) || visit(await read(location.hash)));
+}
+
+/** Go where a link points. */
+async function visit(wish) {
+  const run = state.runs.find(({ name }) => name === wish.run) ?? state.runs[0];
+  await open(run.id, wish);
+}
+
+async function begin() {
+  const { runs, version } = await ask("/api/runs");
+  set({ runs });
+  by("version").textContent = version;
+  offer(by("run"), runs.map((run) => [run.id, run.shipped ? `${run.name} (shipped)` : run.name]), 0);
+  if (!runs.length) return trouble("No run was found here. Train one first: torchcaps train capsnet-glyphs --out runs/mine");
+  await visit(await read(location.hash));
+  follow();
+}
+
+if (matchMedia("(max-width: 760px)").matches) document.querySelector(".disturb").open = false;
+wire();
+tabs();
+begin();

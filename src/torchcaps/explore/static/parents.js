@@ -1,0 +1,99 @@
+// Parents: which capsules are active, what the winner redraws, and what each draws alone.
+import { bars, colours, difference } from "./canvas.js";
+import { by, fill, h } from "./dom.js";
+import { on, parent, set, state, winner } from "./state.js";
+import { show, toCanvas } from "./wire.js";
+
+let rows = [];
+
+/** One button a capsule: name, bar, number, what it draws. */
+function build() {
+  const { names, draws } = state.facts;
+  rows = names.map((name, j) => {
+    const parts = { bar: h("span.bar"), said: h("span.number"), tile: h("canvas.tile", { width: 1, height: 1, "aria-hidden": "true" }) };
+    const row = h(
+      "button.capsule", { type: "button", "data-testid": `capsule-${j}`, onclick: () => choose(j) },
+      h("span.capsule-name", {}, name), h("span.track", {}, parts.bar), parts.said, draws && parts.tile,
+    );
+    return { row, ...parts };
+  });
+  const list = by("capsules");
+  list.classList.toggle("many", names.length > 12);
+  list.classList.toggle("blind", !draws);
+  fill(list, ...rows.map(({ row }) => row));
+}
+
+const choose = (j) => set({ parent: j, capsule: j, pose: null });
+
+function update() {
+  const { looked, facts } = state;
+  if (!looked || looked.activation.length !== rows.length) return;
+  rows.forEach(({ row, bar, said, tile }, j) => {
+    const value = looked.activation[j];
+    bar.style.width = `${(100 * Math.max(0, Math.min(1, value))).toFixed(1)}%`;
+    said.textContent = value.toFixed(2);
+    row.classList.toggle("wins", j === looked.winner);
+    row.dataset.value = value.toFixed(4);
+    row.setAttribute("aria-label", `${facts.names[j]}: ${value.toFixed(2)}${j === looked.winner ? ", the winner" : ""}`);
+    if (looked.parts) show(tile, looked.parts[j]);
+  });
+  redraw();
+  mark();
+}
+
+function redraw() {
+  const { looked, facts } = state;
+  show(by("parents-input"), looked.image);
+  by("redrawn").hidden = !looked.drawn;
+  by("blind").hidden = facts.draws;
+  if (!looked.drawn) return;
+  show(by("parents-drawn"), looked.drawn);
+  const canvas = difference(looked.image, looked.drawn);
+  const to = by("parents-missed");
+  Object.assign(to, { width: canvas.width, height: canvas.height }).getContext("2d").drawImage(canvas, 0, 0);
+  by("drawn-by").textContent = facts.kind === "capsnet" ? `redrawn by ${facts.names[looked.winner]}` : "redrawn by all";
+  by("error").textContent = `${(100 * gap(looked.image, looked.drawn)).toFixed(1)} % off a pixel, on average`;
+}
+
+const gap = (a, b) => a.bytes.reduce((sum, x, n) => sum + Math.abs(x - b.bytes[n]), 0) / 255 / a.bytes.length;
+
+function mark() {
+  if (!state.facts) return;
+  const at = parent();
+  rows.forEach(({ row }, j) => row.setAttribute("aria-pressed", String(state.parent === j)));
+  by("follow").hidden = state.parent === null && state.capsule === null;
+  by("chosen").textContent = state.parent === null ? `The winner, ${state.facts.names[winner()]}, is chosen for the other panels.` : `${state.facts.names[at]} is chosen for the other panels.`;
+}
+
+/** For save.js. */
+export function sheet() {
+  const { looked, facts } = state;
+  const tall = 26;
+  const wide = looked.drawn ? 560 : 460;
+  return {
+    width: 220 + wide, height: Math.max(440, 60 + tall * facts.names.length), title: `${facts.name}: parents`,
+    paint(pen, { x, y }) {
+      const c = colours();
+      const tiles = [["input", toCanvas(looked.image)]];
+      if (looked.drawn) tiles.push(["redrawn", toCanvas(looked.drawn)], ["difference", difference(looked.image, looked.drawn)]);
+      tiles.forEach(([name, picture], n) => {
+        pen.image(picture, x, y + n * 130, 104, 104);
+        pen.text(x, y + n * 130 + 118, name, { size: 12, fill: c.soft });
+      });
+      const long = wide - (looked.parts ? 60 : 20);
+      bars(pen, { x: x + 150, y, w: long, h: tall * facts.names.length }, c, { names: facts.names, values: looked.activation, chosen: looked.winner, wide: 90 });
+      looked.parts?.forEach((part, j) => pen.image(toCanvas(part), x + 150 + long + 12, y + j * tall + 1, tall - 2, tall - 2));
+    },
+    numbers: () => ({ names: facts.names, activation: looked.activation, winner: looked.winner, pose: looked.pose }),
+  };
+}
+
+/** Wire the panel up. */
+export function start() {
+  by("follow").onclick = () => set({ parent: null, capsule: null, pose: null });
+  by("to-routing").onclick = () => set({ tab: "routing" });
+  by("to-instantiation").onclick = () => set({ tab: "instantiation" });
+  on(["facts"], () => state.facts && build());
+  on(["looked"], update);
+  on(["parent", "capsule"], mark);
+}

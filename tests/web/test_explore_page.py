@@ -1,0 +1,355 @@
+"""The explorer's page in a real browser: drawn on, moved, stepped through, shared and refused.
+
+One headless Chromium and one server for all tests; each opens a page of its own, which must ask nobody else for
+anything and say nothing on the console. Skipped without Playwright or a Chromium on the path.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import struct
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+sync_api = pytest.importorskip(
+    "playwright.sync_api", reason="the page is tested with Playwright: pip install playwright"
+)
+pytest.importorskip("starlette", reason="the explorer needs the extra `explore`")
+pytest.importorskip("uvicorn", reason="the explorer needs the extra `explore`")
+
+from served import Address, ask, served, tiny_run  # noqa: E402
+
+from torchcaps.explore.shelf import find_shelf  # noqa: E402
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on the path: apt-get install chromium")
+
+PATIENCE = 30_000
+"""Milliseconds a busy machine may take for one step."""
+MATRIX = {"name": "matrix", "sizes": [4, 2, 2, 2], "kernel": 3, "capsule_strides": [1, 1]}
+ONE = [[(0.52, 0.15), (0.48, 0.85)]]
+FOUR = [[(0.35, 0.15), (0.28, 0.5), (0.72, 0.5)], [(0.62, 0.2), (0.58, 0.88)]]
+"""Strokes, in shares of the surface."""
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory) -> Iterator[Address]:
+    root = tmp_path_factory.mktemp("runs")
+    tiny_run(root / "glyphs")
+    tiny_run(root / "matrix", model=MATRIX)
+    shelf = find_shelf([], root=root)
+    if not shelf.entries[0].shipped:
+        pytest.skip("this copy of the package comes without its trained run")
+    with served(shelf) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def browser():
+    sync_api.expect.set_options(timeout=PATIENCE)
+    with sync_api.sync_playwright() as playwright:
+        root = ["--no-sandbox"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []
+        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=[*root, "--disable-gpu"])
+        yield opened
+        opened.close()
+
+
+@pytest.fixture
+def visit(browser, address) -> Iterator[Callable[..., sync_api.Page]]:
+    """Open the page; at the end nothing foreign was asked for and nothing was said on the console."""
+    asked: list[str] = []
+    said: list[str] = []
+    contexts = []
+
+    def open_page(hash_: str = "", **wishes) -> sync_api.Page:
+        context = browser.new_context(**{"viewport": {"width": 1100, "height": 900}, **wishes})
+        context.set_default_timeout(PATIENCE)
+        contexts.append(context)
+        page = context.new_page()
+        page.on("request", lambda request: asked.append(request.url))
+        page.on("console", lambda message: said.append(message.text))
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.goto(f"{address.url}/{hash_}")
+        _answered(page)
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    foreign = [url for url in asked if not url.startswith((f"{address.url}/", "data:", "blob:"))]
+    assert not foreign
+    assert not said
+
+
+def _by(page: sync_api.Page, name: str) -> sync_api.Locator:
+    return page.get_by_test_id(name)
+
+
+def _answered(page: sync_api.Page) -> None:
+    sync_api.expect(_by(page, "answer")).not_to_have_text("–")
+    sync_api.expect(_by(page, "page")).to_have_attribute("aria-busy", "false")
+
+
+def _pixels(page: sync_api.Page, name: str) -> str:
+    return str(_by(page, name).evaluate("canvas => canvas.toDataURL()"))
+
+
+def _eventually(page: sync_api.Page, ready: Callable[[], bool], what: str) -> None:
+    for _ in range(PATIENCE // 50):
+        if ready():
+            return
+        page.wait_for_timeout(50)
+    raise AssertionError(what)
+
+
+@contextmanager
+def _changes(page: sync_api.Page, *names: str) -> Iterator[None]:
+    """What is done in the block changes these canvases."""
+    before = {name: _pixels(page, name) for name in names}
+    yield
+    for name in names:
+        _eventually(page, lambda name=name: _pixels(page, name) != before[name], f"{name} stayed as it was")
+
+
+def _draw(page: sync_api.Page, strokes: list[list[tuple[float, float]]]) -> None:
+    _by(page, "source-draw").check(force=True)
+    place = _by(page, "surface").bounding_box()
+    assert place is not None
+    spots = [[(place["x"] + x * place["width"], place["y"] + y * place["height"]) for x, y in one] for one in strokes]
+    for first, *others in spots:
+        page.mouse.move(*first)
+        page.mouse.down()
+        for spot in others:
+            page.mouse.move(*spot, steps=5)
+        page.mouse.up()
+
+
+def _open(page: sync_api.Page, tab: str) -> None:
+    _by(page, f"tab-{tab}").click()
+    sync_api.expect(_by(page, f"panel-{tab}")).to_be_visible()
+
+
+def _png(side: int, ink: Callable[[int, int], bool]) -> bytes:
+    """A PNG, black on white."""
+    rows = b"".join(b"\0" + bytes(0 if ink(x, y) else 255 for x in range(side)) for y in range(side))
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    head = struct.pack(">IIBBBBB", side, side, 8, 0, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+
+
+@pytest.mark.parametrize(("digit", "strokes"), [("1", ONE), ("4", FOUR)])
+def test_a_drawn_digit_lights_its_capsule_up(visit, digit, strokes):
+    page = visit()
+    _draw(page, strokes)
+    sync_api.expect(_by(page, "answer")).to_have_text(digit)
+    sync_api.expect(_by(page, f"capsule-{digit}")).to_have_class(re.compile("wins"))
+    lengths = [float(_by(page, f"capsule-{j}").get_attribute("data-value")) for j in range(10)]
+    assert lengths[int(digit)] == max(lengths) > 0.5
+    assert _by(page, "live").get_attribute("aria-live") == "polite"
+    _by(page, "clear").click()
+    sync_api.expect(_by(page, "hint")).to_be_visible()
+
+
+def test_disturbing_changes_what_it_sees(visit):
+    page = visit()
+    with _changes(page, "seen", "parents-input", "parents-drawn"):
+        _by(page, "rotate").fill("40")
+    with _changes(page, "seen"):
+        _by(page, "new-noise").click()
+    _by(page, "reset-changes").click()
+    sync_api.expect(_by(page, "rotate")).to_have_value("0")
+
+
+def test_a_slider_and_the_pad_redraw_the_picture(visit):
+    page = visit("#tab=instantiation")
+    _eventually(page, lambda: page.locator(".strip").count() == 16, "no strips")
+    with _changes(page, "drawn"):
+        _by(page, "number-3").evaluate("x => { x.value = x.max; x.dispatchEvent(new Event('input')); }")
+    sync_api.expect(_by(page, "reset")).to_be_enabled()
+    with _changes(page, "drawn"):
+        _by(page, "pad").focus()
+        for _ in range(4):
+            page.keyboard.press("Shift+ArrowRight")
+    share = "x => (x.value - x.min) / (x.max - x.min)"  # four steps of a tenth from the middle
+    _eventually(page, lambda: abs(_by(page, "number-0").evaluate(share) - 0.9) < 0.03, "the slider did not follow")
+    with _changes(page, "drawn"):
+        _by(page, "sample").click()
+    _by(page, "reset").click()
+    sync_api.expect(_by(page, "reset")).to_be_disabled()
+
+
+def test_stepping_changes_the_heat_map(visit):
+    page = visit("#tab=routing")
+    sync_api.expect(_by(page, "step-said")).to_have_text("round 3 of 3")
+    with _changes(page, "heat", "votes-canvas", "agreement-canvas"):
+        _by(page, "step-back").click()
+    with _changes(page, "heat"):
+        page.keyboard.press(",")
+    sync_api.expect(_by(page, "step-said")).to_have_text("round 1 of 3")
+    with _changes(page, "heat"):
+        _by(page, "step").fill("3")
+    with _changes(page, "votes-canvas"):
+        _by(page, "heat").click(position={"x": 20, "y": 20})
+    sync_api.expect(_by(page, "followed")).to_contain_text("row 1, column 1")
+    with _changes(page, "heat"):
+        _by(page, "parent").select_option("2")
+
+
+def test_switching_runs_and_models_without_a_decoder(visit):
+    page = visit()
+    _by(page, "run").select_option(label="matrix")
+    sync_api.expect(_by(page, "about")).to_contain_text("16×16")
+    sync_api.expect(_by(page, "blind")).to_be_visible()
+    _open(page, "instantiation")
+    sync_api.expect(_by(page, "undrawable")).to_be_visible()
+    sync_api.expect(page.locator(".cell")).to_have_count(16)
+    _open(page, "wall")
+    sync_api.expect(_by(page, "wall-unable")).to_contain_text("no decoder")
+    _open(page, "routing")
+    sync_api.expect(_by(page, "histogram-figure")).to_be_visible()
+    _by(page, "run").select_option(label="glyphs")
+    sync_api.expect(_by(page, "about")).to_contain_text("CapsNet")
+    sync_api.expect(_by(page, "histogram-figure")).to_be_hidden()
+
+
+def test_the_wall_opens_what_is_chosen(visit):
+    page = visit("#tab=wall&count=2")
+    sync_api.expect(page.locator(".wall-grid .thumb")).to_have_count(20)
+    _by(page, "wall-0-0").focus()
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("ArrowRight")
+    assert page.evaluate("document.activeElement.dataset.testid") == "wall-1-1"
+    page.keyboard.press("Enter")
+    sync_api.expect(_by(page, "panel-instantiation")).to_be_visible()
+    sync_api.expect(_by(page, "capsule")).to_have_value("1")
+    sync_api.expect(_by(page, "whose")).to_have_text("as you have set it")
+
+
+def test_two_runs_look_at_one_picture(visit):
+    page = visit("#tab=compare")
+    _by(page, "other").select_option(label="glyphs")
+    sync_api.expect(_by(page, "a-answer")).to_have_text("7")
+    sync_api.expect(_by(page, "compare-b")).to_contain_text("16×16")
+    sync_api.expect(_by(page, "verdict")).to_have_text(re.compile("Both say|They differ"))
+
+
+def test_a_link_holds_the_state(visit):
+    page = visit()
+    _draw(page, FOUR)
+    sync_api.expect(_by(page, "answer")).to_have_text("4")
+    _by(page, "dx").fill("2")
+    _open(page, "routing")
+    _by(page, "step-back").click()
+    _by(page, "parent").select_option("9")
+    page.wait_for_url(re.compile("image=.*parent=9"))
+    page.wait_for_timeout(300)
+    again = visit(page.url[page.url.index("#") :])
+    sync_api.expect(_by(again, "panel-routing")).to_be_visible()
+    sync_api.expect(_by(again, "parent")).to_have_value("9")
+    sync_api.expect(_by(again, "step-said")).to_have_text("round 2 of 3")
+    sync_api.expect(_by(again, "dx")).to_have_value("2")
+    sync_api.expect(_by(again, "answer")).to_have_text("4")
+    assert _pixels(again, "seen") == _pixels(page, "seen")
+
+
+def test_nonsense_in_a_link_is_left_out(visit):
+    page = visit("#run=none&tab=x&image=1.2.3.zzz&pose=1_2&capsule=99&step=1e9&place=9.9.9&rotate=NaN&axes=40.2")
+    sync_api.expect(_by(page, "panel-parents")).to_be_visible()
+    sync_api.expect(_by(page, "trouble")).to_be_hidden()
+    assert _by(page, "answer").inner_text() == "7"
+
+
+def test_ones_own_picture_is_read_in_the_browser(visit):
+    page = visit()
+    bar = _png(90, lambda x, y: 50 < x < 58 and 10 < y < 70)  # a one, dark on white, not in the middle
+    _by(page, "source-picture").check(force=True)
+    _by(page, "file").set_input_files({"name": "one.png", "mimeType": "image/png", "buffer": bar})
+    sync_api.expect(_by(page, "invert")).to_be_checked()
+    with _changes(page, "seen"):
+        _by(page, "centre-picture").check()
+    sync_api.expect(_by(page, "answer")).to_have_text("1")
+    with _changes(page, "seen"):
+        _by(page, "invert").uncheck()
+    _by(page, "file").set_input_files({"name": "no.png", "mimeType": "image/png", "buffer": b"no picture"})
+    sync_api.expect(_by(page, "picture-name")).to_contain_text("no.png is no picture")
+
+
+@pytest.mark.parametrize("kind", ["png", "svg", "json"])
+def test_what_is_shown_can_be_saved(visit, kind):
+    page = visit()
+    _by(page, "save-menu").locator("summary").click()
+    with page.expect_download() as download:
+        _by(page, f"save-{kind}").click()
+    assert download.value.suggested_filename == f"capsnet-digits-parents.{kind}"
+    data = download.value.path().read_bytes()
+    assert data.startswith({"png": b"\x89PNG", "svg": b"<svg ", "json": b"{"}[kind])
+    if kind == "json":
+        assert json.loads(data)["winner"] == 7
+
+
+def test_dark_and_light(visit):
+    page = visit(color_scheme="dark")
+    shade = "getComputedStyle(document.body).backgroundColor"
+    dark = page.evaluate(shade)
+    _by(page, "theme").click()
+    light = page.evaluate(shade)
+    assert [sum(map(int, re.findall(r"\d+", colour))) > 3 * 128 for colour in (dark, light)] == [False, True]
+    page.reload()
+    _answered(page)
+    assert page.evaluate(shade) == light
+
+
+def test_a_phone_scrolls_one_way_only(visit):
+    page = visit(viewport={"width": 360, "height": 740}, has_touch=True)
+    for tab in ("parents", "routing", "instantiation", "wall", "compare"):
+        _by(page, f"tab-{tab}").click()
+        page.wait_for_timeout(200)
+        assert page.evaluate("document.documentElement.scrollWidth") <= 360, tab
+
+
+def test_the_keyboard_reaches_every_panel(visit):
+    page = visit()
+    _by(page, "tab-parents").focus()
+    for tab in ("routing", "instantiation", "wall", "compare"):
+        page.keyboard.press("ArrowRight")
+        sync_api.expect(_by(page, f"panel-{tab}")).to_be_visible()
+    unnamed = page.evaluate(
+        """[...document.querySelectorAll("button, select, input, canvas[tabindex]")].filter(x =>
+            !x.textContent.trim() && !x.labels?.length && !x.getAttribute("aria-label")).map(x => x.outerHTML)"""
+    )
+    assert not unnamed
+
+
+def test_a_server_that_is_busy_or_gone(browser, address):
+    """503 is asked again and not spoken of; no answer at all is said, and the page goes on when it is back."""
+    context = browser.new_context()
+    context.set_default_timeout(PATIENCE)
+    page = context.new_page()
+    refusals = iter([True, True])
+    busy = {"status": 503, "headers": {"Retry-After": "1"}, "json": {"error": "busy"}}
+    page.route("**/look", lambda route: route.fulfill(**busy) if next(refusals, False) else route.continue_())
+    page.goto(address.url)
+    _answered(page)
+    sync_api.expect(_by(page, "trouble")).to_be_hidden()
+    page.route("**/api/**", lambda route: route.abort())
+    _by(page, "rotate").fill("20")
+    sync_api.expect(_by(page, "gone")).to_be_visible()
+    page.unroute("**/api/**")
+    sync_api.expect(_by(page, "gone")).to_be_hidden()
+    context.close()
+
+
+def test_foreign_hosts_and_large_bodies_are_refused(address):
+    assert ask(address, "GET", "/", headers={"Host": "capsules.example"})[0] == 400
+    assert ask(address, "POST", "/api/runs/0/look", b" " * 65_537)[0] == 413
+    assert ask(address, "GET", "/static/main.js")[0] == 200
+    assert ask(address, "GET", "/static/../__init__.py")[0] == 404

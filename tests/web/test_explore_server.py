@@ -1,0 +1,400 @@
+"""The explorer's routes: every question has its answer, and every wrong one its line."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from served import Address, ask, served, tiny_run
+
+from small import SMALL, SPEC, built
+from tiny import tiny
+from torchcaps.cli import main
+from torchcaps.data import Dataset
+from torchcaps.errors import CheckpointError, DataError, RecipeError, ShapeError
+from torchcaps.explore import routes, server, subject_of
+from torchcaps.explore.answers import QUESTIONS, example, facts
+from torchcaps.explore.examples import Examples
+from torchcaps.explore.messages import Draw, Picture, Route, numbers, pixels_of, read, wire
+from torchcaps.explore.shelf import KINDS, OPEN, Entry, Opened, Shelf, find_shelf, shipped_run
+from torchcaps.models import MODELS
+from torchcaps.train import Loaded
+
+IMAGE = {"shape": [1, 16, 16], "data": base64.b64encode(bytes(range(256))).decode()}
+POSE = [0.1, -0.2, 0.3, 0.4]
+MATRIX = {"name": "matrix", "sizes": [4, 2, 2, 2], "kernel": 3, "capsule_strides": [1, 1]}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Three runs and one that is damaged."""
+    root = tmp_path_factory.mktemp("runs")
+    tiny_run(root / "a", about="glyphs")
+    tiny_run(root / "b", model=MATRIX)
+    tiny_run(root / "c", data={"name": "mnist", "data_dir": str(root)})
+    (tiny_run(root / "d") / "checkpoint.safetensors").write_bytes(b"no")
+    tiny_run(root / "e", model={"name": "cnn", "widths": [4], "kernel": 3, "hidden": [8]})
+    return root
+
+
+@pytest.fixture(scope="module")
+def address(folders):
+    with served(find_shelf([folders / name for name in "abcd"])) as found:
+        yield found
+
+
+def get(address: Address, path: str):
+    status, headers, answer = ask(address, "GET", path)
+    assert status == 200, answer
+    assert headers["content-type"].startswith("application/json")
+    return answer
+
+
+def post(address: Address, path: str, body: object):
+    status, _, answer = ask(address, "POST", path, body)
+    assert status == 200, answer
+    return answer
+
+
+def refused(address: Address, path: str, body: object, status: int = 400) -> str:
+    found, _, answer = ask(address, "POST", path, body)
+    assert found == status and set(answer) == {"error"} and "\n" not in answer["error"], answer
+    return answer["error"]
+
+
+def test_the_runs_are_listed_before_they_are_loaded(address):
+    answer = get(address, "/api/runs")
+    assert [(run["id"], run["name"], run["kind"]) for run in answer["runs"]] == [
+        (0, "a", "capsnet"), (1, "b", "matrix"), (2, "c", "capsnet"), (3, "d", "capsnet"),
+    ]  # fmt: skip
+    assert not any(run["shipped"] for run in answer["runs"]) and answer["version"]
+    get(address, "/api/runs/0")
+    assert get(address, "/api/runs")["runs"][0]["loaded"] and not get(address, "/api/runs")["runs"][3]["loaded"]
+
+
+def test_facts(address):
+    facts = get(address, "/api/runs/0")
+    wanted = {
+        "id": 0, "name": "a", "kind": "capsnet", "shape": [1, 16, 16], "names": list("0123456789"), "dimension": 4,
+        "iterations": 3, "draws": True, "domains": ["empirical"], "samples": True, "examples": 40, "source": "data",
+        "about": "glyphs", "recipe": "tiny", "steps": 0, "classifies": True, "display": "unit",
+    }  # fmt: skip
+    assert {key: facts[key] for key in wanted} == wanted
+    assert facts["children"] == 2 * facts["places"][0] * facts["places"][1] and facts["parameters"] > 100
+
+
+def test_examples_are_those_of_the_data_or_drawn_by_code(address):
+    from torchcaps.data import GlyphsConfig
+
+    data = GlyphsConfig(train=1, test=40, size=16).load().test
+    answer = get(address, "/api/runs/0/examples/7")
+    assert base64.b64decode(answer["image"]["data"]) == data.images[7].numpy().tobytes()
+    assert (answer["label"], answer["name"], answer["n"]) == (int(data.labels[7]), str(int(data.labels[7])), 7)
+    assert get(address, "/api/runs/2")["source"] == "glyphs"
+    assert get(address, "/api/runs/2/examples/199")["label"] in range(10)
+    assert ask(address, "GET", "/api/runs/0/examples/40")[0] == 404
+
+
+def test_look(address):
+    answer = post(address, "/api/runs/0/look", {"image": IMAGE})
+    assert set(answer) == {"activation", "winner", "pose", "drawn", "parts", "limits", "milliseconds"}
+    assert len(answer["activation"]) == 10 and answer["winner"] == max(range(10), key=answer["activation"].__getitem__)
+    assert torch.tensor(answer["pose"]).shape == (10, 4)
+    assert answer["drawn"]["shape"] == [1, 16, 16] and answer["parts"]["shape"] == [10, 1, 16, 16]
+    own = base64.b64decode(answer["parts"]["data"])[256 * answer["winner"] :][:256]
+    assert own == base64.b64decode(answer["drawn"]["data"])
+    pose, limits = answer["pose"][answer["winner"]], answer["limits"]
+    assert all(low < x < high for low, x, high in zip(limits["low"], pose, limits["high"], strict=True))
+
+
+def test_routing_and_its_histogram_where_there_is_one(address):
+    answer = post(address, "/api/runs/0/routing", {"image": IMAGE, "parent": 3, "children": [0, 5]})
+    h, w = get(address, "/api/runs/0")["places"]
+    assert answer["maps"]["shape"] == [3, h, w] and answer["histogram"] is None
+    assert torch.tensor(answer["weights"]).shape == (3, 2) and torch.tensor(answer["chosen"]).shape == (2, 2)
+    assert len(answer["index"]) == len(answer["cloud"]) and answer["index"][0] in range(2 * h * w)
+    last = post(address, "/api/runs/0/look", {"image": IMAGE})["activation"]
+    torch.testing.assert_close(torch.tensor(answer["activation"][-1]), torch.tensor(last), rtol=1e-4, atol=1e-5)
+    matrix = post(address, "/api/runs/1/routing", {"image": IMAGE, "parent": 3})
+    assert len(matrix["histogram"]["edges"]) == 1 + len(matrix["histogram"]["counts"][0])
+
+
+def test_draw_sweep_sample_wall(address):
+    drawn = post(address, "/api/runs/0/draw", {"capsule": 2, "pose": POSE})["image"]
+    sweep = post(address, "/api/runs/0/sweep", {"capsule": 2, "pose": POSE, "steps": 3})
+    assert sweep["images"]["shape"] == [4, 3, 1, 16, 16]
+    middle = base64.b64decode(sweep["images"]["data"])[256:512]  # the limits are as far to both sides
+    near = zip(middle, base64.b64decode(drawn["data"]), strict=True)
+    assert all(abs(a - b) <= 1 for a, b in near)
+    won = post(address, "/api/runs/0/wall", {"count": 2, "domain": "empirical", "seed": 5})
+    capsule = won["capsules"][0]
+    assert won["images"]["shape"] == [2, len(won["capsules"]), 1, 16, 16]
+    sample = post(address, "/api/runs/0/sample", {"capsule": capsule, "domain": "empirical", "seed": 5})
+    assert sample["pose"] == won["poses"][0][0] and len(sample["low"]) == len(sample["high"]) == 4
+    again = post(address, "/api/runs/0/draw", {"capsule": capsule, "pose": sample["pose"]})["image"]
+    assert again["shape"] == sample["image"]["shape"] == [1, 16, 16]
+
+
+def test_what_is_wrong_with_a_question_is_said(address):
+    draw = "/api/runs/0/draw"
+    assert "unknown key" in refused(address, draw, {"capsule": 0, "pose": POSE, "path": "/etc/passwd"})
+    assert "missing key 'pose'" in refused(address, draw, {"capsule": 0})
+    assert "[4] is wanted" in refused(address, draw, {"capsule": 0, "pose": [0.0]})
+    assert "capsule 10" in refused(address, draw, {"capsule": 10, "pose": POSE})
+    assert "from -10000" in refused(address, draw, {"capsule": 0, "pose": [1e5, 0, 0, 0]})
+    assert "not a whole number" in refused(address, draw, {"capsule": True, "pose": POSE})
+    assert "not JSON" in refused(address, draw, b"{")
+    assert "not JSON" in refused(address, draw, b"\xff\xfe")
+    assert "NaN" in refused(address, draw, b'{"capsule": 0, "pose": [NaN, 0, 0, 0]}')
+    assert "finite" in refused(address, draw, b'{"capsule": 0, "pose": [1e999, 0, 0, 0]}')
+    assert "twice" in refused(address, draw, b'{"capsule": 0, "capsule": 1, "pose": [0, 0, 0, 0]}')
+    assert "nested" in refused(address, draw, b"[" * 60000)
+    assert "cannot be read" in refused(address, draw, b'{"capsule": ' + b"9" * 6000 + b"}")
+    refused(address, draw, b"[]")
+    refused(address, draw, b"")
+
+
+def test_pictures_and_bounds_are_checked(address):
+    look, routing = "/api/runs/0/look", "/api/runs/0/routing"
+    assert "[1, 16, 16]" in refused(address, look, {"image": {"shape": [1, 28, 28], "data": ""}})
+    assert "255 bytes" in refused(
+        address, look, {"image": {"shape": [1, 16, 16], "data": base64.b64encode(bytes(255)).decode()}}
+    )
+    assert "not base64" in refused(address, look, {"image": {"shape": [1, 16, 16], "data": "é" * 20}})
+    assert "64 at most" in refused(address, routing, {"image": IMAGE, "parent": 0, "children": [0] * 65})
+    assert "child 9999" in refused(address, routing, {"image": IMAGE, "parent": 0, "children": [9999]})
+    assert "from 2 to 15" in refused(address, "/api/runs/0/sweep", {"capsule": 0, "pose": POSE, "steps": 99})
+    assert "from 1 to 8" in refused(address, "/api/runs/0/wall", {"count": 9, "domain": "empirical", "seed": 0})
+    assert "unknown domain" in refused(address, "/api/runs/0/sample", {"capsule": 0, "domain": "x", "seed": 0})
+    assert "seed" in refused(address, "/api/runs/0/wall", {"domain": "empirical", "seed": 1 << 31})
+
+
+def test_what_draws_nothing_says_so(address):
+    facts = get(address, "/api/runs/1")
+    answer = post(address, "/api/runs/1/look", {"image": IMAGE})
+    assert not facts["draws"] and facts["domains"] == [] and answer["drawn"] is None and answer["parts"] is None
+    refused(address, "/api/runs/1/draw", {"capsule": 0, "pose": [0.0] * 16})
+    refused(address, "/api/runs/1/wall", {"domain": "empirical"})
+
+
+def test_a_damaged_run_is_a_line_and_the_others_go_on(address):
+    status, _, answer = ask(address, "GET", "/api/runs/3")
+    assert status == 500 and "truncated" in answer["error"], answer
+    assert get(address, "/api/runs/0")["id"] == 0
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/api", "/api/runs/", "/api/runs/4", "/api/runs/-1", "/api/runs/x", "/api/runs/" + "1" * 5000, "/x",
+     "/api/runs/0/examples/x", "/static/", "/static/none.js", "/static/../server.py", "/static/..%2fserver.py",
+     "/static/%2e%2e/server.py", "/static//etc/passwd", "/static/%00"],
+)  # fmt: skip
+def test_what_is_not_there(address, path):
+    status, headers, answer = ask(address, "GET", path)
+    assert status == 404 and answer == {"error": "Not Found"} and headers["x-content-type-options"] == "nosniff"
+
+
+def test_methods(address):
+    assert ask(address, "GET", "/api/runs/0/draw")[0] == 405
+    assert ask(address, "POST", "/api/runs", {})[0] == 405
+    assert ask(address, "DELETE", "/api/runs/0")[0] == 405
+    assert refused(address, "/api/runs/0/nothing", {}, 404) == "Not Found"
+
+
+def test_the_page_s_files_come_from_a_table(address):
+    assert all(re.fullmatch(r"[\w-]+\.\w+", name) for name in routes.files())
+    for name, file in routes.files().items():
+        status, headers, answer = ask(address, "GET", f"/static/{name}")
+        assert status == 200 and headers["content-type"] == file.media_type
+        assert file.media_type == "application/json" or answer == file.content
+    if "index.html" in routes.files():
+        assert ask(address, "GET", "/")[2] == routes.files()["index.html"].content
+
+
+def test_an_error_of_ours_is_a_line(address, monkeypatch):
+    def broken(*_):
+        raise ZeroDivisionError("in the middle")
+
+    monkeypatch.setattr(routes, "facts", broken)
+    status, headers, answer = ask(address, "GET", "/api/runs/0")
+    assert status == 500 and answer == {"error": "unexpected ZeroDivisionError: in the middle"}
+    assert headers["cache-control"] == "no-store"
+
+
+@pytest.mark.parametrize("standardised", [False, True])
+@pytest.mark.parametrize("name", sorted(KINDS))
+def test_every_kind_answers_every_question(name, standardised):
+    model, bytes_of = built(SMALL[name]), torch.randint(256, (12, *SPEC[:3]), dtype=torch.uint8)
+    data = Dataset(bytes_of, torch.zeros(12, dtype=torch.int64), SPEC.classes)
+    examples = Examples(data, "data", ("x", "y", "z"), standardised and name != "poe")
+    subject = subject_of(model, examples.names, examples.shown)
+    opened = Opened(Entry(name, KINDS[name], Path()), Loaded(model, tiny(), 7, 1.0), subject, examples)
+    known, image = facts(0, opened), example(3, opened)["image"]
+    assert known["kind"] == KINDS[name] and known["display"] == ("standardised" if examples.standardised else "unit")
+    look = answered(opened, "look", image=image)
+    J, K, domain = len(known["names"]), known["dimension"], {"domain": (known["domains"] or [""])[0], "seed": 1}
+    assert torch.tensor(look["pose"]).shape == (J, K) and len(look["activation"]) == J
+    routing = answered(opened, "routing", image=image, parent=J - 1, children=[0])
+    assert routing["maps"]["shape"] == [known["iterations"], *known["places"]]
+    if not known["draws"]:
+        assert look["drawn"] is None and name.startswith("matrix")
+        return
+    capsule, pose = look["winner"], look["pose"][look["winner"]]
+    assert answered(opened, "draw", capsule=capsule, pose=pose)["image"]["shape"] == [*SPEC[:3]]
+    assert answered(opened, "sweep", capsule=capsule, pose=pose)["images"]["shape"] == [K, 9, *SPEC[:3]]
+    assert len(answered(opened, "sample", capsule=capsule, **domain)["pose"]) == K
+    assert answered(opened, "wall", count=2, **domain)["images"]["shape"][0] == 2
+
+
+def answered(opened: Opened, name: str, **asked):
+    """The answer, which JSON must be able to hold."""
+    question = QUESTIONS[name]
+    answer = question.answer(opened, read(question.body, json.dumps(asked).encode()))
+    json.dumps(answer, allow_nan=False)
+    return answer
+
+
+def test_what_a_model_drew_gets_the_light_of_its_image_back():
+    data = Dataset(torch.randint(256, (5, 2, 6, 6), dtype=torch.uint8), torch.zeros(5, dtype=torch.int64), 2)
+    examples, image = Examples(data, "data", ("a", "b"), True), data.images[3].float() / 255
+    shown = examples.prepared(image.unsqueeze(0))[0]
+    assert shown.mean().abs() < 1e-5 and abs(float(shown.std(correction=0)) - 1) < 1e-4
+    torch.testing.assert_close(examples.levels(shown, image), image)
+    assert examples.levels(torch.zeros(2, 6, 6)).mean() == pytest.approx(float(data.images.float().mean() / 255))
+    assert Examples(None, "none", ()).levels(shown) is shown and len(Examples(None, "none", ())) == 0
+
+
+def test_examples_of_pairs_and_of_other_things():
+    labels = torch.tensor([[3, 7], [1, 0]])
+    pairs = Dataset(torch.zeros(2, 1, 4, 4, dtype=torch.uint8), labels, 10)
+    shown = Examples(pairs, "data", tuple("0123456789"))
+    assert (shown.label(0), shown.name(0)) == (None, "3 and 7")
+    drawn = Examples(Dataset(pairs.images, labels[:, 0], 10), "glyphs", ("T-shirt",) * 10)
+    assert (drawn.label(0), drawn.name(0)) == (None, "digit 3, drawn by code")
+    with pytest.raises(ShapeError, match="example 2"):
+        drawn.image(2)
+
+
+# ---------------------------------------------------------------------------------------------- the shelf
+
+
+def test_every_capsule_model_has_its_kind():
+    assert set(KINDS) == set(MODELS) - {"autoencoder", "cnn", "convnet"}
+
+
+def test_named_runs_must_be_explorable(folders):
+    with pytest.raises(RecipeError, match="model 'cnn', which cannot be explored"):
+        find_shelf([folders / "e"])
+    with pytest.raises(CheckpointError, match="holds no checkpoint"):
+        find_shelf([folders])
+    with pytest.raises(DataError, match="is no folder"):
+        find_shelf([folders / "a"], data_dir=folders / "nowhere")
+
+
+def test_runs_are_found_and_others_passed_over(folders, tmp_path, monkeypatch):
+    names = [entry.name for entry in find_shelf([], root=folders).entries if not entry.shipped]
+    assert names == ["a", "b", "c", "d"]
+    assert (shipped_run() is not None) == any(entry.shipped for entry in find_shelf([], root=folders).entries)
+    monkeypatch.setattr("torchcaps.explore.shelf.shipped_run", lambda: None)
+    with pytest.raises(RecipeError, match="torchcaps explore RUN"):
+        find_shelf([], root=tmp_path)
+
+
+def test_a_run_without_recipe_json_is_known_by_its_checkpoint(tmp_path):
+    (tiny_run(tmp_path / "a") / "recipe.json").unlink()
+    assert find_shelf([tmp_path / "a"]).entries[0].kind == "capsnet"
+
+
+def test_few_runs_are_kept_in_memory(folders):
+    shelf = Shelf(find_shelf([folders / "a"]).entries * (OPEN + 1))
+    first = shelf.open(0)
+    assert shelf.open(0) is first
+    for n in range(1, OPEN + 1):
+        shelf.open(n)
+    assert not shelf.is_open(0) and shelf.is_open(OPEN)
+
+
+@pytest.mark.skipif(shipped_run() is None, reason="no run comes with this copy of the package")
+def test_the_shipped_run_knows_its_own_examples():
+    shelf = find_shelf([], root=Path("nowhere"))
+    opened = shelf.open(0)
+    assert shelf.entries[0].shipped and opened.examples.source == "own"
+    right = [opened.subject.look(opened.examples.image(n).float() / 255).winner == opened.examples.label(n)
+             for n in range(20)]  # fmt: skip
+    assert sum(right) >= 18
+
+
+# ---------------------------------------------------------------------------------------------- messages
+
+
+def test_pictures_come_back_as_they_went():
+    image = torch.arange(12, dtype=torch.uint8).view(1, 3, 4)
+    sent = wire(image)
+    assert sent["shape"] == [1, 3, 4]
+    back = pixels_of(Picture((1, 3, 4), sent["data"]), (1, 3, 4))
+    assert torch.equal(back, image.float() / 255)
+    assert wire(back) == sent
+    assert base64.b64decode(wire(torch.tensor([[-1.0, 2.0, float("nan"), 0.5]]))["data"]) == bytes([0, 255, 0, 128])
+
+
+def test_questions_have_defaults_and_numbers_six_digits():
+    assert read(Route, b'{"image": {"shape": [1, 1, 1], "data": ""}, "parent": 1}').children == ()
+    assert read(Draw, b'{"capsule": 1, "pose": [1]}') == Draw(1, (1.0,))
+    assert numbers(torch.tensor([[1 / 3], [1e-9]])) == [[0.333333], [1e-9]]
+
+
+# ---------------------------------------------------------------------------------------------- the command
+
+
+def refusal(capsys, *words: object) -> str:
+    assert main(["explore", *map(str, words)]) == 2
+    out, err = capsys.readouterr()
+    assert not out and err.startswith("torchcaps: ") and err.count("\n") == 1
+    return err
+
+
+def test_the_command_s_refusals(capsys, folders, tmp_path):
+    assert "holds no checkpoint" in refusal(capsys, tmp_path)
+    assert "65535" in refusal(capsys, folders / "a", "--port", 65536)
+    assert "choose another --port or --host" in refusal(capsys, folders / "a", "--host", "no such host")
+    with server.listen("127.0.0.1", 0) as taken:
+        assert "in use" in refusal(capsys, folders / "a", "--port", taken.getsockname()[1])
+
+
+def test_without_starlette_the_command_says_what_to_install(capsys, monkeypatch):
+    monkeypatch.delitem(sys.modules, "torchcaps.explore.server")
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    assert 'pip install "torchcaps[explore]"' in refusal(capsys)
+
+
+def test_another_host_is_warned_of(capsys, folders, monkeypatch):
+    monkeypatch.setattr(server, "serve", lambda shelf, host, port, ready: ready(f"http://{host}:{port}/"))
+    words = ["explore", str(folders / "a"), "--no-browser", "--port", "1234"]
+    assert main([*words, "--host", "0.0.0.0"]) == 0
+    out, err = capsys.readouterr()
+    assert out == "torchcaps explore: http://0.0.0.0:1234/\n" and "every machine" in err
+    assert main(words) == 0
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no SIGINT for a child there")
+def test_the_command_prints_its_address_answers_and_ends_with_0(folders):
+    words = [sys.executable, "-m", "torchcaps", "explore", str(folders / "a"), "--no-browser"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            line = process.stdout.readline()
+            found = re.fullmatch(r"torchcaps explore: http://127\.0\.0\.1:(\d+)/\n", line)
+            assert found, line + (process.stderr.read() if process.poll() is not None else "")
+            assert get(Address("127.0.0.1", int(found[1])), "/api/runs")["runs"][0]["name"] == "a"
+            process.send_signal(signal.SIGINT)
+            assert process.wait(120) == 0
+        finally:
+            process.kill()

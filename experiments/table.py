@@ -7,7 +7,8 @@ A table stands between `<!-- results: NAME -->` and `<!-- /results -->`, NAME be
 memory between `<!-- bench: NAME -->` and `<!-- /bench -->`, NAME being a file in benchmarks/ that `torchcaps bench
 --json` wrote; and between `<!-- cells: NAME -->` and `<!-- /cells -->` one whose cells benchmarks/NAME.json holds,
 written by another script there; and between `<!-- attacks: NAME -->` and `<!-- /attacks -->` one of
-results/NAME-attacks.json, which `torchcaps attack --results` wrote.
+results/NAME-attacks.json, which `torchcaps attack --results` wrote; and between `<!-- lab: NAME -->` and `<!-- /lab -->`
+one of results/lab-NAME.json, which experiments/lab.py wrote.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from torchcaps.evaluate.report import rows_of
 from torchcaps.evaluate.results import read_result
 
 ROOT = Path(__file__).parents[1]
-PLACE = re.compile(r"(<!-- (results|bench|cells|attacks): ([\w-]+) -->\n)(.*?)(<!-- /\2 -->)", re.DOTALL)
+PLACE = re.compile(r"(<!-- (results|bench|cells|attacks|lab): ([\w-]+) -->\n)(.*?)(<!-- /\2 -->)", re.DOTALL)
 
 
 def table(name: str) -> str:
@@ -61,6 +62,11 @@ def attacks(name: str) -> str:
     return "\n".join([*_lines(attack_rows(curves)), "", verdict]) + "\n"
 
 
+def lab(name: str) -> str:
+    """Markdown: what settings were worth early in training."""
+    return "\n".join(_lines(json.loads((ROOT / "results" / f"lab-{name}.json").read_text())["rows"])) + "\n"
+
+
 def _lines(rows: list[list[str]]) -> list[str]:
     head, *body = rows
     return [_line(head), _line(["---"] + ["--:"] * (len(head) - 1)), *(_line(row) for row in body)]
@@ -78,7 +84,7 @@ def pages() -> Iterator[Path]:
 
 def written_anew(text: str) -> str:
     """The page with each of its tables made from the results."""
-    makers = {"results": table, "bench": speed, "cells": cells, "attacks": attacks}
+    makers = {"results": table, "bench": speed, "cells": cells, "attacks": attacks, "lab": lab}
     return PLACE.sub(lambda m: m[1] + makers[m[2]](m[3]) + m[5], text)
 
 

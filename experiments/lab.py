@@ -1,0 +1,61 @@
+"""What settings are worth early in training: from the journals of short runs, a table of how much each had learnt when.
+
+    python experiments/lab.py NAME runs/usual runs/other ...
+
+The first run is the one that the others are told by: each row says in which settings a run differs from it, and the
+mean accuracy on the training images of the last fifty steps before some steps. Written to results/lab-NAME.json.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from torchcaps.config import flatten
+from torchcaps.evaluate.results import versions
+from torchcaps.train.journal import read_journal
+
+ROOT = Path(__file__).parents[1]
+AT, WINDOW = (200, 400, 800, 1600), 50
+IDLE = {"about", "name", "data.data_dir", "train.save_every", "train.log_every", "optimiser.lr"}
+"""Settings that change nothing, or that a schedule overrides."""
+
+
+def settings_of(folder: Path) -> dict[str, Any]:
+    """Every setting of a run by its dotted key."""
+    found = flatten(json.loads((folder / "recipe.json").read_text()))
+    return {key: value for key, value in found.items() if key not in IDLE}
+
+
+def change(settings: dict[str, Any], usual: dict[str, Any]) -> str:
+    """In which settings a run differs from the usual one."""
+    keys = sorted(key for key in settings.keys() | usual.keys() if settings.get(key) != usual.get(key))
+    return ", ".join(f"{key} = {settings.get(key)}" for key in keys)
+
+
+def learnt(folder: Path, step: int) -> str:
+    """Percent right in the window before a step; nothing if the run did not come so far."""
+    entries = read_journal(folder / "journal.jsonl")
+    window = [entry["accuracy"] for entry in entries if step - WINDOW < entry["step"] <= step]
+    return f"{100 * mean(window):.0f}" if entries and entries[-1]["step"] >= step and window else "-"
+
+
+def main(arguments: list[str]) -> int:
+    name, *folders = arguments
+    runs = [Path(folder) for folder in folders]
+    usual = settings_of(runs[0])
+    rows = [["setting", *(f"right (%) at step {step}" for step in AT)]]
+    for run in runs:
+        told = change(settings_of(run), usual) or "as the recipe"
+        rows.append([told, *(learnt(run, step) for step in AT)])
+    path = ROOT / "results" / f"lab-{name}.json"
+    path.write_text(json.dumps({"rows": rows, "usual": usual, "versions": versions()}, indent=2) + "\n")
+    print(path.relative_to(ROOT), *(" | ".join(row) for row in rows), sep="\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -7,8 +7,9 @@ A table stands between `<!-- results: NAME -->` and `<!-- /results -->`, NAME be
 memory between `<!-- bench: NAME -->` and `<!-- /bench -->`, NAME being a file in benchmarks/ that `torchcaps bench
 --json` wrote; and between `<!-- cells: NAME -->` and `<!-- /cells -->` one whose cells benchmarks/NAME.json holds,
 written by another script there; and between `<!-- attacks: NAME -->` and `<!-- /attacks -->` one of
-results/NAME-attacks.json, which `torchcaps attack --results` wrote; and between `<!-- lab: NAME -->` and `<!-- /lab -->`
-one of results/lab-NAME.json, which experiments/lab.py wrote.
+results/NAME-attacks.json, which `torchcaps attack --results` wrote; and between `<!-- lab: NAME -->` and
+`<!-- /lab -->` one of results/lab-NAME.json, which experiments/lab.py wrote; and between `<!-- load: NAME -->` and
+`<!-- /load -->` one of benchmarks/NAME.json, which benchmarks/explore.py wrote.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from torchcaps.evaluate.report import rows_of
 from torchcaps.evaluate.results import read_result
 
 ROOT = Path(__file__).parents[1]
-PLACE = re.compile(r"(<!-- (results|bench|cells|attacks|lab): ([\w-]+) -->\n)(.*?)(<!-- /\2 -->)", re.DOTALL)
+PLACE = re.compile(r"(<!-- (results|bench|cells|attacks|lab|load): ([\w-]+) -->\n)(.*?)(<!-- /\2 -->)", re.DOTALL)
 
 
 def table(name: str) -> str:
@@ -67,6 +68,16 @@ def lab(name: str) -> str:
     return "\n".join(_lines(json.loads((ROOT / "results" / f"lab-{name}.json").read_text())["rows"])) + "\n"
 
 
+def load(name: str) -> str:
+    """Markdown: how long clients of the explorer wait, alone and together."""
+    found = json.loads((ROOT / "benchmarks" / f"{name}.json").read_text())
+    keys = ("moves", "p50_ms", "p95_ms", "max_ms", "moves_per_second", "turned_away", "lost")
+    rows = [["clients", *(key.replace("_", " ") for key in keys)]]
+    rows += [[str(one["clients"]), *(f"{one[key]:.4g}" for key in keys)] for one in (found["alone"], found["load"])]
+    where = found["machine"]
+    return "\n".join([*_lines(rows), "", f"{found['run']}; {where['cpus']} cores; torch {where['torch']}."]) + "\n"
+
+
 def _lines(rows: list[list[str]]) -> list[str]:
     head, *body = rows
     return [_line(head), _line(["---"] + ["--:"] * (len(head) - 1)), *(_line(row) for row in body)]
@@ -84,7 +95,7 @@ def pages() -> Iterator[Path]:
 
 def written_anew(text: str) -> str:
     """The page with each of its tables made from the results."""
-    makers = {"results": table, "bench": speed, "cells": cells, "attacks": attacks, "lab": lab}
+    makers = {"results": table, "bench": speed, "cells": cells, "attacks": attacks, "lab": lab, "load": load}
     return PLACE.sub(lambda m: m[1] + makers[m[2]](m[3]) + m[5], text)
 
 

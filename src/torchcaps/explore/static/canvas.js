@@ -118,7 +118,7 @@ export function curves(pen, box, c, { series, chosen = 0, at, zero = false }) {
   const y = (v) => bottom - ((bottom - top) * (v - low)) / (high - low);
   pen.line([[left, bottom], [right, bottom]], { stroke: c.line });
   pen.line([[left, top], [right, top]], { stroke: c.line, alpha: 0.6 });
-  pen.text(left - 6, bottom + 4, brief(Math.abs(low) < 1e-3 * high ? 0 : low), { size: 11, fill: c.soft, align: "end" });
+  pen.text(left - 6, bottom + 4, brief(Math.abs(low) < 1e-2 * high ? 0 : low), { size: 11, fill: c.soft, align: "end" });
   pen.text(left - 6, top + 4, brief(high), { size: 11, fill: c.soft, align: "end" });
   for (let t = 0; t < steps; t++)
     pen.text(x(t), bottom + 17, String(t + 1), { size: 11, fill: t === at ? c.ink : c.soft, align: "middle", weight: t === at ? 700 : 400 });

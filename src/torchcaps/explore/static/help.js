@@ -4,13 +4,22 @@ import { h } from "./dom.js";
 /** @typedef {"capsnet" | "matrix" | "sparse" | "poe"} Kind */
 
 /** The line over a panel. @type {Record<string, string>} */
-export const LEADS = {
+const LEADS = {
   parents: "A capsule is a small group of numbers that stands for one thing. A bar says how sure the model is that its thing is in the picture; the tile beside it is what that capsule alone would draw.",
   routing: "Many small capsules below each look at one part of the picture and vote on what every capsule above should be. Routing goes round a few times: a vote that agrees with the others counts more in the next round.",
   instantiation: "A capsule's numbers say how its thing looks: slanted, thick, wide. Move one and the picture is redrawn at once. Nobody told the model what its numbers should mean; it found that out itself.",
   wall: "Each column is one capsule drawing on its own, each row another set of numbers for it. Choose a picture to take it apart.",
   compare: "Two models look at the same picture, each in the size it was trained on.",
 };
+
+/** The same where nothing can be drawn. @type {Record<string, string>} */
+const BLIND = {
+  parents: "A capsule is a small group of numbers that stands for one thing. A bar says how sure the model is that its thing is in the picture.",
+  instantiation: "A capsule's numbers say how its thing stands to the viewer. This model has no decoder, so they can be read but not drawn.",
+};
+
+/** @param {string} panel @param {boolean} draws whether the model has a decoder */
+export const lead = (panel, draws) => (draws ? LEADS : { ...LEADS, ...BLIND })[panel];
 
 /** Behind “More”, by kind of model. @type {Record<string, Record<Kind, string[]>>} */
 const MORE = {
@@ -69,7 +78,7 @@ const BOTH = ["Bars of different kinds of model mean different things: a length,
 /** What the curves show. */
 export const CURVES = {
   agreement: "How well the votes for a capsule agree with what it came to be, weighted by their shares. The chosen one is in colour.",
-  entropy: "How undecided the children are. High: each spreads its share evenly over all parents. 0: each gives all to one.",
+  entropy: "How undecided the children are: the mean entropy of their shares. High: each spreads its share evenly over all parents. 0: each gives all to one.",
   activation: "What each capsule would say if routing stopped after this round.",
 };
 

@@ -62,6 +62,7 @@ function build() {
   const { dimension, draws, domains, names } = state.facts;
   by("drawable").hidden = !draws;
   by("undrawable").hidden = draws;
+  by("reset").hidden = by("wide-field").hidden = !draws;
   sliders = Array.from({ length: draws ? dimension : 0 }, (_, k) =>
     slider(String(k), { min: -1, max: 1, step: 0.005, digits: 2, label: `number ${k}`, testid: `number-${k}` }, (x) => move(k, x)),
   );

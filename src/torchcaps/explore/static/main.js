@@ -3,7 +3,7 @@ import { ask, channel, Gone, line, Refused } from "./api.js";
 import { repaint } from "./canvas.js";
 import * as compare from "./compare.js";
 import { arrows, by, fill, h, later, offer } from "./dom.js";
-import { KINDS, LEADS, more } from "./help.js";
+import { KINDS, lead, more } from "./help.js";
 import * as input from "./input.js";
 import * as instantiation from "./instantiation.js";
 import * as parents from "./parents.js";
@@ -83,7 +83,7 @@ function introduce() {
   document.title = `${facts.name} · torchcaps explore`;
   by("about").textContent = `${KINDS[facts.kind]}, ${facts.parameters.toLocaleString("en")} parameters, ${facts.shape[2]}×${facts.shape[1]} pixels`;
   by("about").title = facts.about;
-  for (const panel of Object.keys(PANELS)) fill(by(`words-${panel}`), h("p.lead", {}, LEADS[panel]), more(panel, facts.kind));
+  for (const panel of Object.keys(PANELS)) fill(by(`words-${panel}`), h("p.lead", {}, lead(panel, facts.draws)), more(panel, facts.kind));
 }
 
 const MEASURES = { capsnet: "its length is", matrix: "its switch is at", sparse: "first in rank, its length is", poe: "it is on with chance" };

@@ -1,0 +1,100 @@
+"""Take the pictures of the explorer in the docs: each panel, light and dark, docs/pictures/explore-PANEL-THEME.png.
+
+python experiments/screenshots.py [RUN ...] [--data-dir DIR]
+
+Without a run, the one that ships with the package and those under ./runs. Needs Playwright, and a Chromium on the path.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from PIL import Image
+from playwright.sync_api import Page, expect, sync_playwright
+
+from torchcaps.train.files import write_atomically
+
+PICTURES = Path(__file__).parents[1] / "docs" / "pictures"
+WIDTH, SCALE = 900, 1.25
+"""Pixels of a picture's width, and of the window's for each of them: the page is laid out for a desk."""
+COLOURS = 224
+PATIENCE = 60_000
+LINKS = {
+    "parents": "tab=parents&example=7",
+    "routing": "tab=routing&example=7&step=3&place=2.3",
+    "instantiation": "tab=instantiation&example=1&axes=1.6",
+    "wall": "tab=wall&count=6",
+    "compare": "tab=compare&example=2&rotate=20",
+}
+READY = {
+    "parents": ".capsule.wins",
+    "routing": ".heats .thumb",
+    "instantiation": ".strip",
+    "wall": ".wall-grid .thumb",
+    "compare": "[data-testid=b-answer], [data-testid=compare-lonely]:not([hidden])",
+}
+
+
+def main(words: list[str]) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", nargs="*", type=Path)
+    parser.add_argument("--data-dir", type=Path)
+    asked = parser.parse_args(words)
+    with explorer(asked.runs, asked.data_dir) as url, sync_playwright() as playwright:
+        safe = [] if os.geteuid() else ["--no-sandbox"]
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=safe)
+        for theme in ("light", "dark"):
+            size = {"width": round(WIDTH * SCALE), "height": 900}
+            page = browser.new_page(viewport=size, color_scheme=theme)
+            page.set_default_timeout(PATIENCE)
+            for panel in LINKS:
+                path = PICTURES / f"explore-{panel}-{theme}.png"
+                write_atomically(path, [picture(page, url, panel)])
+                print(path, path.stat().st_size)
+        browser.close()
+
+
+@contextmanager
+def explorer(runs: list[Path], data_dir: Path | None) -> Iterator[str]:
+    """The command itself, on a free port; its address."""
+    where = [] if data_dir is None else ["--data-dir", str(data_dir)]
+    command = [sys.executable, "-m", "torchcaps", "explore", *map(str, runs), "--no-browser", *where]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            found = re.search(r"http://\S+", process.stdout.readline())
+            assert found, "the explorer did not start"
+            yield found[0]
+        finally:
+            process.terminate()
+
+
+def picture(page: Page, url: str, panel: str) -> bytes:
+    """The whole page at a link, scaled to the width of the docs, in few colours."""
+    page.goto("about:blank")
+    page.goto(f"{url}#{LINKS[panel]}")
+    expect(page.get_by_test_id("answer")).not_to_have_text("–", timeout=PATIENCE)
+    page.wait_for_selector(READY[panel])
+    page.wait_for_timeout(300)
+    expect(page.locator("body.busy")).to_have_count(0, timeout=PATIENCE)  # the pad's field is drawn, too
+    page.wait_for_timeout(600)
+    shot = Image.open(io.BytesIO(page.screenshot(full_page=True))).convert("RGB")
+    small = shot.resize((WIDTH, round(shot.height * WIDTH / shot.width)), Image.Resampling.LANCZOS)
+    out = io.BytesIO()
+    small.quantize(COLOURS, Image.Quantize.MAXCOVERAGE, kmeans=3, dither=Image.Dither.NONE).save(
+        out, "PNG", optimize=True
+    )
+    return out.getvalue()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

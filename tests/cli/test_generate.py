@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from PIL import Image
 from talk import talk
 
 from tiny import TINY, tiny
+from torchcaps.evaluate import gallery
 from torchcaps.models import CapsNet, PoE, SparseCaps
 from torchcaps.train import train
 from torchcaps.train.recipe import recipe_of
@@ -208,3 +210,15 @@ def test_curves_are_drawn_of_any_run(capsys, folder, classes, tmp_path):
     bare.mkdir()
     shutil.copy(classes / "checkpoint.safetensors", bare)
     assert "no journal" in refused(capsys, bare, "--what", "curves")
+
+
+def test_curves_begin_with_those_of_the_run_that_was_started_from(capsys, classes, tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(gallery, "learning_curve", lambda curves, key: asked.append((dict(curves), key)) or b"png")
+    further = replace(tiny(train={"epochs": 0.5}), start=str(classes), seed=4)
+    train(further, tmp_path / "second", quiet=True)
+    run(capsys, tmp_path / "second", "--what", "curves", "--out", tmp_path)
+    for curves, _ in asked:
+        assert list(curves) == [classes.name, "second"]
+        assert max(e["step"] for e in curves[classes.name]) < min(e["step"] for e in curves["second"])
+    assert [key for _, key in asked] == ["loss", "accuracy"]

@@ -24,6 +24,7 @@ __all__ = [
     "reliability",
     "reliability_diagram",
     "require_matplotlib",
+    "running_mean",
 ]
 
 Rows = Sequence[tuple[str, Tensor]]
@@ -88,13 +89,27 @@ def _strip(images: Tensor) -> Tensor:
     return torch.cat(list(squares), dim=1)
 
 
+def running_mean(values: Sequence[float], reach: int) -> list[float]:
+    """Of each value and the `reach` values before and after it, as far as there are any.
+
+    >>> running_mean([1.0, 2.0, 6.0], 1)
+    [1.5, 3.0, 4.0]
+    """
+    windows = [values[max(0, n - reach) : n + reach + 1] for n in range(len(values))]
+    return [sum(window) / len(window) for window in windows]
+
+
 def learning_curve(curves: Sequence[tuple[str, Sequence[dict[str, Any]]]], key: str = "accuracy") -> bytes:
-    """Journals (name, entries) as lines over the steps."""
+    """Journals (name, entries) as lines over the steps, pale, with running means; a loss above 0 by its logarithm."""
     plt = pyplot()
     figure, ax = plt.subplots(figsize=(6, 2.6))
     for name, entries in curves:
         kept = [entry for entry in entries if key in entry]
-        ax.plot([entry["step"] for entry in kept], [entry[key] for entry in kept], label=name, linewidth=1)
+        steps, values = [entry["step"] for entry in kept], [float(entry[key]) for entry in kept]
+        (line,) = ax.plot(steps, running_mean(values, len(values) // 50), label=name, linewidth=1)
+        ax.plot(steps, values, color=line.get_color(), alpha=0.25, linewidth=0.5)
+    if key == "loss" and all(float(entry[key]) > 0 for _, entries in curves for entry in entries if key in entry):
+        ax.set_yscale("log")
     ax.set_xlabel("step")
     ax.set_ylabel(key.replace("_", " ") if key.startswith("validation") else f"training {key}")
     ax.legend(frameon=False)

@@ -68,7 +68,7 @@ def gallery(folder: Path, run: Loaded, wish: Wish, what: str = "all", beside: It
     """
     model, recipe, name, beside = run.model, run.recipe, folder.resolve().name, list(beside)
     if what == "curves":
-        return Gallery([what], lambda _: _curves(folder))
+        return Gallery([what], lambda _: _curves(folder, recipe.start))
     if beside and not isinstance(model, Competitors):
         raise RecipeError("--beside adds curves to those of sparse capsules, and this is another run; leave it out")
     if isinstance(model, PoE):
@@ -152,9 +152,12 @@ def _some(images: Tensor, count: int, seed: int) -> Tensor:
     return images[permutation(seed, 0, len(images))[:count]]
 
 
-def _curves(folder: Path) -> dict[str, bytes]:
-    """What a run's journal tells: the loss, and accuracies if it has any, of every stage."""
+def _curves(folder: Path, start: str | None) -> dict[str, bytes]:
+    """What a run's journal tells: the loss, and accuracies if it has any, of every stage; and before it, the journal of
+    the run that it started from, if that is still there."""
     stages: dict[str, list[dict[str, Any]]] = {}
+    if start is not None and (before := read_journal(Path(start) / "journal.jsonl")):
+        stages[Path(start).name] = before
     for entry in read_journal(folder / "journal.jsonl"):
         stages.setdefault(entry.get("stage", folder.resolve().name), []).append(entry)
     known = {key for lines in stages.values() for entry in lines for key in entry}

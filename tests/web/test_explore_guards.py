@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 
 import pytest
 from served import all_of, ask, say, served, tiny_run
@@ -182,6 +183,16 @@ def test_a_client_that_does_not_read_holds_nobody_up(address):
     request = head(address, path="/api/runs/0/examples/0", method="GET")
     with say(address, *[request] * 200):
         assert ask(address, "GET", "/api/runs/0")[0] == 200
+
+
+def test_a_client_that_never_reads_is_cut(address, monkeypatch):
+    """More answers wait for it than the system keeps; what it then sends is refused."""
+    monkeypatch.setattr("torchcaps.explore.server.PATIENCE", 0.2)
+    request = head(address, path="/static/style.css", method="GET")
+    with pytest.raises(ConnectionError), say(address, *[request] * 1500) as deaf:
+        for _ in range(600):
+            deaf.sendall(b"\r\n")
+            time.sleep(0.05)
 
 
 def test_nonsense_on_the_wire(address):

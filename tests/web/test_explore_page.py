@@ -6,6 +6,7 @@ anything and say nothing on the console. Skipped without Playwright or a Chromiu
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import re
@@ -268,6 +269,13 @@ def test_nonsense_in_a_link_is_left_out(visit):
     assert _by(page, "answer").inner_text() == "7"
 
 
+def test_a_pose_beyond_all_bounds_is_left_out_of_a_link(visit):
+    page = visit(f"#tab=instantiation&capsule=1&pose=1e300{'_0' * 15}")
+    sync_api.expect(_by(page, "capsule")).to_have_value("1")
+    sync_api.expect(_by(page, "reset")).to_be_disabled()
+    sync_api.expect(_by(page, "instantiation-error")).to_be_hidden()
+
+
 def test_ones_own_picture_is_read_in_the_browser(visit):
     page = visit()
     bar = _png(90, lambda x, y: 50 < x < 58 and 10 < y < 70)  # a one, dark on white, not in the middle
@@ -294,6 +302,20 @@ def test_what_is_shown_can_be_saved(visit, kind):
     assert data.startswith({"png": b"\x89PNG", "svg": b"<svg ", "json": b"{"}[kind])
     if kind == "json":
         assert json.loads(data)["winner"] == 7
+
+
+def test_the_saved_numbers_of_routing_are_the_models_own(visit, address):
+    page = visit("#tab=routing")
+    sync_api.expect(_by(page, "step-said")).to_have_text("round 3 of 3")
+    _by(page, "save-menu").locator("summary").click()
+    with page.expect_download() as download:
+        _by(page, "save-json").click()
+    saved = json.loads(download.value.path().read_bytes())
+    body = {"image": saved["image"], "parent": saved["parent"]}
+    answer = ask(address, "POST", "/api/runs/0/routing", body)[2]
+    assert saved["peak"] == answer["peak"] and saved["entropy"] == answer["entropy"]
+    maps = [round(255 * x) for one in saved["maps"] for x in one]
+    assert maps == list(base64.b64decode(answer["maps"]["data"]))
 
 
 def test_dark_and_light(visit):

@@ -63,11 +63,10 @@ def _look(opened: Opened, asked: Look) -> Answer:
     start, subject = time.perf_counter(), opened.subject
     image, shown = _images(opened, asked.image)
     seen, parts = subject.look(shown), subject.parts(shown)
-    low, high = subject.limits(seen.winner, seen.pose[seen.winner])
     return {
         "activation": numbers(seen.activation), "winner": seen.winner, "pose": numbers(seen.pose),
         "drawn": _drawn(opened, seen.drawn, image), "parts": _drawn(opened, parts, image),
-        "limits": {"low": numbers(low), "high": numbers(high)},
+        "limits": _limits(opened, seen.winner, seen.pose[seen.winner]),
         "milliseconds": numbers(1000 * (time.perf_counter() - start)),
     }  # fmt: skip
 

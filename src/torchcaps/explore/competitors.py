@@ -25,6 +25,7 @@ class _CompetitorSubject(Subject[C]):
     """The capsule of rank 0 wins; poses are those behind the mask, which the decoder sees."""
 
     kind = "sparse"
+    by_class = False
 
     def _see(self, images: Tensor) -> Seen:
         out: SparseOutput = self.model(images)
@@ -36,10 +37,6 @@ class _CompetitorSubject(Subject[C]):
     def _range(self, capsule: int, pose: Tensor) -> tuple[Tensor, Tensor]:
         """As far as in figure 5 of Rawlinson 2018."""
         return torch.full_like(pose, -1), torch.ones_like(pose)
-
-    def _named(self, names: tuple[str, ...]) -> tuple[str, ...]:
-        """They are of no class, so those of the data say nothing."""
-        return tuple(f"capsule {j}" for j in range(self.capsules))
 
     def _masked(self, trace: Trace, held: Tensor) -> Trace:
         """The parents behind the mask that the support held [t i j] would have made in each iteration."""

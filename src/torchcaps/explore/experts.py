@@ -31,6 +31,7 @@ class ExpertSubject(Subject[PoE]):
     """The capsule of rank 0 wins, or without competition the one most surely on."""
 
     kind = "poe"
+    by_class = False
 
     @staticmethod
     def _layer(model: PoE) -> Layer:
@@ -52,10 +53,6 @@ class ExpertSubject(Subject[PoE]):
         mean, spread = decoder.pose_mean()[capsule], decoder.pose_covariance()[capsule].diagonal()
         reach = _REACH * (spread if decoder.weight[capsule] > 0 else torch.ones_like(spread)).clamp_min(0).sqrt()
         return (mean - reach).to(pose.dtype), (mean + reach).to(pose.dtype)
-
-    def _named(self, names: tuple[str, ...]) -> tuple[str, ...]:
-        """They are of no class, so those of the data say nothing."""
-        return tuple(f"capsule {j}" for j in range(self.capsules))
 
     def _trace(self, children: Capsules) -> Trace:
         """z_j and the chance that a capsule is on, behind the gate that the competition would set in each iteration."""

@@ -19,13 +19,15 @@ from torchcaps.explore.shelf import Shelf
 __all__ = ["address_of", "listen", "serve", "server_on"]
 
 CONNECTIONS = 512
-"""So many at once; more are turned away before they are read."""
+"""So many at once; of more, what they ask is not looked at: 503."""
 
 
 class _Impatient(H11Protocol):
-    """A connection that is cut if the head of its next request is not there in time; uvicorn would wait for ever."""
+    """A connection that is cut if the head of its next request is not there in time, or its answers are not read;
+    uvicorn would wait for ever."""
 
     head: asyncio.TimerHandle | None = None
+    unread: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -41,8 +43,18 @@ class _Impatient(H11Protocol):
         if self.cycle is not before and not self.cycle.response_complete:
             self._stop()
 
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self.unread = self.loop.call_later(PATIENCE, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self.unread is not None:
+            self.unread.cancel()
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop()
+        self.resume_writing()
         super().connection_lost(exc)
 
     def _await_head(self) -> None:

@@ -39,6 +39,8 @@ class Subject(ABC, Generic[M]):
     kind: ClassVar[str]
     draws: ClassVar[bool] = True
     """Whether there is a decoder."""
+    by_class: ClassVar[bool] = True
+    """Whether a capsule stands for a class of the data."""
 
     def __init__(self, model: M, names: Sequence[str] = (), examples: Tensor | None = None) -> None:
         self.model, self.spec = model.eval(), model.spec
@@ -168,12 +170,6 @@ class Subject(ABC, Generic[M]):
 
     # --- What some kinds answer otherwise ---------------------------------------------------------------------
 
-    def _named(self, names: tuple[str, ...]) -> tuple[str, ...]:
-        """Of classes, `names` or their numbers."""
-        if names and len(names) != self.capsules:
-            raise ShapeError(f"{len(names)} names came for {self.capsules} capsules; one each, or none, is wanted")
-        return names or tuple(str(j) for j in range(self.capsules))
-
     def _redrawn(self, pose: Tensor, winner: int) -> Tensor:
         """[c h w] from all capsules [j k]."""
         return self._decode(pose.unsqueeze(0))[0]
@@ -203,6 +199,14 @@ class Subject(ABC, Generic[M]):
         return own[permutation(seed, capsule, len(own))[torch.arange(count) % len(own)]]
 
     # --- Shared ----------------------------------------------------------------------------------------------
+
+    def _named(self, names: tuple[str, ...]) -> tuple[str, ...]:
+        """`names` or their numbers; of capsules without a class, those of the data say nothing."""
+        if not self.by_class:
+            return tuple(f"capsule {j}" for j in range(self.capsules))
+        if names and len(names) != self.capsules:
+            raise ShapeError(f"{len(names)} names came for {self.capsules} capsules; one each, or none, is wanted")
+        return names or tuple(str(j) for j in range(self.capsules))
 
     @cached_property
     def _won(self) -> list[Tensor]:

@@ -76,16 +76,19 @@ export function channel(use, fail = () => {}) {
     waiting = { path, body, note };
     if (busy) return;
     busy = true;
-    while (waiting) {
-      const now = waiting;
-      waiting = null;
-      try {
-        use(await ask(now.path, now.body), now);
-      } catch (error) {
-        if (!(error instanceof Gone || error instanceof Refused)) throw error;
-        fail(error, now);
+    try {
+      while (waiting) {
+        const now = waiting;
+        waiting = null;
+        try {
+          use(await ask(now.path, now.body), now);
+        } catch (error) {
+          if (!(error instanceof Gone || error instanceof Refused)) throw error;
+          fail(error, now);
+        }
       }
+    } finally {
+      busy = false; // also where `use` fails: one bad answer must not silence a panel
     }
-    busy = false;
   };
 }

@@ -7,7 +7,7 @@ import { toCanvas } from "./wire.js";
 /** The page's colours as they are now, light or dark. @returns {Record<string, string>} */
 export function colours() {
   const css = getComputedStyle(document.documentElement);
-  const names = ["paper", "card", "ink", "soft", "faint", "line", "accent", "warm", "track"];
+  const names = ["card", "ink", "soft", "faint", "line", "accent", "warm", "track"];
   return Object.fromEntries(names.map((name) => [name, css.getPropertyValue(`--${name}`).trim()]));
 }
 
@@ -69,13 +69,14 @@ export function heat(picture, map, chosen = null, side = 336) {
   return canvas;
 }
 
-/** Signed difference of two pictures: too dark orange, too bright blue. @returns {HTMLCanvasElement} */
+/** Signed difference of two pictures, the mean over colours: too dark orange, too bright blue. @returns {HTMLCanvasElement} */
 export function difference(seen, drawn) {
-  const [, h, w] = seen.shape;
+  const [c, h, w] = seen.shape;
+  const planes = c >= 3 ? [0, h * w, 2 * h * w] : [0]; // of two channels the first, as it is shown
   const canvas = Object.assign(document.createElement("canvas"), { width: w, height: h });
   const data = new ImageData(w, h);
   for (let n = 0; n < h * w; n++) {
-    const d = (seen.bytes[n] - drawn.bytes[n]) / 255;
+    const d = planes.reduce((sum, plane) => sum + seen.bytes[n + plane] - drawn.bytes[n + plane], 0) / planes.length / 255;
     const strength = Math.abs(d) ** 0.8;
     const [r, g, b] = d > 0 ? [255, 150, 60] : [70, 170, 235];
     data.data.set([r * strength, g * strength, b * strength, 255], 4 * n);
@@ -107,8 +108,8 @@ function span(numbers, zero) {
 }
 
 /**
- * Lines over the iterations; the chosen ones in colour, the others behind them.
- * @param {{series: number[][], chosen?: number, at: number, name?: string, zero?: boolean}} what series [n][t]
+ * Lines over the iterations; the chosen one in colour, the others behind it.
+ * @param {{series: number[][], chosen?: number, at: number, zero?: boolean}} what series [n][t]
  */
 export function curves(pen, box, c, { series, chosen = 0, at, zero = false }) {
   const [left, right, top, bottom] = [box.x + 40, box.x + box.w - 10, box.y + 10, box.y + box.h - 24];

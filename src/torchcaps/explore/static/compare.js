@@ -14,9 +14,10 @@ const send = channel(
   (answer, { note }) => {
     if (note.facts !== facts) return;
     seen = { ...answer, image: note.image, drawn: answer.drawn && decode(answer.drawn) };
+    by("compare-error").hidden = true;
     paint();
   },
-  (error) => fail(error),
+  fail,
 );
 
 function fail(error) {
@@ -36,6 +37,7 @@ async function open() {
   if (other === null || facts?.id === other) return;
   [facts, seen] = [null, null];
   by("compare-error").hidden = true;
+  by("verdict").textContent = "";
   fill(by("compare-b"), h("p.quiet", {}, "Opening the run…"));
   try {
     const found = await ask(`/api/runs/${other}`);
@@ -78,7 +80,7 @@ function card(name, f, look) {
     h("p.quiet", {}, `${KINDS[f.kind]}, ${f.parameters.toLocaleString("en")} parameters, ${f.shape[2]}×${f.shape[1]}`),
     h("p.answer-small", { "data-testid": `${name}-answer` }, f.names[look.winner]),
     h("div.pair", {}, tile(look.image, "sees"), look.drawn ? tile(look.drawn, "redraws") : h("p.quiet", {}, "This model has no decoder: nothing is redrawn.")),
-    h("div.rows", {}, ...top.map(row)),
+    h("div", {}, ...top.map(row)),
     f.names.length > 10 && h("p.quiet", {}, `The ten most active of ${f.names.length}.`),
   ];
 }
@@ -109,7 +111,7 @@ export function sheet() {
         bars(pen, { x: left, y: y + 150, w: 350, h: 22 * f.names.length }, c, { names: f.names, values: look.activation, chosen: look.winner, wide: 90 });
       });
     },
-    numbers: () => pairs.map(([f, look]) => ({ run: f.name, names: f.names, activation: look.activation, winner: look.winner })),
+    numbers: () => ({ runs: pairs.map(([f, look]) => ({ run: f.name, names: f.names, activation: look.activation, winner: look.winner })) }),
   };
 }
 

@@ -13,7 +13,7 @@ export function h(tag, props = {}, ...children) {
   for (const [key, value] of Object.entries(props)) {
     if (value === null || value === undefined || value === false) continue;
     if (key.startsWith("on")) element.addEventListener(key.slice(2), value);
-    else if (key in element && key !== "list") element[key] = value;
+    else if (key in element) element[key] = value;
     else element.setAttribute(key, value === true ? "" : value);
   }
   element.append(...children.filter((child) => child || child === 0));
@@ -26,17 +26,7 @@ export const by = (name) => document.querySelector(`[data-testid="${name}"]`);
 /** @param {HTMLElement} parent @param {...any} children */
 export const fill = (parent, ...children) => parent.replaceChildren(...children.filter(Boolean));
 
-/** A label above a control. */
-export const field = (name, control, more) => h("label.field", {}, h("span.field-name", {}, name), control, more);
-
-/** @param {[any, string][]} options @param {Record<string, any>} props */
-export function select(options, props = {}) {
-  const element = h("select", props, ...options.map(([value, name]) => h("option", { value: String(value) }, name)));
-  if (props.value !== undefined) element.value = String(props.value);
-  return element;
-}
-
-/** Keep the options of a select if they have not changed. */
+/** Give a select its options, unless it has them, and its value. @param {HTMLSelectElement} element @param {[any, string][]} options */
 export function offer(element, options, value) {
   const key = JSON.stringify(options);
   if (element.dataset.options !== key) {
@@ -66,7 +56,7 @@ export function slider(name, { min, max, step, value = 0, rest = value, unit = "
     moved(Number(input.value));
   });
   set(value);
-  return { row: h("label.slider", {}, h("span.slider-name", {}, name), input, said), input, set };
+  return { row: h("label.slider", {}, h("span", {}, name), input, said), input, set };
 }
 
 /** Run at most once a frame. @param {() => void} work */

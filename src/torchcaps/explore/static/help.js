@@ -37,7 +37,7 @@ const MORE = {
       "The winner is the capsule of the first rank. All capsules that are left draw the picture together; each has learnt a kind of shape.",
     ],
     poe: [
-      "Products of expert capsules (Hauser 2019) learn without labels, each as an expert on some kind of shape. The bar is the chance that the capsule is on, ‖z‖² / (1 + ‖z‖²), where z are its numbers.",
+      "Products of expert capsules (Hauser 2019) learn without labels, each as an expert on some kind of shape. The bar is the chance that the capsule is on, ‖z‖² / (1 + ‖z‖²), where z are its numbers. In runs where capsules compete, which is not in the paper, those that lose are turned down, most of them to 0.",
       "All capsules that are on draw the picture together; the tile of a row shows what one draws alone.",
     ],
   },
@@ -48,14 +48,14 @@ const MORE = {
     ],
     matrix: [
       "EM routing treats the votes for a parent as points and fits a bell curve (a Gaussian) to them. Then each child is shared out anew: parents whose curve explains its vote well get more. The heat map adds up, at each place, the shares its children give to the chosen parent, times how active they are.",
-      "The histograms are those of figure 2 of the paper: how far the votes lie from the parent's mean. Where many lie near 0, the votes agree, and the parent switches on.",
+      "The histograms are those of figure 2 of the paper: how far the votes lie from the parent's mean, each counted by its share. Where many lie near 0, the votes agree, and the parent switches on.",
     ],
     sparse: [
       "The shares a child gives to the parents add up to 1. Where votes agree with a parent the child sends more to it in the next round. The support a capsule gathers in this way decides its rank, and the rank decides who may draw.",
       "In the cloud each dot is a vote, seen along the two directions in which votes differ most; it grows with its share; votes that lie far out stand at the frame. Choose a square of the map to follow the children of that place.",
     ],
     poe: [
-      "Here the shares are usually spread evenly, so the heat map shows what each place adds to the chosen capsule: its share times how far its vote points the capsule's way.",
+      "Here the shares are usually spread evenly, so the heat map shows what each place adds to the chosen capsule: its share times how far its vote points the capsule's way, or against it.",
       "In the cloud each dot is a vote, seen along the two directions in which votes differ most. Choose a square of the map to follow the children of that place.",
     ],
   },
@@ -89,5 +89,5 @@ export function more(panel, kind) {
   return h("details.more", {}, h("summary", {}, "More about this"), ...words.map((text) => h("p", {}, text)));
 }
 
-/** @param {Kind} kind */
+/** The kinds in words. @type {Record<Kind, string>} */
 export const KINDS = { capsnet: "CapsNet", matrix: "matrix capsules", sparse: "sparse capsules", poe: "products of experts" };

@@ -192,4 +192,5 @@ export function start() {
   on(["facts"], () => state.facts && build());
   on(["looked", "capsule", "pose", "wide", "tab"], update);
   on(["wide"], () => (by("wide").checked = state.wide));
+  on(["domain"], () => (by("sample-domain").value = state.domain ?? ""));
 }

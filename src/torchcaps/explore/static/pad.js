@@ -53,7 +53,8 @@ const survey = later(async () => {
     there[a] = at(a, n % ACROSS);
     if (b !== a) there[b] = at(b, ACROSS - 1 - Math.floor(n / ACROSS));
     const answer = await ask(`/api/runs/${facts.id}/draw`, { capsule: capsule(), pose: there }).catch(() => null);
-    if (!answer || field.key !== key) return;
+    if (field.key !== key) return;
+    if (!answer) return void (field.key = ""); // tried again at the next move
     field.pictures.push(toCanvas(decode(answer.image)));
     if (n % ACROSS === ACROSS - 1) redraw();
   }

@@ -3,7 +3,7 @@
 const FONT = 'system-ui, -apple-system, "Segoe UI", "Helvetica Neue", "DejaVu Sans", sans-serif';
 
 /** @typedef {{fill?: string, stroke?: string, width?: number, alpha?: number, radius?: number, dash?: number[]}} Look */
-/** @typedef {{size?: number, fill?: string, align?: "start" | "middle" | "end", weight?: number, turn?: boolean}} Letters */
+/** @typedef {{size?: number, fill?: string, align?: "start" | "middle" | "end", weight?: number}} Letters */
 
 /** Draws on a canvas. */
 export class CanvasPen {
@@ -48,13 +48,9 @@ export class CanvasPen {
   }
 
   /** @param {Letters} letters */
-  text(x, y, words, { size = 12, fill = "#000", align = "start", weight = 400, turn = false } = {}) {
+  text(x, y, words, { size = 12, fill = "#000", align = "start", weight = 400 } = {}) {
     Object.assign(this.to, { globalAlpha: 1, fillStyle: fill, font: `${weight} ${size}px ${FONT}`, textAlign: align === "middle" ? "center" : align });
-    this.to.save();
-    this.to.translate(x, y);
-    if (turn) this.to.rotate(-Math.PI / 2);
-    this.to.fillText(words, 0, 0);
-    this.to.restore();
+    this.to.fillText(words, x, y);
   }
 
   /** @param {HTMLCanvasElement} picture drawn with square pixels */
@@ -92,9 +88,8 @@ export class SvgPen {
     this.body.push(`<circle cx="${short(x)}" cy="${short(y)}" r="${short(r)}" ${this.#ink(look)}/>`);
   }
 
-  text(x, y, words, { size = 12, fill = "#000", align = "start", weight = 400, turn = false } = {}) {
-    const turned = turn ? ` transform="rotate(-90 ${short(x)} ${short(y)})"` : "";
-    this.body.push(`<text x="${short(x)}" y="${short(y)}" font-size="${size}" font-weight="${weight}" text-anchor="${align}" fill="${fill}"${turned}>${escaped(words)}</text>`);
+  text(x, y, words, { size = 12, fill = "#000", align = "start", weight = 400 } = {}) {
+    this.body.push(`<text x="${short(x)}" y="${short(y)}" font-size="${size}" font-weight="${weight}" text-anchor="${align}" fill="${fill}">${escaped(words)}</text>`);
   }
 
   image(picture, x, y, w, h) {

@@ -99,7 +99,7 @@ export function channels(picture, c) {
 export const invert = (picture) => ({ shape: picture.shape, bytes: picture.bytes.map((x) => 255 - x) });
 
 /** Top, left, height, width of what stands out from the border; null if nothing does. @param {Picture} picture */
-export function box(picture) {
+function box(picture) {
   const [, h, w] = picture.shape;
   const ground = border(picture);
   let [top, left, bottom, right] = [h, w, -1, -1];
@@ -140,7 +140,7 @@ export function centre(picture, h, w, share) {
 }
 
 /** Numbers in [0, 1) by a seed (mulberry32), the same in every browser. @param {number} seed */
-export function random(seed) {
+function random(seed) {
   let a = seed >>> 0;
   return () => {
     a = (a + 0x6d2b79f5) | 0;

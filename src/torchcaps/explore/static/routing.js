@@ -18,11 +18,12 @@ const send = channel(
     if (note.facts !== state.facts) return;
     const [t, height, width] = answer.maps.shape;
     const bytes = fromBase64(answer.maps.data);
-    const [low, high] = middle(bytes, 0.01); // one scale for all rounds, from the least to the most
+    const [low, high] = middle(bytes, 0.01).map((x) => x / 255); // one scale for all rounds; the outermost hundredths are cut
     const shade = (x) => Math.max(0, Math.min(1, (x - low) / (high - low || 1)));
-    const maps = Array.from({ length: t }, (_, n) => ({
-      h: height, w: width, values: Array.from(bytes.subarray(n * height * width, (n + 1) * height * width), shade),
-    }));
+    const maps = Array.from({ length: t }, (_, n) => {
+      const sent = Array.from(bytes.subarray(n * height * width, (n + 1) * height * width), (x) => x / 255);
+      return { h: height, w: width, sent, values: sent.map(shade) };
+    });
     routed = { ...answer, maps, image: note.image, parent: note.parent };
     by("routing-error").hidden = true;
     if (state.step >= t) set({ step: t - 1 });
@@ -81,7 +82,9 @@ function paint() {
 
 function said(now) {
   const name = state.facts.names[routed.parent];
-  return `Bright: much is sent to ${name} from there; dark: little. One scale for all rounds. On average a child gives it ${brief(routed.coupling[now])} of its share.`;
+  const mean = brief(routed.coupling[now]);
+  const share = state.facts.kind === "poe" ? `A child's share in it is ${mean} on average.` : `On average a child gives it ${mean} of its share.`;
+  return `Bright: much is sent to ${name} from there; dark: little. One scale for all rounds. ${share}`;
 }
 
 function put(canvas, picture) {
@@ -157,7 +160,10 @@ export function sheet() {
       });
       if (routed.histogram) FIGURES.histogram(pen, { x, y: y + 510, w: 700, h: 150 }, c);
     },
-    numbers: () => ({ ...routed, maps: routed.maps.map((map) => map.values), image: undefined }),
+    numbers() {
+      const { image, ...rest } = routed; // which save.js writes in the form it travels in
+      return { ...rest, maps: routed.maps.map((map) => map.sent) };
+    },
   };
 }
 

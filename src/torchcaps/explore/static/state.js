@@ -52,10 +52,10 @@ export const parent = () => Math.min(state.parent ?? winner(), (state.facts?.nam
 export const capsule = () => Math.min(state.capsule ?? winner(), (state.facts?.names.length ?? 1) - 1);
 /** @returns {number[]} the pose that is shown of the chosen capsule */
 export const pose = () => state.pose ?? state.looked?.pose[capsule()] ?? [];
-export const runName = (id) => state.runs.find((run) => run.id === id)?.name ?? "";
+const runName = (id) => state.runs.find((run) => run.id === id)?.name ?? "";
 
 /** The state as text for location.hash; what is as usual is left out. @returns {Promise<string>} */
-export async function write() {
+async function write() {
   const s = state;
   if (!s.facts) return "";
   const words = new URLSearchParams({ run: s.facts.name, tab: s.tab });
@@ -97,10 +97,11 @@ export async function read(hash) {
     const x = number(key, 0, high);
     return Number.isInteger(x) ? x : undefined;
   };
-  const list = (key, mark) => words.get(key)?.split(mark).map(Number).filter(Number.isFinite);
+  const list = (key, mark) => words.get(key)?.split(mark).map(Number).filter((x) => Math.abs(x) <= 1e4);
   const pair = (key) => (list(key, ".")?.length === 2 && list(key, ".").every(Number.isInteger) ? list(key, ".") : undefined);
   const one = (key, of) => (of.includes(words.get(key)) ? words.get(key) : undefined);
-  const image = words.get("image") && (await unpack(words.get("image")));
+  const packed = words.get("image") ?? "";
+  const image = packed && packed.length <= LONGEST && (await unpack(packed));
   const wish = {
     run: words.get("run") ?? undefined,
     tab: one("tab", ["parents", "routing", "instantiation", "wall", "compare"]),
@@ -111,7 +112,7 @@ export async function read(hash) {
     },
     parent: whole("parent", 1e4), step: whole("step", 100) ? whole("step", 100) - 1 : undefined, place: pair("place"),
     capsule: whole("capsule", 1e4), pose: list("pose", "_"), axes: pair("axes"), wide: words.get("wide") === "1",
-    domain: words.get("domain") ?? undefined, count: whole("count", 8) || undefined, seed: whole("wall", 2 ** 31 - 1),
+    domain: words.get("domain") ?? undefined, count: Number(one("count", ["2", "4", "6", "8"])) || undefined, seed: whole("wall", 2 ** 31 - 1),
     with: words.get("with") ?? undefined, fit: one("fit", ["stretch", "keep"]),
   };
   return Object.fromEntries(Object.entries(wish).filter(([, value]) => value !== undefined));

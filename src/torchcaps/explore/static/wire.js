@@ -12,7 +12,7 @@ export function fromBase64(text) {
 }
 
 /** @param {Uint8Array} bytes @returns {string} */
-export function toBase64(bytes) {
+function toBase64(bytes) {
   let raw = "";
   for (let n = 0; n < bytes.length; n += 8192) raw += String.fromCharCode(...bytes.subarray(n, n + 8192));
   return btoa(raw);
@@ -32,7 +32,7 @@ export function each(many) {
 }
 
 /** Of two channels (stereo) the first is shown; of three, colour. @param {Picture} picture @returns {ImageData} */
-export function toImageData({ shape: [c, h, w], bytes }) {
+function toImageData({ shape: [c, h, w], bytes }) {
   const data = new ImageData(w, h);
   const [green, blue] = c >= 3 ? [h * w, 2 * h * w] : [0, 0];
   for (let n = 0; n < h * w; n++) {

@@ -185,7 +185,7 @@ def test_demo_trains_evaluates_and_reports(capsys, tmp_path, monkeypatch):
     for row in ("poe-glyphs", "paper", "offset only", "random W", "PCA", "k-means", "RBM"):
         assert f"\n{row} " in out
     page = (tmp_path / "demo" / "report.html").read_text()
-    assert page.count("data:image/png;base64,") == 9
+    assert page.count("data:image/png;base64,") == 11
     assert "http" not in page
     again = run(capsys, *words)
     assert again[0] == 0 and again[1] == out

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -153,11 +154,8 @@ def _some(images: Tensor, count: int, seed: int) -> Tensor:
 
 
 def _curves(folder: Path, start: str | None) -> dict[str, bytes]:
-    """What a run's journal tells: the loss, and accuracies if it has any, of every stage; and before it, the journal of
-    the run that it started from, if that is still there."""
-    stages: dict[str, list[dict[str, Any]]] = {}
-    if start is not None and (before := read_journal(Path(start) / "journal.jsonl")):
-        stages[Path(start).name] = before
+    """What a run's journal tells, after those of the runs it started from: the loss, and accuracies, of every stage."""
+    stages = _before(start)
     for entry in read_journal(folder / "journal.jsonl"):
         stages.setdefault(entry.get("stage", folder.resolve().name), []).append(entry)
     known = {key for lines in stages.values() for entry in lines for key in entry}
@@ -165,3 +163,14 @@ def _curves(folder: Path, start: str | None) -> dict[str, bytes]:
         raise RecipeError(f"'{folder}' has no journal, from which curves are drawn; name the folder of a run")
     keys = [key for key in ("loss", "accuracy", "validation_accuracy") if key in known]
     return {f"curve-{key.replace('_', '-')}": learning_curve(list(stages.items()), key) for key in keys}
+
+
+def _before(start: str | None) -> dict[str, list[dict[str, Any]]]:
+    """Folder's name -> journal of the run that another started from, and of those before it, if they are there."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    while start is not None and Path(start).name not in found:
+        folder, start = Path(start), None
+        if entries := read_journal(folder / "journal.jsonl"):
+            found = {folder.name: entries, **found}
+            start = json.loads((folder / "recipe.json").read_text(encoding="utf-8")).get("start")
+    return found

@@ -85,7 +85,9 @@ def listen(host: str, port: int) -> socket.socket:
         raise RecipeError(f"--port {port} is asked for; 0 (a free one) to 65535 is wanted")
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        return socket.create_server(address[:2], family=family, backlog=CONNECTIONS)
+        listener = socket.create_server(address[:2], family=family, backlog=CONNECTIONS)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # inherited; asyncio sets it on others only
+        return listener
     except (OSError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise RecipeError(f"cannot listen on {host}, port {port}: {reason}; choose another --port or --host") from None

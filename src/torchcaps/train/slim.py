@@ -25,7 +25,7 @@ def slim(checkpoint: Checkpoint, *, half: bool = False, examples: tuple[Tensor, 
     if half:
         kept = {name: value.half() if value.dtype == torch.float32 else value for name, value in kept.items()}
     state = {"model": checkpoint.meta["state"]["model"], "optimiser": None, "schedule": None}
-    meta = {**checkpoint.meta, "recipe": _anonymous(checkpoint.meta["recipe"]), "state": state}
+    meta = {**checkpoint.meta, "recipe": _anonymous(checkpoint.meta["recipe"]), "state": state, "slim": True}
     return Checkpoint(kept | dict(zip(EXAMPLES, examples or (), strict=False)), meta)
 
 

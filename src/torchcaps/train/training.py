@@ -83,11 +83,11 @@ class Training:
         return Checkpoint(tensors, meta)
 
     def restore(self, checkpoint: Checkpoint, *, weights_only: bool = False) -> None:
-        """Go to where a checkpoint of the same recipe was made in this stage; or, to look at the model, its weights."""
+        """Go to where a checkpoint of the same recipe was made in this stage; with `weights_only`, weights alone do."""
         meta = checkpoint.meta
         state = unpack_state(meta["state"], checkpoint.tensors)
         self.model.load_state_dict(state["model"])
-        if not weights_only:
+        if not (weights_only and meta.get("slim") is True):
             self._restore_optimiser(state)
         self.before = int(meta.get("before", 0))
         self.step, self.seconds = int(meta["step"]) - self.before, float(meta["seconds"])

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -398,3 +399,23 @@ def test_the_command_prints_its_address_answers_and_ends_with_0(folders):
             assert process.wait(120) == 0
         finally:
             process.kill()
+
+
+def test_weights_that_were_given_away_bring_their_own_examples(folders, tmp_path, capsys):
+    path = tmp_path / "model.safetensors"
+    assert main(["export", str(folders / "a"), str(path), "--examples", "1"]) == 0
+    (entry,) = find_shelf([path]).entries
+    assert (entry.name, entry.kind, entry.shipped) == ("model.safetensors", "capsnet", False)
+    opened = find_shelf([path]).open(0)
+    given = opened.run.extra["examples.images"]
+    assert opened.examples.source == "own" and len(opened.examples) == len(given) > 0
+    assert opened.examples.data is not None and torch.equal(opened.examples.data.images, given)
+    assert find_shelf([folders / "a"]).open(0).examples.source == "data"
+
+
+def test_small_packets_do_not_wait_for_others():
+    """An answer is a head and a body; without this, the body waits 40 ms for the head to be acknowledged."""
+    with server.listen("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()):
+        accepted, _ = listener.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) != 0

@@ -108,6 +108,7 @@ class Demo:
         return "mnist"
 
     def _report(self, recipe: Recipe, folder: Path, result: Result) -> Path:
+        from torchcaps.evaluate.capsule_figures import Wish
         from torchcaps.evaluate.capsules import SAMPLES
         from torchcaps.evaluate.report import report_of, rows_of
         from torchcaps.models import PoE
@@ -122,6 +123,6 @@ class Demo:
         }  # fmt: skip
         text = [paragraph.format(**facts) for paragraph in _TEXT]
         path = self.out / "report.html"
-        page = report_of(folder, run, title="torchcaps demo", text=text, rows=rows_of(result))
+        page = report_of(folder, run, Wish(), title="torchcaps demo", text=text, rows=rows_of(result))
         write_atomically(path, [page.encode()])
         return path

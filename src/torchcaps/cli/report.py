@@ -46,7 +46,7 @@ class Report:
             raise RecipeError(f"--count {self.count} is asked for; 1 to {MOST} is wanted")
         run, path = load_run(self.folder), self.out or self.folder / "report.html"
         rows = rows_of(read_result(self.result)) if self.result else ()
-        page = report_of(self.folder, run, rows=rows, wish=Wish(count=self.count, seed=self.seed))
+        page = report_of(self.folder, run, Wish(count=self.count, seed=self.seed), rows=rows)
         write_atomically(path, [page.encode()])
         print(path)
         return 0

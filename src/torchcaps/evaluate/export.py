@@ -29,7 +29,7 @@ from torchcaps.train.checkpoint import load as read_checkpoint
 from torchcaps.train.checkpoint import save
 from torchcaps.train.display import progress
 from torchcaps.train.files import write_atomically
-from torchcaps.train.run import load_run
+from torchcaps.train.run import checkpoint_path, load_run
 from torchcaps.train.slim import slim
 from torchcaps.train.training import resumed, set_up
 from torchcaps.types import Capsules
@@ -79,7 +79,7 @@ def export_weights(folder: Path, path: Path, *, half: bool = False, examples: in
     """Write the weights of a run alone, with so many test images of each class; returns how far its outputs moved."""
     check_target(path, force=force)
     run = load_run(folder)
-    checkpoint = read_checkpoint(folder if folder.is_file() else folder / "checkpoint.safetensors")
+    checkpoint = read_checkpoint(checkpoint_path(folder))
     small = slim(checkpoint, half=half, examples=_examples(run.recipe.data, examples) if examples else None)
     given = resumed(set_up(run.recipe, run.model.spec), run.recipe, small, weights_only=True).model.eval()
     images = torch.rand(VERIFIED, *run.model.spec[:3], generator=torch.Generator().manual_seed(0))

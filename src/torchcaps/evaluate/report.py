@@ -73,11 +73,11 @@ def _block(rows: Sequence[Sequence[str]]) -> str:
 def report_of(
     folder: Path,
     run: Loaded,
+    wish: Wish,
     *,
     title: str | None = None,
     text: Sequence[str] = (),
     rows: Sequence[Sequence[str]] = (),
-    wish: Wish = Wish(),  # noqa: B008 (frozen)
 ) -> str:
     """One page of a run in a folder: what was trained, how it did if there are rows, and all pictures of it."""
     galleries = [gallery(folder, run, wish)]

@@ -36,7 +36,7 @@ from torchcaps.models import CNN, PoE, PoEConfig
 from torchcaps.models.sparse import Competition
 from torchcaps.train.checkpoint import load as read_checkpoint
 from torchcaps.train.recipe import Recipe, stage_names
-from torchcaps.train.run import Loaded, load_run
+from torchcaps.train.run import Loaded, checkpoint_path, load_run
 
 __all__ = ["evaluate_runs", "judge_folder"]
 
@@ -196,7 +196,7 @@ def _check_alike(run: Loaded, folder: Path, first: Recipe, kind: type) -> None:
 def _check_comparable(run: Loaded, folder: Path, first: Recipe) -> None:
     """Products of expert capsules on the same data, trained to their end."""
     _check_alike(run, folder, first, PoEConfig)
-    meta, last = read_checkpoint(folder / "checkpoint.safetensors").meta, stage_names(run.recipe.model)[-1]
+    meta, last = read_checkpoint(checkpoint_path(folder)).meta, stage_names(run.recipe.model)[-1]
     if meta.get("stage") != last or meta.get("finished") is not True:
         raise TrainingError(
             f"'{folder}' is not trained to its end (stage '{meta.get('stage')}'); go on with: torchcaps train --resume"

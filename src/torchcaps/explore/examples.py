@@ -15,6 +15,7 @@ from torchcaps.data.augment import standardise
 from torchcaps.errors import ShapeError, TorchcapsError
 from torchcaps.evaluate.predict import class_names
 from torchcaps.train import Recipe
+from torchcaps.train.slim import EXAMPLES
 from torchcaps.types import ImageSpec
 
 __all__ = ["COUNT", "Examples", "examples_of"]
@@ -104,10 +105,11 @@ def examples_of(
 
 
 def _own(tensors: Mapping[str, Tensor], spec: ImageSpec) -> Dataset | None:
-    """`examples.images` [n c h w], bytes as the model is tested on them, and `examples.labels` [n]."""
-    if "examples.images" not in tensors:
+    """Images [n c h w], bytes as the model is tested on them, and labels [n] that were given along with the weights."""
+    if not all(name in tensors for name in EXAMPLES):
         return None
-    return _fitting(Dataset(tensors["examples.images"], tensors["examples.labels"], spec.classes), spec)
+    images, labels = (tensors[name] for name in EXAMPLES)
+    return _fitting(Dataset(images, labels, spec.classes), spec)
 
 
 def _tested(config: DataConfig, spec: ImageSpec, data_dir: Path | None) -> Dataset | None:

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 from torchcaps.errors import CheckpointError, DataError, RecipeError, TorchcapsError
 from torchcaps.explore import Subject, subject_of
 from torchcaps.explore.examples import Examples, examples_of
-from torchcaps.train import Loaded, load_run
 from torchcaps.train.checkpoint import load as read_checkpoint
+from torchcaps.train.run import Loaded, checkpoint_path, load_run
 
 __all__ = ["KINDS", "OPEN", "Entry", "Opened", "Shelf", "find_shelf", "shipped_run"]
 
@@ -32,7 +32,6 @@ KINDS = {
 OPEN = 6
 """Runs that are kept in memory; of more, the one that was not asked for longest makes room."""
 
-_CHECKPOINT = "checkpoint.safetensors"
 _LONGEST = 1 << 20
 """Bytes of a recipe.json that is read."""
 
@@ -80,8 +79,7 @@ class Shelf:
 
     def _read(self, entry: Entry) -> Opened:
         run = load_run(entry.folder)
-        tensors = read_checkpoint(entry.folder / _CHECKPOINT).tensors if entry.shipped else {}
-        examples = examples_of(run.recipe, run.model.spec, tensors, self.data_dir)
+        examples = examples_of(run.recipe, run.model.spec, run.extra, self.data_dir)
         return Opened(entry, run, subject_of(run.model, examples.names, examples.shown), examples)
 
 
@@ -117,7 +115,7 @@ def _found(folder: Path) -> Entry | None:
 
 def _named(folder: Path) -> Entry:
     """The run in a folder, or one line."""
-    if not (folder / _CHECKPOINT).is_file():
+    if not checkpoint_path(folder).is_file():
         raise CheckpointError(f"'{folder}' holds no checkpoint; train into it first, or name the folder of a run")
     model = _model(folder)
     if model not in KINDS:
@@ -134,7 +132,7 @@ def _model(folder: Path) -> str:
             with path.open("rb") as file:
                 recipe = json.loads(file.read(_LONGEST))
         else:
-            recipe = read_checkpoint(folder / _CHECKPOINT).meta["recipe"]
+            recipe = read_checkpoint(checkpoint_path(folder)).meta["recipe"]
         return str(recipe["model"]["name"])
     except (KeyError, TypeError, RecursionError, OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise RecipeError(f"'{folder}' is not the run of a recipe known here: {error!r}") from None

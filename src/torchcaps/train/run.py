@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from torch import Tensor
+
 from torchcaps.config import flatten, from_dict, to_dict
 from torchcaps.errors import CheckpointError, RecipeError, TrainingError
 from torchcaps.models import Model
@@ -22,7 +24,7 @@ from torchcaps.train.recipe import Recipe, load_recipe, resolved
 from torchcaps.train.training import resumed, set_up
 from torchcaps.types import ImageSpec
 
-__all__ = ["Loaded", "Run", "create", "load", "load_run", "open_run"]
+__all__ = ["Loaded", "Run", "checkpoint_path", "create", "load", "load_run", "open_run"]
 
 FREE = {"about", "data.data_dir", "train.epochs", "train.save_every", "train.log_every"}
 """Settings that may change between the start of a run and its resumption: they do not change what a step does.
@@ -40,11 +42,11 @@ class Run:
 
     @property
     def has_checkpoint(self) -> bool:
-        return _checkpoint_path(self.folder).exists()
+        return checkpoint_path(self.folder).exists()
 
     def checkpoint(self) -> Checkpoint:
         """The last one; CheckpointError if it was not made by this folder's recipe."""
-        path = _checkpoint_path(self.folder)
+        path = checkpoint_path(self.folder)
         checkpoint = read_checkpoint(path)
         try:
             _check_same(checkpoint.meta.get("recipe"), self.recipe, path)
@@ -59,7 +61,7 @@ class Run:
         write_atomically(self.folder / "recipe.json", [text.encode()])
 
     def save(self, checkpoint: Checkpoint) -> None:
-        write_checkpoint(_checkpoint_path(self.folder), checkpoint)
+        write_checkpoint(checkpoint_path(self.folder), checkpoint)
 
     def journal(self, step: int, tensorboard: bool, *, write: bool) -> AbstractContextManager[Journal | None]:
         return Journal(self.folder, step, tensorboard=tensorboard) if write else nullcontext()
@@ -87,6 +89,7 @@ class Loaded(NamedTuple):
     """A trained model with the recipe it came from and how far it got, all stages together.
 
     `reached` if the last stage that ran ended at `train.stop_at`; otherwise its epochs ran out, or it has not ended.
+    `extra` are the checkpoint's tensors beside the state: examples that were given along.
     """
 
     model: Model
@@ -94,6 +97,7 @@ class Loaded(NamedTuple):
     step: int
     seconds: float
     reached: bool = False
+    extra: Mapping[str, Tensor] = {}
 
 
 def create(recipe: Recipe | str, spec: ImageSpec | None = None) -> Model:
@@ -114,9 +118,9 @@ def load_run(folder: Path | str) -> Loaded:
     In place of a folder, the path of weights alone (`torchcaps export RUN model.safetensors`) will do.
     """
     folder = Path(folder)
-    if folder.is_dir() and not _checkpoint_path(folder).exists():
+    if folder.is_dir() and not checkpoint_path(folder).exists():
         raise CheckpointError(f"'{folder}' holds no checkpoint; train into it first, or name the folder of a run")
-    checkpoint = read_checkpoint(folder if folder.is_file() else _checkpoint_path(folder))
+    checkpoint = read_checkpoint(checkpoint_path(folder))
     try:
         recipe = from_dict(Recipe, checkpoint.meta["recipe"], where=str(folder))
         spec = ImageSpec(*checkpoint.meta["spec"])
@@ -125,11 +129,13 @@ def load_run(folder: Path | str) -> Loaded:
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"'{folder}' is not the run of a recipe known here: {error}") from None
     training = resumed(set_up(recipe, spec), recipe, checkpoint, weights_only=True)
-    return Loaded(training.model.eval(), recipe, training.steps, training.seconds, training.reached)
+    extra = {name: value for name, value in checkpoint.tensors.items() if not name.startswith("state.")}
+    return Loaded(training.model.eval(), recipe, training.steps, training.seconds, training.reached, extra)
 
 
-def _checkpoint_path(folder: Path) -> Path:
-    return folder / "checkpoint.safetensors"
+def checkpoint_path(folder: Path) -> Path:
+    """Where the checkpoint of a run lies; a file, weights alone, stands for itself."""
+    return folder if folder.is_file() else folder / "checkpoint.safetensors"
 
 
 def _is_ours(name: str) -> bool:
@@ -140,7 +146,7 @@ def _is_ours(name: str) -> bool:
 def _has_content(folder: Path) -> bool:
     """More than the recipe: a start that failed before its first step may be tried again."""
     journal = folder / "journal.jsonl"
-    return _checkpoint_path(folder).exists() or (journal.exists() and journal.stat().st_size > 0)
+    return checkpoint_path(folder).exists() or (journal.exists() and journal.stat().st_size > 0)
 
 
 def _make(folder: Path) -> None:

@@ -175,6 +175,22 @@ def test_weights_start_as_in_the_authors_code() -> None:
         assert torch.equal(bias, torch.full_like(bias, value))
 
 
+@pytest.mark.parametrize("pose", ["matrix", "vector"])
+def test_votes_may_start_near_the_poses(pose: Any) -> None:
+    """W of the convolutional capsules is the identity and what it would have been without; nothing else differs."""
+    init = MatrixInit(capsules=0.1)
+    torch.manual_seed(0)
+    plain = replace(TINY, pose=pose, init=init).build(SPECS[0])
+    torch.manual_seed(0)
+    near = replace(TINY, pose=pose, init=replace(init, identity=True)).build(SPECS[0])
+    with torch.no_grad():
+        for layer in (plain.first, plain.second):
+            layer.W += torch.eye(4 if pose == "matrix" else 16)
+    for (name, one), (other_name, other) in zip(plain.named_parameters(), near.named_parameters(), strict=True):
+        assert name == other_name
+        assert torch.equal(one, other)
+
+
 def test_primary_switches_are_the_sigmoid_of_x_minus_1() -> None:
     model, images = build(), batch(SPECS[0]).images
     assert model.primary.on is not None

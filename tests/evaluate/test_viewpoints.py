@@ -59,6 +59,9 @@ def test_view_scores_are_the_mean_over_thirteen_squares(toys):
         wrong += best(total.tolist()) != int(toys.labels[n])
     metrics = viewpoint_metrics(Brightest(), toys, class_scores(Brightest(), toys))
     assert metrics["test_error_13crop"] == pytest.approx(wrong / N)
+    assert "test_error_5crop" in viewpoint_metrics(Brightest(), toys, class_scores(Brightest(), toys), views=5)
+    one = viewpoint_metrics(Brightest(), toys, class_scores(Brightest(), toys), views=1)
+    assert not [name for name in one if name.startswith("test_error")]
 
 
 def test_one_view_is_the_middle(toys):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Annotated
 
 import tyro
 
@@ -32,6 +33,8 @@ class Evaluate:
     """Products of expert capsules, sparse capsules: controls to measure, by the names in the table, or none."""
     judge: Path | None = None
     """Products of expert capsules: folder of the judge, trained there if it is not (beside the run)."""
+    views: Annotated[int, tyro.conf.arg(metavar="1-13")] = 13
+    """Classifiers of images that are larger than what they see: how many views of each to average, too."""
     json: bool = False
     """Print the result as JSON."""
 
@@ -46,7 +49,9 @@ class Evaluate:
         if not self.runs:
             raise RecipeError("no run to evaluate; name the folder of one, as in: torchcaps evaluate runs/demo")
         only = None if self.only == ("all",) else () if self.only == ("none",) else self.only
-        result = evaluate_runs(self.runs, self.control, images=self.images, only=only, judge=self.judge)
+        result = evaluate_runs(
+            self.runs, self.control, images=self.images, only=only, judge=self.judge, views=self.views
+        )
         if self.results:
             path = write_result(self.results, result)
         print(json.dumps(asdict(result), indent=2) if self.json else text_table(rows_of(result)))

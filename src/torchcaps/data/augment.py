@@ -14,6 +14,8 @@ from torchcaps.errors import DataError, ShapeError
 from torchcaps.math.random import uniform
 
 __all__ = [
+    "BRIGHTNESS",
+    "STANDARD_BRIGHTNESS",
     "affine",
     "brightness_contrast",
     "centre_crop",
@@ -24,6 +26,9 @@ __all__ = [
     "standardise",
     "windows",
 ]
+
+BRIGHTNESS, STANDARD_BRIGHTNESS = 63 / 255, 1.0
+"""By how much light may change at most: of images in [0, 1], and of images of unit variance."""
 
 _QUARTERS = (
     (2, 2),  # the centre
@@ -73,7 +78,7 @@ def crops(images: Tensor, size: int, count: int = 13) -> Tensor:  # [count b c s
 
 def brightness_contrast(
     images: Tensor, seed: int, epoch: int, index: Tensor, *,
-    brightness: float = 63 / 255, contrast: tuple[float, float] = (0.2, 1.8),
+    brightness: float = BRIGHTNESS, contrast: tuple[float, float] = (0.5, 1.5),
 ) -> Tensor:  # fmt: skip
     """x' = (x + δ - m) κ + m, δ ~ U(-brightness, brightness), κ ~ U(contrast), m the mean of x + δ.
 

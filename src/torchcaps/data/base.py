@@ -14,7 +14,16 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from torchcaps.data.augment import brightness_contrast, centre_crop, crop, crops, shift, standardise
+from torchcaps.data.augment import (
+    BRIGHTNESS,
+    STANDARD_BRIGHTNESS,
+    brightness_contrast,
+    centre_crop,
+    crop,
+    crops,
+    shift,
+    standardise,
+)
 from torchcaps.errors import DataError
 from torchcaps.math.random import permutation
 from torchcaps.types import Batch, ImageSpec
@@ -39,7 +48,7 @@ class Dataset:
 
     `parts` [n m h w] are bytes too: each thing of an image alone. A model sees squares of side `view`, or whole images
     without it: at random places while training, in the middle when tested. What it sees is of zero mean and unit
-    variance if `standardised`; before that, training changes brightness and contrast at random if `jitter`.
+    variance if `standardised`; after that, training changes brightness and contrast at random if `jitter`.
     A set that is drawn rather than collected may be drawn `anew` for each epoch: (epoch, index [b]) -> images, labels,
     parts; those of epoch 0 are the ones it holds.
     """
@@ -175,8 +184,8 @@ def take(
 ) -> Batch:  # fmt: skip
     """The batch at a place as floats in [0, 1]; of `parts` processes each takes its own `part` of it.
 
-    Each image is shifted, then cropped to the view, and its parts with it; then its brightness and contrast change,
-    then it is standardised, the two last only where the set says so.
+    Each image is shifted, then cropped to the view, and its parts with it; then it is standardised, and then its
+    brightness and contrast change, the two last only where the set says so.
     """
     share = batch // parts
     first = place.number * batch + part * share
@@ -189,10 +198,11 @@ def take(
             return moved
         return crop(moved, data.view, seed, place.epoch, index)
 
-    images = placed(pixels)
+    images = data.levelled(placed(pixels))
     if data.jitter:
-        images = brightness_contrast(images, seed, place.epoch, index)
-    return Batch(data.levelled(images), labels, index, None if things is None else placed(things))
+        most = STANDARD_BRIGHTNESS if data.standardised else BRIGHTNESS
+        images = brightness_contrast(images, seed, place.epoch, index, brightness=most)
+    return Batch(images, labels, index, None if things is None else placed(things))
 
 
 def check_splits(splits: Splits) -> str:

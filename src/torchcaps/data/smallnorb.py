@@ -38,8 +38,9 @@ class SmallNorbConfig:
     familiar third of the test images, as the paper does, to stop two models where they are equally good on it.
 
     Hinton (2018, section 5) shows squares of `view` = 32 pixels, cut out at random while training and in the middle
-    when tested, of zero mean and unit variance (`standardise`). Before that `jitter` changes brightness and contrast at
-    random while training, as in the authors' code: standardising then takes back what the two eyes have in common.
+    when tested, of zero mean and unit variance (`standardise`), to which `jitter` adds random brightness and contrast
+    while training. That is the order of the text; in the authors' code it is the other one, in which standardising
+    takes back all that the two eyes have in common.
     """
 
     novel: Literal["none", "azimuth", "elevation"] = "none"

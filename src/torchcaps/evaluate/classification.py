@@ -20,7 +20,7 @@ from torchcaps.data import AffnistConfig, Dataset, Splits
 from torchcaps.errors import RecipeError
 from torchcaps.evaluate.factors import CONTROLS, factor_controls, factor_correlation, factor_metrics, has_factors
 from torchcaps.evaluate.multilabel import best_threshold, pair_error, single_error, threshold_error
-from torchcaps.evaluate.viewpoints import novel_errors, viewpoint_metrics
+from torchcaps.evaluate.viewpoints import VIEWS, novel_errors, viewpoint_metrics
 from torchcaps.metrics import accuracy, expected_calibration_error
 from torchcaps.models import CapsNet, Model
 from torchcaps.train.display import progress
@@ -68,13 +68,13 @@ def classification(model: Model, data: Dataset) -> dict[str, float]:
     return _measure(class_scores(model, data), data.labels)
 
 
-def measures(model: Model, recipe: Recipe, splits: Splits) -> dict[str, float]:
-    """Whatever is asked of a classifier on these data."""
+def measures(model: Model, recipe: Recipe, splits: Splits, views: int = VIEWS) -> dict[str, float]:
+    """Whatever is asked of a classifier on these data; of images larger than a view, also by so many `views`."""
     scores, test, held = class_scores(model, splits.test), splits.test, splits.validation
     if test.labels.ndim == 2:
         found = _several(scores, test.labels, class_scores(model, held) if held else None, held)
     else:
-        found = _measure(scores, test.labels) | viewpoint_metrics(model, test, scores)
+        found = _measure(scores, test.labels) | viewpoint_metrics(model, test, scores, views)
     if isinstance(model, CapsNet) and has_factors(test):
         found |= factor_metrics(factor_correlation(model, test))
     if isinstance(recipe.data, AffnistConfig):
@@ -85,8 +85,8 @@ def measures(model: Model, recipe: Recipe, splits: Splits) -> dict[str, float]:
 
 
 def untrained(recipe: Recipe, splits: Splits) -> dict[str, float]:
-    """Control: the recipe's own network before its first step."""
-    return measures(set_up(recipe, splits.train.spec).model, recipe, splits)
+    """Control: the recipe's own network before its first step, which sees no more in many views than in one."""
+    return measures(set_up(recipe, splits.train.spec).model, recipe, splits, views=1)
 
 
 def nearest_mean(recipe: Recipe, splits: Splits) -> dict[str, float]:

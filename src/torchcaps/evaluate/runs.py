@@ -31,6 +31,7 @@ from torchcaps.evaluate.papers import paper_numbers
 from torchcaps.evaluate.readout import READ, require_sklearn
 from torchcaps.evaluate.readout import material_of as read_material
 from torchcaps.evaluate.results import Metrics, Result, gather, versions
+from torchcaps.evaluate.viewpoints import VIEWS
 from torchcaps.metrics import accuracy
 from torchcaps.models import CNN, PoE, PoEConfig
 from torchcaps.models.sparse import Competition
@@ -51,14 +52,18 @@ def evaluate_runs(
     images: int | None = None,
     only: Sequence[str] | None = None,
     judge: Path | None = None,
+    views: int = VIEWS,
 ) -> Result:
     """Runs of one recipe (several seeds) and runs of others to compare with -> one result.
 
-    The controls that every classifier gets are its own network untrained, and the nearest mean image. Those of products
-    of expert capsules are `capsules.CONTROLS`, or what `only` names of them; `images` is how many test images are
-    measured (2000), and `judge` the folder of the judge, which is trained if it is not there. Those of sparse capsules
-    are `sparse.CONTROLS`, and `images` is how many training images the read-out learns from (10,000).
+    The controls that every classifier gets are its own network untrained, and the nearest mean image; of images larger
+    than what it sees, so many `views` are averaged, too, and 1 leaves that out. Those of products of expert capsules
+    are `capsules.CONTROLS`, or what `only` names of them; `images` is how many test images are measured (2000), and
+    `judge` the folder of the judge, which is trained if it is not there. Those of sparse capsules are
+    `sparse.CONTROLS`, and `images` is how many training images the read-out learns from (10,000).
     """
+    if not 1 <= views <= VIEWS:
+        raise RecipeError(f"{views} views of an image are to be averaged; ask for 1 to {VIEWS}")
     runs = [load_run(folder) for folder in folders]
     first = runs[0].recipe
     _check_same(runs, folders)
@@ -75,8 +80,8 @@ def evaluate_runs(
     for run, folder in zip(runs, folders, strict=True):
         check_classifier(run, folder)
     splits = first.data.load()
-    metrics = gather(measures(run.model, run.recipe, splits) for run in runs)
-    rows: dict[str, Metrics] = _trained([load_classifier(folder) for folder in controls])
+    metrics = gather(measures(run.model, run.recipe, splits, views) for run in runs)
+    rows: dict[str, Metrics] = _trained([load_classifier(folder) for folder in controls], views)
     rows["untrained"] = gather(untrained(run.recipe, splits) for run in runs)
     rows["nearest mean"] = gather([nearest_mean(first, splits)])
     for name, values in pose_controls(runs[0].model, splits.test).items():
@@ -128,11 +133,11 @@ def _config(recipe: Recipe) -> dict[str, Any]:
     return config
 
 
-def _trained(runs: Sequence[Loaded]) -> dict[str, Metrics]:
+def _trained(runs: Sequence[Loaded], views: int) -> dict[str, Metrics]:
     """One row a recipe, its runs being its seeds."""
     rows: dict[str, list[dict[str, float]]] = {}
     for run in runs:
-        rows.setdefault(run.recipe.name, []).append(measures(run.model, run.recipe, run.recipe.data.load()))
+        rows.setdefault(run.recipe.name, []).append(measures(run.model, run.recipe, run.recipe.data.load(), views))
     return {name: gather(values) for name, values in rows.items()}
 
 

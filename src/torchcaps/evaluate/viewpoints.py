@@ -21,11 +21,14 @@ VIEWS = 13
 """Of an image, as the authors' code has it; the paper says "multiple"."""
 
 
-def viewpoint_metrics(model: Model, data: Dataset, scores: Tensor) -> dict[str, float]:
-    """Whatever of this can be asked of the data; `scores` [n j] are those of the middle of each image."""
+def viewpoint_metrics(model: Model, data: Dataset, scores: Tensor, views: int = VIEWS) -> dict[str, float]:
+    """Whatever of this can be asked of the data; `scores` [n j] are those of the middle of each image, the first view.
+
+    `views` is how many of an image are averaged; with 1 there is nothing to ask.
+    """
     found: dict[str, float] = {}
-    if has_views(data):
-        found[f"test_error_{VIEWS}crop"] = 1 - accuracy(view_scores(model, data), data.labels)
+    if has_views(data) and views > 1:
+        found[f"test_error_{views}crop"] = 1 - accuracy(view_scores(model, data, views), data.labels)
     return found | (novel_errors(scores, data) if "familiar" in data.factors else {})
 
 

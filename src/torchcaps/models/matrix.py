@@ -49,6 +49,8 @@ class MatrixInit:
     on, on_bias       of a primary capsule's switch: sigmoid(x - 1)
     switch            (s, a) of the convolutional capsules' switches, see `Switches`
     switch_classes    (s, a) of the class capsules' switches
+    identity          W of the convolutional capsules starts around the identity instead of around 0: all votes of a
+                      window are then about the same thing from the first step on
     """
 
     conv: PositiveFloat = 0.05
@@ -60,6 +62,7 @@ class MatrixInit:
     classes: PositiveFloat = 0.01
     switch: tuple[float, float] = (0.5, 0.5)
     switch_classes: tuple[float, float] = (2.0, 1.0)
+    identity: bool = False
 
 
 @dataclass(frozen=True)
@@ -209,6 +212,10 @@ class MatrixCaps(Model):
             nn.init.trunc_normal_(conv.weight, std=std, a=-2 * std, b=2 * std)
             if conv.bias is not None:
                 nn.init.constant_(conv.bias, bias)
+        if init.identity:
+            with torch.no_grad():
+                for W in (self.first.W, self.second.W):
+                    W.add_(torch.eye(W.shape[-1]))
         parts = [(self.first, self.config.sizes[2], init.switch), (self.second, self.config.sizes[3], init.switch)]
         for part, count, start in [*parts, (self.classes, self.spec.classes, init.switch_classes)]:
             part.learned = Switches.of(count, start) if part.routing.switch == "cost" else nn.ParameterDict()

@@ -2,8 +2,9 @@
 
     python experiments/lab.py NAME runs/usual runs/other ...
 
-The first run is the one that the others are told by: each row says in which settings a run differs from it, and the
-mean accuracy on the training images of the last fifty steps before some steps. Written to results/lab-NAME.json.
+The first run is the one that the others are told by: each row says in which settings a run differs from it, the mean
+accuracy on the training images of the last fifty steps before some steps, and the error on the test images of runs
+that came to their end. Written to results/lab-NAME.json.
 """
 
 from __future__ import annotations
@@ -15,8 +16,11 @@ from statistics import mean
 from typing import Any
 
 from torchcaps.config import flatten
+from torchcaps.evaluate.classification import classification
 from torchcaps.evaluate.results import versions
+from torchcaps.train.checkpoint import load as read_checkpoint
 from torchcaps.train.journal import read_journal
+from torchcaps.train.run import checkpoint_path, load_run
 
 ROOT = Path(__file__).parents[1]
 AT, WINDOW = (200, 400, 800, 1600), 50
@@ -43,14 +47,23 @@ def learnt(folder: Path, step: int) -> str:
     return f"{100 * mean(window):.0f}" if entries and entries[-1]["step"] >= step and window else "-"
 
 
+def missed(folder: Path) -> str:
+    """Percent of the test images that are wrong at the end; nothing if the run did not come to it."""
+    run = load_run(folder)
+    if not read_checkpoint(checkpoint_path(folder)).meta.get("finished"):
+        return "-"
+    return f"{100 * classification(run.model, run.recipe.data.load().test)['test_error']:.1f}"
+
+
 def main(arguments: list[str]) -> int:
     name, *folders = arguments
     runs = [Path(folder) for folder in folders]
     usual = settings_of(runs[0])
-    rows = [["setting", *(f"right (%) at step {step}" for step in AT)]]
+    at = [step for step in AT if any(learnt(run, step) != "-" for run in runs)]
+    rows = [["setting", *(f"right (%) at step {step}" for step in at), "test error (%)"]]
     for run in runs:
-        told = change(settings_of(run), usual) or "as the recipe"
-        rows.append([told, *(learnt(run, step) for step in AT)])
+        told = change(settings_of(run), usual) or "as the first"
+        rows.append([told, *(learnt(run, step) for step in at), missed(run)])
     path = ROOT / "results" / f"lab-{name}.json"
     path.write_text(json.dumps({"rows": rows, "usual": usual, "versions": versions()}, indent=2) + "\n")
     print(path.relative_to(ROOT), *(" | ".join(row) for row in rows), sep="\n")

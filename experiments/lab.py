@@ -55,6 +55,14 @@ def missed(folder: Path) -> str:
     return f"{100 * classification(run.model, run.recipe.data.load().test)['test_error']:.1f}"
 
 
+def store(name: str, rows: list[list[str]], **more: Any) -> int:
+    """Write the table and print it; the exit code."""
+    path = ROOT / "results" / f"lab-{name}.json"
+    path.write_text(json.dumps({"rows": rows, **more, "versions": versions()}, indent=2) + "\n")
+    print(path.relative_to(ROOT), *(" | ".join(row) for row in rows), sep="\n")
+    return 0
+
+
 def main(arguments: list[str]) -> int:
     name, *folders = arguments
     runs = [Path(folder) for folder in folders]
@@ -64,10 +72,7 @@ def main(arguments: list[str]) -> int:
     for run in runs:
         told = change(settings_of(run), usual) or "as the first"
         rows.append([told, *(learnt(run, step) for step in at), missed(run)])
-    path = ROOT / "results" / f"lab-{name}.json"
-    path.write_text(json.dumps({"rows": rows, "usual": usual, "versions": versions()}, indent=2) + "\n")
-    print(path.relative_to(ROOT), *(" | ".join(row) for row in rows), sep="\n")
-    return 0
+    return store(name, rows, usual=usual)
 
 
 if __name__ == "__main__":

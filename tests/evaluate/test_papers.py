@@ -33,7 +33,7 @@ def test_the_best_network_has_two_numbers():
 
 
 @pytest.mark.parametrize("name", TABLE_2)
-def test_rows_of_table_2_and_that_training_stops_at_their_familiar_error(name):
+def test_rows_of_table_2(name):
     recipe, (novel, familiar) = load_recipe(name), TABLE_2[name]
     assert paper_numbers(recipe) == {"novel_error": novel, "familiar_error": familiar}
 

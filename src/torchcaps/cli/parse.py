@@ -11,6 +11,7 @@ import tyro
 
 from torchcaps import __version__
 from torchcaps.cli.attack import Attack
+from torchcaps.cli.average import Average
 from torchcaps.cli.bench import Bench
 from torchcaps.cli.catalogue import List
 from torchcaps.cli.data import Data
@@ -40,6 +41,7 @@ COMMANDS: dict[str, type[Command]] = {
     "predict": Predict,
     "generate": Generate,
     "attack": Attack,
+    "average": Average,
     "report": Report,
     "export": Export,
     "explore": Explore,

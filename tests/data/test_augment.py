@@ -16,6 +16,7 @@ from torchcaps.data.augment import (
     centre_crop,
     crop,
     crops,
+    deform,
     shift,
     standardise,
     windows,
@@ -30,6 +31,7 @@ CHANGES: dict[str, Change] = {
     "shift": lambda images, *where: shift(images, 3, *where),
     "crop": lambda images, *where: crop(images, 7, *where),
     "brightness_contrast": lambda images, *where: brightness_contrast(images, *where),
+    "deform": lambda images, *where: deform(images, 0.7, *where),
     "affine": lambda images, *where: affine(images, *where, rotation=0.4, scale=(0.8, 1.2), shear=0.2, translate=2.0),
 }
 EVERY = pytest.mark.parametrize("name", CHANGES)
@@ -180,6 +182,22 @@ def test_brightness_and_contrast_in_a_loop_each_channel_about_its_own_mean_and_n
     assert float(done.max()) > 1
     same = brightness_contrast(images, 0, 0, index, brightness=0, contrast=(1, 1))
     torch.testing.assert_close(same, images, rtol=0, atol=1e-6)
+
+
+def test_to_deform_is_affine_about_the_brightness_of_the_rim():
+    images, index = noise(), torch.arange(12)
+    assert torch.equal(deform(images, 0.0, 0, 0, index), images)
+    done = deform(images, 0.5, 3, 1, index)
+    for n in range(12):
+        for c in range(2):
+            image = images[n, c]
+            rim = [*image[0].tolist(), *image[-1].tolist(), *image[:, 0].tolist(), *image[:, -1].tolist()]
+            ground = sorted(rim)[(len(rim) - 1) // 2]
+            one = (image - ground)[None, None]
+            turned = affine(one, 3, 1, index[n : n + 1], rotation=0.085, scale=(0.9, 1.1), shear=0.085)
+            torch.testing.assert_close(done[n, c], turned[0, 0] + ground)
+    even = torch.full((12, 1, 9, 9), 0.8)
+    torch.testing.assert_close(deform(even, 1.0, 0, 0, index), even)  # nothing black comes in
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,8 @@ from torchcaps.data.augment import (
     _stream,
     brightness_contrast,
     centre_crop,
+    crop,
+    deform,
     standardise,
 )
 from torchcaps.errors import DataError, TorchcapsError
@@ -105,6 +107,17 @@ def test_light_changes_after_images_are_standardised_and_parts_keep_theirs():
         assert float((after.images - before.images).abs().max()) > most / 2
     undone = standardise(batch_of(replace(levelled, jitter=True)).images)
     torch.testing.assert_close(undone.mean((1, 2, 3)), torch.zeros(len(undone)), atol=1e-5, rtol=0)
+
+
+def test_images_and_their_parts_are_deformed_alike_before_they_are_cropped_and_levelled():
+    plain, bent = replace(pairs(), view=6), replace(pairs(), view=6, deform=1.0)
+    batch = batch_of(bent)
+    for whole, came in ((plain.images, batch.images), (plain.parts, batch.parts)):
+        moved = deform(whole[batch.indices].float() / 255, 1.0, SEED, 0, batch.indices)
+        assert torch.equal(came, crop(moved, 6, SEED, 0, batch.indices))
+    levelled = batch_of(replace(bent, standardised=True)).images
+    assert torch.equal(levelled, standardise(batch.images))
+    assert torch.equal(bent.shown(), plain.shown())  # a test sees what there is
 
 
 def test_without_a_view_or_with_one_as_large_as_the_images_a_batch_is_as_ever():

@@ -21,6 +21,7 @@ from torchcaps.data.augment import (
     centre_crop,
     crop,
     crops,
+    deform,
     shift,
     standardise,
 )
@@ -48,7 +49,8 @@ class Dataset:
 
     `parts` [n m h w] are bytes too: each thing of an image alone. A model sees squares of side `view`, or whole images
     without it: at random places while training, in the middle when tested. What it sees is of zero mean and unit
-    variance if `standardised`; after that, training changes brightness and contrast at random if `jitter`.
+    variance if `standardised`; after that, training changes brightness and contrast at random if `jitter`. Before all
+    that, training turns, stretches and shears it by `deform` times as much as `augment.deform` says.
     A set that is drawn rather than collected may be drawn `anew` for each epoch: (epoch, index [b]) -> images, labels,
     parts; those of epoch 0 are the ones it holds.
     """
@@ -62,6 +64,7 @@ class Dataset:
     view: int | None = None
     standardised: bool = False
     jitter: bool = False
+    deform: float = 0.0
     anew: Callable[[int, Tensor], tuple[Tensor, Tensor, Tensor | None]] | None = None
 
     def __post_init__(self) -> None:
@@ -184,8 +187,8 @@ def take(
 ) -> Batch:  # fmt: skip
     """The batch at a place as floats in [0, 1]; of `parts` processes each takes its own `part` of it.
 
-    Each image is shifted, then cropped to the view, and its parts with it; then it is standardised, and then its
-    brightness and contrast change, the two last only where the set says so.
+    Each image is shifted, deformed and cropped to the view, and its parts with it; then it is standardised, and then
+    its brightness and contrast change, each only where the set says so.
     """
     share = batch // parts
     first = place.number * batch + part * share
@@ -194,6 +197,7 @@ def take(
 
     def placed(pixels: Tensor) -> Tensor:
         moved = shift(pixels.float() / 255, max_shift, seed, place.epoch, index)
+        moved = deform(moved, data.deform, seed, place.epoch, index)
         if data.view is None or moved.shape[-2:] == (data.view, data.view):
             return moved
         return crop(moved, data.view, seed, place.epoch, index)

@@ -1,17 +1,18 @@
-"""Files that are whole or not there: written beside, synced, renamed."""
+"""Files that are whole or not there: written beside, synced, renamed; and folders that one process at a time has."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import re
+import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from torchcaps.errors import TrainingError
 
-__all__ = ["write_atomically"]
+__all__ = ["sole_owner", "write_atomically"]
 
 
 def write_atomically(path: Path, chunks: Iterable[bytes]) -> None:
@@ -34,6 +35,32 @@ def write_atomically(path: Path, chunks: Iterable[bytes]) -> None:
         with contextlib.suppress(OSError, ValueError):
             temporary.unlink()  # after success it has become `path` and is no longer there
     _sync_folder(path.parent)
+
+
+@contextlib.contextmanager
+def sole_owner(folder: Path) -> Iterator[None]:
+    """Keep other processes that ask, too, out of a folder; TrainingError if one has it.
+
+    The lock is on the folder itself: it leaves no file behind and ends with its process, however that ends. Where the
+    file system knows no locks nobody is kept out.
+    """
+    if sys.platform == "win32":  # folders have no locks there
+        yield
+        return
+    import fcntl
+
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise TrainingError(
+                    f"another process is training into '{folder}'; wait for it, stop it, or choose another --out"
+                ) from None
+        yield
+    finally:
+        os.close(handle)
 
 
 def _write(path: Path, chunks: Iterable[bytes]) -> None:

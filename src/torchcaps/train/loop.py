@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -114,9 +115,11 @@ def train(
             before = load_run(recipe.start)
             go_on_from(training, before.model, steps=before.step, seconds=before.seconds)
         crew.agree(None)  # nobody writes before all have read
-        if crew.leads:
-            run.write_recipe()
-        with stop_signal() as stop, run.journal(training.steps, tensorboard, write=crew.leads) as journal:
+        with (
+            _claimed(run, crew),
+            stop_signal() as stop,
+            run.journal(training.steps, tensorboard, write=crew.leads) as journal,
+        ):
             return _all_stages(_Job(recipe, run, data, validation, crew, stop, journal, quiet), training, given)
 
 
@@ -130,6 +133,21 @@ def _open(folder: Path, recipe: Recipe, resume: bool, crew: Team) -> Run:
             error = caught
     crew.agree(error)
     return run
+
+
+@contextmanager
+def _claimed(run: Run, crew: Team) -> Iterator[None]:
+    """Process 0 keeps other trainings out of the folder and writes the recipe; if it cannot, none of the crew goes on."""
+    with ExitStack() as stack:
+        error = None
+        if crew.leads:
+            try:
+                stack.enter_context(run.claim())
+                run.write_recipe()
+            except TorchcapsError as caught:
+                error = caught
+        crew.agree(error)
+        yield
 
 
 def total_steps(recipe: Recipe, images: int) -> int:

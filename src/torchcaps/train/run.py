@@ -18,7 +18,7 @@ from torchcaps.models import Model
 from torchcaps.train.checkpoint import Checkpoint
 from torchcaps.train.checkpoint import load as read_checkpoint
 from torchcaps.train.checkpoint import save as write_checkpoint
-from torchcaps.train.files import write_atomically
+from torchcaps.train.files import sole_owner, write_atomically
 from torchcaps.train.journal import Journal
 from torchcaps.train.recipe import Recipe, load_recipe, resolved
 from torchcaps.train.training import resumed, set_up
@@ -53,6 +53,11 @@ class Run:
         except RecipeError as error:
             raise CheckpointError(f"'{path}' is of no recipe known here: {error}") from None
         return checkpoint
+
+    def claim(self) -> AbstractContextManager[None]:
+        """Make the folder and keep other trainings out of it."""
+        _make(self.folder)
+        return sole_owner(self.folder)
 
     def write_recipe(self) -> None:
         """Make the folder and say in it what is trained; the last thing before the first step."""

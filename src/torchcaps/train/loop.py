@@ -137,7 +137,7 @@ def _open(folder: Path, recipe: Recipe, resume: bool, crew: Team) -> Run:
 
 @contextmanager
 def _claimed(run: Run, crew: Team) -> Iterator[None]:
-    """Process 0 keeps other trainings out of the folder and writes the recipe; if it cannot, none of the crew goes on."""
+    """Process 0 keeps other trainings out of the folder and writes the recipe; if it cannot, nobody goes on."""
     with ExitStack() as stack:
         error = None
         if crew.leads:

@@ -86,6 +86,16 @@ def test_histograms_sum_the_weights_in_each_bin():
     torch.testing.assert_close(whole.sum(-1), weights.sum(1))
 
 
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 300.0])
+def test_the_figures_look_as_far_as_the_votes_of_this_network_are(scale):
+    distances = scale * torch.rand(2, 400, 3, generator=torch.Generator().manual_seed(1))
+    near, far = m.reaches(distances)
+    ones = torch.ones_like(distances)
+    assert float(m.histogram(distances, ones, near, m.NEAR_BINS)[0].sum()) == pytest.approx(m.NEAR * 1200, abs=2)
+    assert float(m.histogram(distances, ones, far, m.FAR_BINS).sum()) == 2400
+    assert min(m.reaches(torch.zeros(2, 4, 3))) > 0
+
+
 def test_at_the_first_iteration_every_class_gets_an_equal_share(data):
     _, share = m.vote_distances(made(data), data.shown(slice(0, 3)))
     torch.testing.assert_close(share[0], torch.full_like(share[0], 1 / 3))
@@ -112,8 +122,8 @@ def test_votes_have_two_pictures_an_image_and_a_column_a_class(data, monkeypatch
     rows = sorted({name.split("-")[1] for name in drawn})
     assert len(rows) == 3 and set(drawn) == {f"votes-{row}{end}" for row in rows for end in ("", "-all")}
     assert shapes[:2] == [
-        (3, 2, m.BINS[m.NEAR], ["truck", "car"], False),
-        (3, 2, m.BINS[m.FAR], ["truck", "car"], True),
+        (3, 2, m.NEAR_BINS, ["truck", "car"], False),
+        (3, 2, m.FAR_BINS, ["truck", "car"], True),
     ]
     shapes.clear()
     m.picture("votes", made(data), Wish(count=1), data)

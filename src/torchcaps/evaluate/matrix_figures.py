@@ -21,13 +21,17 @@ from torchcaps.routing import em
 from torchcaps.routing.base import compete_at_one_place
 from torchcaps.types import Capsules
 
-__all__ = ["FIGURES", "FROM_ALL", "histogram", "kinds_of", "picture", "vote_distances"]
+__all__ = ["FIGURES", "FROM_ALL", "histogram", "kinds_of", "picture", "reaches", "vote_distances"]
 
-NEAR, FAR = 0.05, 60.0
-"""How far figures 2 and B.2 of Hinton 2018 look."""
+NEAR = 0.25
+"""Figure 2 looks as far as this share of the votes is at first. Hinton 2018 looks up to .05, and in figure B.2 up to
+60: distances in the poses of one network, which say nothing of another's."""
 
-BINS = {NEAR: 25, FAR: 120}
-"""Bars of each."""
+NEAR_BINS, FAR_BINS = 25, 120
+"""Bars of the two figures."""
+
+LEAST = 1e-3
+"""The least sum of assignments that is worth a bar on a logarithmic scale."""
 
 
 def picture(
@@ -46,15 +50,25 @@ def kinds_of(data: Dataset) -> list[str]:
 
 
 def _votes(scene: Scene[MatrixCaps]) -> dict[str, bytes]:
-    """Figures 2 and B.2: two pictures an image, one of the votes that are near, one of all on a logarithmic scale."""
+    """Figures 2 and B.2: two pictures an image, one of the votes that are near, one of all on a logarithmic scale.
+
+    Votes are counted by their assignment: at first all classes get the same, at last those that found a cluster.
+    """
     chosen = scene.wish.capsules or tuple(range(scene.model.spec.classes))
     distances, share = vote_distances(scene.model, scene.data.shown(scene.rows))  # [t b i j] each
     drawn, titles = {}, scene.names(torch.tensor(chosen))
     for n, (row, label) in enumerate(zip(scene.rows.tolist(), scene.names(scene.data.labels[scene.rows]), strict=True)):
-        for reach, end in ((NEAR, ""), (FAR, "-all")):
-            bars = histogram(distances[:, n], share[:, n], reach, BINS[reach])  # [t j n]
-            drawn[f"votes-{row}{end}"] = _sheet(bars[:, list(chosen)], reach, titles, label, log=reach == FAR)
+        for reach, bins, end in zip(reaches(distances[:, n]), (NEAR_BINS, FAR_BINS), ("", "-all"), strict=True):
+            bars = histogram(distances[:, n], share[:, n], reach, bins)  # [t j n]
+            drawn[f"votes-{row}{end}"] = _sheet(bars[:, list(chosen)], reach, titles, label, log=end == "-all")
     return drawn
+
+
+def reaches(distances: Tensor) -> tuple[float, float]:
+    """Of one image's distances [t i j]: what a share of `NEAR` is below in the first iteration, and what all are below."""
+    far = float(distances.max())
+    near = float(distances[0].flatten().quantile(NEAR))
+    return max(near, 1e-6), max(far * (1 + 1e-6), 2e-6)
 
 
 def vote_distances(model: MatrixCaps, images: Tensor) -> tuple[Tensor, Tensor]:
@@ -98,6 +112,8 @@ def _sheet(bars: Tensor, reach: float, titles: list[str], label: str, *, log: bo
         for column in range(j):
             ax = axes[row, column]
             ax.bar(left, bars[row, column], reach / n, align="edge", log=log)
+            if log:
+                ax.set_ylim(bottom=LEAST)
             ax.tick_params(labelsize=6)
     for ax, title in zip(axes[0], titles, strict=True):
         ax.set_title(title, fontsize=8)

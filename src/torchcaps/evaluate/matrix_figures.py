@@ -65,7 +65,7 @@ def _votes(scene: Scene[MatrixCaps]) -> dict[str, bytes]:
 
 
 def reaches(distances: Tensor) -> tuple[float, float]:
-    """Of one image's distances [t i j]: what a share of `NEAR` is below in the first iteration, and what all are below."""
+    """Of one image's distances [t i j]: what a share of `NEAR` is below in the first iteration, and what all are."""
     far = float(distances.max())
     near = float(distances[0].flatten().quantile(NEAR))
     return max(near, 1e-6), max(far * (1 + 1e-6), 2e-6)

@@ -17,6 +17,7 @@ from torchcaps.data.augment import (
     crop,
     crops,
     deform,
+    mirror,
     shift,
     standardise,
     windows,
@@ -32,6 +33,7 @@ CHANGES: dict[str, Change] = {
     "crop": lambda images, *where: crop(images, 7, *where),
     "brightness_contrast": lambda images, *where: brightness_contrast(images, *where),
     "deform": lambda images, *where: deform(images, 0.7, *where),
+    "mirror": lambda images, *where: mirror(images, tuple(range(images.shape[1])), *where),
     "affine": lambda images, *where: affine(images, *where, rotation=0.4, scale=(0.8, 1.2), shear=0.2, translate=2.0),
 }
 EVERY = pytest.mark.parametrize("name", CHANGES)
@@ -77,9 +79,10 @@ def test_another_seed_epoch_or_index_gives_another(name):
     change, images = CHANGES[name], noise(1).expand(12, -1, -1, -1)
     whole = change(images, 3, 1, torch.arange(12))
     others = [change(images, 4, 1, torch.arange(12)), change(images, 3, 2, torch.arange(12))]
+    least, kinds = (2, 2) if name == "mirror" else (10, 6)  # a coin has two sides, a crop 24 places
     for other in [*others, change(images, 3, 1, 12 + torch.arange(12))]:
-        assert sum(not torch.equal(a, b) for a, b in zip(whole, other, strict=True)) >= 10
-    assert len({tuple(image.flatten().tolist()) for image in whole}) >= 6  # a crop has 24 places
+        assert sum(not torch.equal(a, b) for a, b in zip(whole, other, strict=True)) >= least
+    assert len({tuple(image.flatten().tolist()) for image in whole}) >= kinds
 
 
 @EVERY
@@ -198,6 +201,22 @@ def test_to_deform_is_affine_about_the_brightness_of_the_rim():
             torch.testing.assert_close(done[n, c], turned[0, 0] + ground)
     even = torch.full((12, 1, 9, 9), 0.8)
     torch.testing.assert_close(deform(even, 1.0, 0, 0, index), even)  # nothing black comes in
+
+
+def test_a_mirror_turns_left_and_right_and_exchanges_channels_in_half_of_the_images():
+    images, index = compass(N).repeat(1, 2, 1, 1) + torch.tensor([0.0, 1000.0]).view(2, 1, 1), torch.arange(N)
+    done = mirror(images, (1, 0), 3, 1, index)
+    turned = done[:, 0, 0, 0] != images[:, 0, 0, 0]
+    assert abs(float(turned.float().mean()) - 0.5) < 0.03
+    assert torch.equal(done[~turned], images[~turned])
+    one = done[turned][0]
+    for c in range(2):
+        for y in range(12):
+            for x in range(10):
+                assert float(one[c, y, x]) == 1000 * (1 - c) + 10 * y + (9 - x)
+    assert bool((done[turned] == one).all())
+    with pytest.raises(TorchcapsError, match="name each once"):
+        mirror(images, (0, 0), 0, 0, index)
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ from torchcaps.data import (
     subset,
     take,
 )
-from torchcaps.data.augment import brightness_contrast, crop, standardise
+from torchcaps.data.augment import STANDARD_BRIGHTNESS, brightness_contrast, crop, deform, mirror, standardise
 from torchcaps.data.smallnorb import familiar
 from torchcaps.errors import DataError, RecipeError
 from torchcaps.train import Recipe, train
@@ -74,6 +74,14 @@ def test_idx_sets_come_with_labels_and_names(small_mnist, config):
     assert torch.equal(splits.validation.labels, small_mnist.labels[50:])
     assert splits.train.spec == (1, 28, 28, 10) and len(splits.train.names) == 10
     assert "no image in two splits" in check_splits(splits)
+
+
+def test_digits_are_deformed_while_training_if_asked(small_mnist):
+    plain, bent = MnistConfig().load(), MnistConfig(deform=0.8).load()
+    place, order = place_of(0, len(plain.train), 4), epoch_order(0, 0, len(plain.train))
+    bare, seen = (take(s.train, order, place, 4, seed=0).images for s in (plain, bent))
+    assert torch.equal(seen, deform(bare, 0.8, 0, 0, order[:4])) and not torch.equal(seen, bare)
+    assert torch.equal(bent.test.shown(), plain.test.shown())
 
 
 def test_images_and_labels_of_different_length_are_refused(small_mnist, tmp_path):
@@ -258,8 +266,19 @@ def test_smallnorb_as_the_paper_shows_it(norb_files):
     place, order = place_of(0, 171, 16), epoch_order(0, 0, 171)
     batch, bare = (take(s.train, order, place, 16, seed=0).images for s in (seen, plain))
     assert (batch.shape, bare.shape) == ((16, 2, 32, 32), (16, 2, 48, 48))
-    wanted = brightness_contrast(crop(bare, 32, 0, 0, order[:16]), 0, 0, order[:16])
-    assert torch.equal(batch, standardise(wanted))
+    wanted = standardise(crop(bare, 32, 0, 0, order[:16]))
+    assert torch.equal(batch, brightness_contrast(wanted, 0, 0, order[:16], brightness=STANDARD_BRIGHTNESS))
+
+
+def test_toys_are_mirrored_with_their_eyes_exchanged_where_azimuths_are_not_what_is_asked(norb_files):
+    plain, turned = SmallNorbConfig().load(), SmallNorbConfig(mirror=True).load()
+    place, order = place_of(0, 180, 32), epoch_order(0, 0, 180)
+    bare, seen = (take(s.train, order, place, 32, seed=0).images for s in (plain, turned))
+    assert torch.equal(seen, mirror(bare, (1, 0), 0, 0, order[:32])) and not torch.equal(seen, bare)
+    assert torch.equal(turned.test.shown(), plain.test.shown())
+    assert SmallNorbConfig(novel="elevation", mirror=True).mirror
+    with pytest.raises(RecipeError, match="mirror with novel = 'azimuth'"):
+        SmallNorbConfig(novel="azimuth", mirror=True)
 
 
 def test_smallnorb_splits_by_viewpoint(norb_files):

@@ -23,6 +23,7 @@ __all__ = [
     "crop",
     "crops",
     "deform",
+    "mirror",
     "shift",
     "standardise",
     "windows",
@@ -124,6 +125,18 @@ def deform(images: Tensor, strength: float, seed: int, epoch: int, index: Tensor
     scale = (1 - 0.2 * strength, 1 + 0.2 * strength)
     turned = affine(images - ground, seed, epoch, index, rotation=0.17 * strength, scale=scale, shear=0.17 * strength)
     return turned + ground
+
+
+def mirror(images: Tensor, order: tuple[int, ...], seed: int, epoch: int, index: Tensor) -> Tensor:
+    """One image [c h w] in two as a mirror beside it shows it, its channels in the given order.
+
+    Of a stereo pair the order is (1, 0): in a mirror, what the left eye sees is what the right eye would have seen.
+    """
+    if sorted(order) != list(range(images.shape[1])):
+        raise ShapeError(f"mirror: channels in the order {list(order)} of images {list(images.shape)}; name each once")
+    check_index("mirror", index, len(images))
+    turned = uniform(seed, _stream("mirror"), epoch, index, count=1).to(images.device) < 0.5  # [b 1]
+    return torch.where(turned[..., None, None], images[:, list(order)].flip(-1), images)
 
 
 def standardise(images: Tensor) -> Tensor:

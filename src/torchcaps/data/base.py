@@ -22,6 +22,7 @@ from torchcaps.data.augment import (
     crop,
     crops,
     deform,
+    mirror,
     shift,
     standardise,
 )
@@ -50,7 +51,8 @@ class Dataset:
     `parts` [n m h w] are bytes too: each thing of an image alone. A model sees squares of side `view`, or whole images
     without it: at random places while training, in the middle when tested. What it sees is of zero mean and unit
     variance if `standardised`; after that, training changes brightness and contrast at random if `jitter`. Before all
-    that, training turns, stretches and shears it by `deform` times as much as `augment.deform` says.
+    that, training turns, stretches and shears it by `deform` times as much as `augment.deform` says, and of half of the
+    images sees their mirror images, if `mirror` says which order the channels then have.
     A set that is drawn rather than collected may be drawn `anew` for each epoch: (epoch, index [b]) -> images, labels,
     parts; those of epoch 0 are the ones it holds.
     """
@@ -65,6 +67,7 @@ class Dataset:
     standardised: bool = False
     jitter: bool = False
     deform: float = 0.0
+    mirror: tuple[int, ...] | None = None
     anew: Callable[[int, Tensor], tuple[Tensor, Tensor, Tensor | None]] | None = None
 
     def __post_init__(self) -> None:
@@ -187,26 +190,29 @@ def take(
 ) -> Batch:  # fmt: skip
     """The batch at a place as floats in [0, 1]; of `parts` processes each takes its own `part` of it.
 
-    Each image is shifted, deformed and cropped to the view, and its parts with it; then it is standardised, and then
-    its brightness and contrast change, each only where the set says so.
+    Each image is shifted, mirrored, deformed and cropped to the view, and its parts with it; then it is standardised,
+    and then its brightness and contrast change, each only where the set says so.
     """
     share = batch // parts
     first = place.number * batch + part * share
     index = order[first : first + share]
     pixels, labels, things = data.drawn(place.epoch, index)
 
-    def placed(pixels: Tensor) -> Tensor:
+    def placed(pixels: Tensor, order: tuple[int, ...] | None) -> Tensor:
         moved = shift(pixels.float() / 255, max_shift, seed, place.epoch, index)
+        if order is not None:
+            moved = mirror(moved, order, seed, place.epoch, index)
         moved = deform(moved, data.deform, seed, place.epoch, index)
         if data.view is None or moved.shape[-2:] == (data.view, data.view):
             return moved
         return crop(moved, data.view, seed, place.epoch, index)
 
-    images = data.levelled(placed(pixels))
+    images = data.levelled(placed(pixels, data.mirror))
     if data.jitter:
         most = STANDARD_BRIGHTNESS if data.standardised else BRIGHTNESS
         images = brightness_contrast(images, seed, place.epoch, index, brightness=most)
-    return Batch(images, labels, index, None if things is None else placed(things))
+    kept = None if data.mirror is None or things is None else tuple(range(things.shape[1]))
+    return Batch(images, labels, index, None if things is None else placed(things, kept))
 
 
 def check_splits(splits: Splits) -> str:

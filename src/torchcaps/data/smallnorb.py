@@ -41,7 +41,9 @@ class SmallNorbConfig:
     when tested, of zero mean and unit variance (`standardise`), to which `jitter` adds random brightness and contrast
     while training. That is the order of the text; in the authors' code it is the other one, in which standardising
     takes back all that the two eyes have in common. `deform`, which the paper does not have, turns, stretches and
-    shears the images of training: at 1 by up to 10 degrees, a fifth and .17, so that five toys a class look like more.
+    shears the images of training: at 1 by up to 10 degrees, a fifth and .17, so that five toys a class look like more;
+    `mirror` shows half of them as a mirror does, left eye for right. That shows azimuths that were not trained on, so
+    it is refused where they are novel.
     """
 
     novel: Literal["none", "azimuth", "elevation"] = "none"
@@ -49,6 +51,7 @@ class SmallNorbConfig:
     standardise: bool = False
     jitter: bool = False
     deform: Annotated[float, Range(0.0, 2.0)] = 0.0
+    mirror: bool = False
     matched: bool = False
     validation: NonNegativeInt = 0
     data_dir: str | None = None
@@ -59,11 +62,16 @@ class SmallNorbConfig:
                 f"matched with novel = '{self.novel}' and validation = {self.validation}: it validates on the familiar "
                 "viewpoints of a novel-viewpoint split; set novel, and validation = 0"
             )
+        if self.mirror and self.novel == "azimuth":
+            raise RecipeError(
+                "mirror with novel = 'azimuth': a mirror shows azimuths that are kept for the test; set mirror = false"
+            )
 
     def load(self) -> Splits:
         files = require("smallnorb", folder(self.data_dir))
         looks: dict[str, Any] = {
             "view": self.view, "standardised": self.standardise, "jitter": self.jitter, "deform": self.deform,
+            "mirror": (1, 0) if self.mirror else None,
         }  # fmt: skip
         train, test = (replace(_part(files, part), **looks) for part in ("train", "test"))
         if self.novel != "none":

@@ -3,8 +3,9 @@
     python experiments/lab.py NAME runs/usual runs/other ...
 
 The first run is the one that the others are told by: each row says in which settings a run differs from it, the mean
-accuracy on the training images of the last fifty steps before some steps, and the error on the test images of runs
-that came to their end. Written to results/lab-NAME.json.
+accuracy on the training images of the last fifty steps before some steps, and the error of runs that came to their end:
+on the toys that were set aside (data.aside), as it should to choose by, or else on test images. Written to
+results/lab-NAME.json.
 """
 
 from __future__ import annotations
@@ -47,12 +48,13 @@ def learnt(folder: Path, step: int) -> str:
     return f"{100 * mean(window):.0f}" if entries and entries[-1]["step"] >= step and window else "-"
 
 
-def missed(folder: Path) -> str:
-    """Percent of the test images that are wrong at the end; nothing if the run did not come to it."""
+def missed(folder: Path, judged: str) -> str:
+    """Percent of the images of a split that are wrong at the end; nothing if the run did not come to it."""
     run = load_run(folder)
     if not read_checkpoint(checkpoint_path(folder)).meta.get("finished"):
         return "-"
-    return f"{100 * classification(run.model, run.recipe.data.load().test)['test_error']:.1f}"
+    images = getattr(run.recipe.data.load(), judged)
+    return f"{100 * classification(run.model, images)['test_error']:.1f}"
 
 
 def store(name: str, rows: list[list[str]], **more: Any) -> int:
@@ -67,11 +69,12 @@ def main(arguments: list[str]) -> int:
     name, *folders = arguments
     runs = [Path(folder) for folder in folders]
     usual = settings_of(runs[0])
+    judged = "validation" if usual.get("data.aside", "none") != "none" else "test"
     at = [step for step in AT if any(learnt(run, step) != "-" for run in runs)]
-    rows = [["setting", *(f"right (%) at step {step}" for step in at), "test error (%)"]]
+    rows = [["setting", *(f"right (%) at step {step}" for step in at), f"{judged} error (%)"]]
     for run in runs:
         told = change(settings_of(run), usual) or "as the first"
-        rows.append([told, *(learnt(run, step) for step in at), missed(run)])
+        rows.append([told, *(learnt(run, step) for step in at), missed(run, judged)])
     return store(name, rows, usual=usual)
 
 

@@ -300,10 +300,25 @@ def test_smallnorb_matched_validates_on_the_familiar_viewpoints_of_the_test_set(
     assert len(train) == 60 and len(test) == 180 and len(held) == len(rows) == 60
     assert torch.equal(held.images, test.images[rows]) and torch.equal(held.labels, test.labels[rows])
     assert held.spec == (2, 32, 32, 5) and held.standardised
-    for wrong in ({"matched": True}, {"matched": True, "novel": "azimuth", "validation": 5}):
-        with pytest.raises(RecipeError, match="matched with novel") as caught:
-            SmallNorbConfig(**wrong)
-        assert "\n" not in str(caught.value)
+    with pytest.raises(RecipeError, match="set novel, too"):
+        SmallNorbConfig(matched=True)
+
+
+def test_toys_set_aside_are_validated_on_and_nothing_else_is(norb_files):
+    train, test, held = SmallNorbConfig(aside=1, view=32).load()
+    assert (len(train), len(test), len(held)) == (120, 180, 60)
+    assert set(train.factors["instance"].tolist()) == {0, 2} and set(held.factors["instance"].tolist()) == {1}
+    assert held.spec == (2, 32, 32, 5)
+    with pytest.raises(DataError, match="aside = 5: the training toys have the numbers 0, 1, 2"):
+        SmallNorbConfig(aside=5).load()
+
+
+@pytest.mark.parametrize(
+    "ways", [{"matched": True, "novel": "azimuth", "validation": 5}, {"aside": 4, "validation": 5}]
+)  # fmt: skip
+def test_one_thing_is_validated_on(ways):
+    with pytest.raises(RecipeError, match="each say what to validate on"):
+        SmallNorbConfig(**ways)
 
 
 @pytest.mark.parametrize(

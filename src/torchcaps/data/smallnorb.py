@@ -44,6 +44,9 @@ class SmallNorbConfig:
     shears the images of training: at 1 by up to 10 degrees, a fifth and .17, so that five toys a class look like more;
     `mirror` shows half of them as a mirror does, left eye for right. That shows azimuths that were not trained on, so
     it is refused where they are novel.
+
+    `aside` is the number of a training toy, 4, 6, 7, 8 or 9: that toy of every class is not trained on but validated
+    on, so that settings can be chosen by toys that were never seen.
     """
 
     novel: Literal["none", "azimuth", "elevation"] = "none"
@@ -53,15 +56,17 @@ class SmallNorbConfig:
     deform: Annotated[float, Range(0.0, 2.0)] = 0.0
     mirror: bool = False
     matched: bool = False
+    aside: NonNegativeInt | None = None
     validation: NonNegativeInt = 0
     data_dir: str | None = None
 
     def __post_init__(self) -> None:
-        if self.matched and (self.novel == "none" or self.validation):
-            raise RecipeError(
-                f"matched with novel = '{self.novel}' and validation = {self.validation}: it validates on the familiar "
-                "viewpoints of a novel-viewpoint split; set novel, and validation = 0"
-            )
+        ways = {"matched": self.matched, "aside": self.aside is not None, "validation": self.validation > 0}
+        if sum(ways.values()) > 1:
+            came = " and ".join(name for name, is_set in ways.items() if is_set)
+            raise RecipeError(f"{came} each say what to validate on; set one of them")
+        if self.matched and self.novel == "none":
+            raise RecipeError("matched validates on the familiar viewpoints of a novel-viewpoint split; set novel, too")
         if self.mirror and self.novel == "azimuth":
             raise RecipeError(
                 "mirror with novel = 'azimuth': a mirror shows azimuths that are kept for the test; set mirror = false"
@@ -80,6 +85,8 @@ class SmallNorbConfig:
             test = replace(test, factors={**test.factors, "familiar": seen})
             if self.matched:
                 return Splits(train, test, subset(test, seen.nonzero().flatten()))
+        if self.aside is not None:
+            return _without_toy(Splits(train, test), self.aside)
         return hold_out(Splits(train, test), self.validation)
 
 
@@ -88,6 +95,16 @@ def familiar(data: Dataset, by: str) -> Tensor:
     if by not in data.factors:
         raise DataError(f"a split by {by} needs that factor; this set knows {', '.join(data.factors) or 'none'}")
     return torch.isin(data.factors[by], torch.tensor(FAMILIAR[by]))
+
+
+def _without_toy(splits: Splits, number: int) -> Splits:
+    """The training toys of a number become the validation images."""
+    toys = splits.train.factors["instance"]
+    if number not in toys:
+        known = ", ".join(str(int(toy)) for toy in toys.unique())
+        raise DataError(f"aside = {number}: the training toys have the numbers {known}")
+    kept, aside = ((toys != number).nonzero().flatten(), (toys == number).nonzero().flatten())
+    return Splits(subset(splits.train, kept), splits.test, subset(splits.train, aside))
 
 
 def _part(files: dict[str, Path], part: str) -> Dataset:

@@ -1,16 +1,15 @@
-"""How fast whole training steps of matrix capsules are: images a second, CPU time a sample, time for an epoch, memory.
+"""How fast whole training steps of matrix capsules are: images a second, CPU time a sample, time for an epoch.
 
 python benchmarks/epochs.py [--batch 128] [--threads 2] [--seconds 10] [--json benchmarks/epochs.json]
 
 A step is the whole of it: forward, loss, backward, clipped gradients, optimiser. CPU time is that of all threads
-together. Memory is the peak of a process that has done nothing else, over what it held once all code was there.
+together. What a step takes of memory is in `torchcaps bench`, cases em-64-8-16-16 and em-32-32-32-32.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,7 +18,6 @@ from time import perf_counter, process_time
 
 import torch
 
-from torchcaps.bench.memory import measurable, now_mb, peak_mb
 from torchcaps.bench.timing import busy, threads
 from torchcaps.errors import TorchcapsError
 from torchcaps.evaluate.report import text_table
@@ -32,45 +30,29 @@ TOYS, PAIRS = ImageSpec(2, 32, 32, 5), 24_300
 """smallNORB as networks see it, and how many stereo pairs an epoch has."""
 NETWORKS: dict[str, MatrixConfig] = {"matrix-small": SmallMatrixConfig(), "matrix": MatrixConfig()}
 ITERATIONS = (2, 3)
-HEAD = ["network", "iterations", "images/s", "CPU ms a sample", "minutes an epoch", "peak MB"]
+HEAD = ["network", "iterations", "images/s", "CPU ms a sample", "minutes an epoch"]
 
 
-def measure(name: str, iterations: int, batch: int, count: int, seconds: float) -> list[str]:
-    """One row, right in its memory only in a process that has done nothing else."""
+def measure(name: str, iterations: int, batch: int, seconds: float) -> list[str]:
+    """One row."""
     config = NETWORKS[name]
     model = replace(config, routing=replace(config.routing, iterations=iterations)).build(TOYS)
     optimiser = torch.optim.Adam(model.parameters())
+    images, labels = torch.randn(batch, *TOYS[:3]), torch.arange(batch) % TOYS.classes
 
-    def step(size: int) -> None:
-        images, labels = torch.randn(size, *TOYS[:3]), torch.arange(size) % TOYS.classes
+    def step() -> None:
         optimiser.zero_grad(set_to_none=True)
-        model.objective(Batch(images, labels, labels), 0)["loss"].backward()
+        torch.autograd.backward(model.objective(Batch(images, labels, labels), 0)["loss"])
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimiser.step()
 
-    with flushed_denormals(), threads(count):
-        step(8)  # compiles, or finds what was compiled
-        held = now_mb() if measurable() else 0.0
-        step(batch)
-        steps, start, used = 0, perf_counter(), process_time()
-        while steps < 2 or perf_counter() - start < seconds:
-            step(batch)
-            steps += 1
-        wall, cpu = perf_counter() - start, process_time() - used
-    images = steps * batch
-    memory = f"{peak_mb() - held:.0f}" if measurable() else "-"
-    row = [f"{images / wall:.0f}", f"{1000 * cpu / images:.1f}", f"{PAIRS * wall / images / 60:.1f}", memory]
-    return [name, str(iterations), *row]
-
-
-def rows(batch: int, count: int, seconds: float) -> list[list[str]]:
-    """The table, each row by a process of its own."""
-    found = [HEAD]
-    for name in NETWORKS:
-        for iterations in ITERATIONS:
-            with multiprocessing.get_context("spawn").Pool(1) as pool:
-                found.append(pool.apply(measure, (name, iterations, batch, count, seconds)))
-    return found
+    step()  # compiles, or finds what was compiled
+    steps, start, used = 0, perf_counter(), process_time()
+    while steps < 2 or perf_counter() - start < seconds:
+        step()
+        steps += 1
+    wall, cpu, seen = perf_counter() - start, process_time() - used, steps * batch
+    return [name, str(iterations), f"{seen / wall:.0f}", f"{1000 * cpu / seen:.1f}", f"{PAIRS * wall / seen / 60:.1f}"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -80,13 +62,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--json", type=Path, help="file to write the table into")
     given = parser.parse_args(arguments)
+    if min(given.batch, given.threads) < 1:
+        parser.error(f"--batch {given.batch} --threads {given.threads} came; at least 1 is wanted of each")
     if busy():
         print(f"epochs: {busy()}", file=sys.stderr)
     try:
-        found = rows(given.batch, given.threads, given.seconds)
-        print(text_table(found))
+        with flushed_denormals(), threads(given.threads):
+            rows = [measure(name, t, given.batch, given.seconds) for name in NETWORKS for t in ITERATIONS]
+        print(text_table([HEAD, *rows]))
         if given.json:
-            write_atomically(given.json, [(json.dumps(found, indent=1) + "\n").encode()])
+            write_atomically(given.json, [(json.dumps([HEAD, *rows], indent=1) + "\n").encode()])
     except (TorchcapsError, OSError) as error:
         print(f"epochs: {error}", file=sys.stderr)
         return 2

@@ -50,9 +50,10 @@ def learnt(folder: Path, step: int) -> str:
 
 def missed(folder: Path, judged: str) -> str:
     """Percent of the images of a split that are wrong at the end; nothing if the run did not come to it."""
-    run = load_run(folder)
-    if not read_checkpoint(checkpoint_path(folder)).meta.get("finished"):
+    path = checkpoint_path(folder)
+    if not path.exists() or not read_checkpoint(path).meta.get("finished"):
         return "-"
+    run = load_run(folder)
     images = getattr(run.recipe.data.load(), judged)
     return f"{100 * classification(run.model, images)['test_error']:.1f}"
 
@@ -69,6 +70,8 @@ def main(arguments: list[str]) -> int:
     name, *folders = arguments
     runs = [Path(folder) for folder in folders]
     usual = settings_of(runs[0])
+    if len({settings_of(run).get("data.aside") for run in runs}) > 1:
+        raise SystemExit("the runs set other toys aside; judge those apart that did")
     judged = "validation" if usual.get("data.aside", "none") != "none" else "test"
     at = [step for step in AT if any(learnt(run, step) != "-" for run in runs)]
     rows = [["setting", *(f"right (%) at step {step}" for step in at), f"{judged} error (%)"]]

@@ -3,7 +3,7 @@
     python experiments/switches.py NAME runs/one runs/other ...
 
 For every layer, over the first test images: the 5th, 50th and 95th percentile of its activations; how many are shut or
-open for good (below .01, above .99); and the deviation from image to image of the same capsule's activation. Written to
+open (below .01, above .99); and the deviation from image to image of the same capsule's activation. Written to
 results/lab-NAME.json.
 """
 
@@ -41,12 +41,12 @@ def rows_of(folder: Path) -> Iterator[list[str]]:
     images = run.recipe.data.load().test.shown(slice(IMAGES))
     for name, a in activations(run.model, images).items():
         low, middle, high = a.flatten().sort().values[[int(q * (a.numel() - 1)) for q in (0.05, 0.5, 0.95)]].tolist()
-        stuck = ((a < 0.01) | (a > 0.99)).float().mean()
+        decided = ((a < 0.01) | (a > 0.99)).float().mean()
         yield [
             folder.name,
             name,
             *(f"{v:.3f}" for v in (low, middle, high)),
-            f"{100 * stuck:.0f}",
+            f"{100 * decided:.0f}",
             f"{a.std(0).mean():.3f}",
         ]
 

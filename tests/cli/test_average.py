@@ -12,6 +12,7 @@ from talk import talk
 from tiny import tiny
 from torchcaps.errors import CheckpointError
 from torchcaps.train import load, load_run, train
+from torchcaps.train.files import sole_owner
 
 run, refused = talk("average")
 
@@ -57,6 +58,15 @@ def test_what_has_no_mean_is_one_line_and_leaves_nothing(capsys, folders, tmp_pa
     assert "holds no checkpoint" in refused(capsys, folders[0], tmp_path, "--out", out)
     wider = tmp_path / "wider"
     train(tiny(model={"channels": 5}, train={"epochs": 0.5}), wider, quiet=True)
-    assert "another network" in refused(capsys, folders[0], wider, "--out", out)
+    assert "weights of their own" in refused(capsys, folders[0], wider, "--out", out)
+    started = tmp_path / "started"
+    other = replace(tiny(model={"channels": 5}, train={"epochs": 0.5}), start=str(wider))
+    train(other, started, quiet=True)
+    assert "another network" in refused(capsys, folders[0], started, "--out", out)
+    assert "named twice" in refused(capsys, folders[1], folders[0], folders[1], "--out", out)
     assert not out.exists()
     assert "already holds a run" in refused(capsys, *folders, "--out", folders[0])
+    out.mkdir()
+    with sole_owner(out):
+        assert "another process is training into" in refused(capsys, *folders, "--out", out)
+    assert not list(out.iterdir())

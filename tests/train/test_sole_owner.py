@@ -12,6 +12,7 @@ from tiny import tiny
 from torchcaps.errors import TrainingError
 from torchcaps.train import train
 from torchcaps.train.files import sole_owner
+from torchcaps.train.run import Run
 
 pytest.importorskip("fcntl", reason="this system has no locks on folders")
 
@@ -39,6 +40,29 @@ def test_a_folder_that_is_trained_into_is_refused_in_one_line_and_nothing_change
     assert "\n" not in str(caught.value)
     assert contents(tmp_path / "run") == before
     assert train(longer, tmp_path / "run", resume=True, quiet=True).finished  # whoever had it has let go
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_training_that_came_and_went_since_the_folder_was_looked_at_is_not_overwritten(tmp_path, monkeypatch, resume):
+    folder, claim = tmp_path / "run", Run.claim
+    if resume:
+        train(tiny(train={"epochs": 0.5}), folder, quiet=True)
+
+    def late(run: Run):
+        monkeypatch.setattr(Run, "claim", claim)
+        train(tiny(train={"epochs": 0.75}), folder, resume=resume, quiet=True)
+        late.before = contents(folder)
+        return claim(run)
+
+    monkeypatch.setattr(Run, "claim", late)
+    with pytest.raises(TrainingError, match="another process has just trained into"):
+        train(tiny(train={"epochs": 1.0}), folder, resume=resume, quiet=True)
+    assert contents(folder) == late.before
+
+
+def test_a_folder_that_cannot_be_opened_is_one_line(tmp_path):
+    with pytest.raises(TrainingError, match="cannot open the folder"), sole_owner(tmp_path / "none"):
+        pass
 
 
 def test_a_process_that_is_killed_lets_go(tmp_path):

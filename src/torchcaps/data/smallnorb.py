@@ -101,7 +101,7 @@ def _without_toy(splits: Splits, number: int) -> Splits:
     """The training toys of a number become the validation images."""
     toys = splits.train.factors["instance"]
     if number not in toys:
-        known = ", ".join(str(int(toy)) for toy in toys.unique())
+        known = ", ".join(str(toy) for toy in sorted(set(toys.tolist())))
         raise DataError(f"aside = {number}: the training toys have the numbers {known}")
     kept, aside = ((toys != number).nonzero().flatten(), (toys == number).nonzero().flatten())
     return Splits(subset(splits.train, kept), splits.test, subset(splits.train, aside))

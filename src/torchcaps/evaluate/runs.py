@@ -117,7 +117,7 @@ def _result(
     budget = {
         "steps": max(run.step for run in runs),
         "seconds": round(sum(run.seconds for run in runs) / len(runs), 1),
-        "threads": torch.get_num_threads(),
+        "threads": max(run.threads or torch.get_num_threads() for run in runs),
         "parameters": sum(p.numel() for p in runs[0].model.parameters()),
         **more_budget,
     }

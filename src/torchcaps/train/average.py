@@ -19,7 +19,7 @@ from torchcaps.errors import RecipeError
 from torchcaps.train.checkpoint import Checkpoint
 from torchcaps.train.checkpoint import load as read_checkpoint
 from torchcaps.train.recipe import Recipe
-from torchcaps.train.run import checkpoint_path, load_run, open_run
+from torchcaps.train.run import Loaded, checkpoint_path, load_run, open_run
 from torchcaps.train.slim import slim
 
 __all__ = ["average"]
@@ -34,6 +34,7 @@ def average(folders: Sequence[Path], out: Path, *, name: str | None = None) -> R
     if len(folders) < 2:
         raise RecipeError(f"{len(folders)} run to average; name two or more, as in: torchcaps average runs/a runs/b")
     runs = [load_run(folder) for folder in folders]  # all of it is checked before anything is written
+    _check_related(runs, folders)
     last = runs[-1].recipe
     for run, folder in zip(runs, folders, strict=True):
         if run.recipe.model != last.model or run.model.spec != runs[-1].model.spec:
@@ -45,9 +46,22 @@ def average(folders: Sequence[Path], out: Path, *, name: str | None = None) -> R
     checkpoints = [slim(read_checkpoint(checkpoint_path(folder))) for folder in folders]
     meta = max(checkpoints, key=lambda one: int(one.meta["step"])).meta
     target = open_run(out, recipe, resume=False)
-    target.write_recipe()
-    target.save(Checkpoint(_mean([one.tensors for one in checkpoints]), {**meta, "recipe": to_dict(recipe)}))
+    with target.claim():
+        target.write_recipe()
+        target.save(Checkpoint(_mean([one.tensors for one in checkpoints]), {**meta, "recipe": to_dict(recipe)}))
     return from_dict(Recipe, target.recipe)
+
+
+def _check_related(runs: Sequence[Loaded], folders: Sequence[Path]) -> None:
+    """Each run counts once, and all but one of them started from another's weights."""
+    if len({folder.resolve() for folder in folders}) < len(folders):
+        raise RecipeError("a run is named twice; each counts once in a mean")
+    fresh = [str(folder) for run, folder in zip(runs, folders, strict=True) if run.recipe.start is None]
+    if len(fresh) > 1:
+        raise RecipeError(
+            f"'{fresh[0]}' and '{fresh[1]}' each began with weights of their own, whose mean is nothing; name "
+            "runs that started from one another (--start)"
+        )
 
 
 def _mean(several: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:

@@ -49,7 +49,10 @@ def sole_owner(folder: Path) -> Iterator[None]:
         return
     import fcntl
 
-    handle = os.open(folder, os.O_RDONLY)
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError as error:
+        raise TrainingError(f"cannot open the folder '{folder}': {error.strerror}; choose another --out") from None
     try:
         with contextlib.suppress(OSError):
             try:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from torchcaps.config import to_dict
 from torchcaps.data import Dataset, epoch_order, place_of, take
-from torchcaps.errors import TorchcapsError
+from torchcaps.errors import TorchcapsError, TrainingError
 from torchcaps.math.random import seed_of
 from torchcaps.models import Model
 from torchcaps.train.display import Display
@@ -109,6 +109,7 @@ def train(
         check_validation(recipe, training.model, validation)
         take_over(training.parts, given)
         run = _open(folder, recipe, resume, crew)
+        stamp = run.stamp
         if run.has_checkpoint:
             training = resumed(training, recipe, run.checkpoint())
         elif recipe.start is not None:
@@ -116,7 +117,7 @@ def train(
             go_on_from(training, before.model, steps=before.step, seconds=before.seconds)
         crew.agree(None)  # nobody writes before all have read
         with (
-            _claimed(run, crew),
+            _claimed(run, crew, stamp),
             stop_signal() as stop,
             run.journal(training.steps, tensorboard, write=crew.leads) as journal,
         ):
@@ -136,13 +137,18 @@ def _open(folder: Path, recipe: Recipe, resume: bool, crew: Team) -> Run:
 
 
 @contextmanager
-def _claimed(run: Run, crew: Team) -> Iterator[None]:
-    """Process 0 keeps other trainings out of the folder and writes the recipe; if it cannot, nobody goes on."""
+def _claimed(run: Run, crew: Team, stamp: tuple[int, int] | None) -> Iterator[None]:
+    """Process 0 keeps other trainings out of the folder and writes the recipe; if it cannot, nobody goes on.
+
+    Nor if another training has been there since the checkpoint, of that stamp, was read.
+    """
     with ExitStack() as stack:
         error = None
         if crew.leads:
             try:
                 stack.enter_context(run.claim())
+                if run.stamp != stamp:
+                    raise TrainingError(f"another process has just trained into '{run.folder}'; try again")
                 run.write_recipe()
             except TorchcapsError as caught:
                 error = caught

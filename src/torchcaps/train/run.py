@@ -44,6 +44,15 @@ class Run:
     def has_checkpoint(self) -> bool:
         return checkpoint_path(self.folder).exists()
 
+    @property
+    def stamp(self) -> tuple[int, int] | None:
+        """When the last checkpoint was written and its size: another one has another stamp. None if there is none."""
+        try:
+            found = checkpoint_path(self.folder).stat()
+        except OSError:
+            return None
+        return found.st_mtime_ns, found.st_size
+
     def checkpoint(self) -> Checkpoint:
         """The last one; CheckpointError if it was not made by this folder's recipe."""
         path = checkpoint_path(self.folder)
@@ -94,6 +103,7 @@ class Loaded(NamedTuple):
     """A trained model with the recipe it came from and how far it got, all stages together.
 
     `reached` if the last stage that ran ended at `train.stop_at`; otherwise its epochs ran out, or it has not ended.
+    `threads` it was trained with, if the checkpoint says so.
     `extra` are the checkpoint's tensors beside the state: examples that were given along.
     """
 
@@ -102,6 +112,7 @@ class Loaded(NamedTuple):
     step: int
     seconds: float
     reached: bool = False
+    threads: int | None = None
     extra: Mapping[str, Tensor] = {}
 
 
@@ -135,7 +146,9 @@ def load_run(folder: Path | str) -> Loaded:
         raise CheckpointError(f"'{folder}' is not the run of a recipe known here: {error}") from None
     training = resumed(set_up(recipe, spec), recipe, checkpoint, weights_only=True)
     extra = {name: value for name, value in checkpoint.tensors.items() if not name.startswith("state.")}
-    return Loaded(training.model.eval(), recipe, training.steps, training.seconds, training.reached, extra)
+    told = checkpoint.meta.get("threads")
+    threads = told if type(told) is int and told > 0 else None
+    return Loaded(training.model.eval(), recipe, training.steps, training.seconds, training.reached, threads, extra)
 
 
 def checkpoint_path(folder: Path) -> Path:

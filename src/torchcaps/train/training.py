@@ -78,7 +78,7 @@ class Training:
         }
         tensors, skeleton = pack_state(state, "state")
         position = {"stage": self.stage, "step": self.steps, "before": self.before, "seconds": self.seconds}
-        ending = {"finished": self.finished, "reached": self.reached}
+        ending = {"finished": self.finished, "reached": self.reached, "threads": torch.get_num_threads()}
         meta = {"recipe": recipe, "spec": list(self.model.spec), **position, **ending, "state": skeleton}
         return Checkpoint(tensors, meta)
 

@@ -241,7 +241,8 @@ def test_the_dense_recipe_differs_in_what_its_name_says_and_nothing_else() -> No
 
 def test_the_recipes_show_what_matrix_capsules_see() -> None:
     recipe = load_recipe(SPARSE)
-    assert to_dict(recipe)["data"] == to_dict(load_recipe("matrix-smallnorb-small"))["data"]
+    shown = to_dict(load_recipe("matrix-smallnorb-small"))["data"]
+    assert to_dict(recipe)["data"] == {**shown, "jitter": False}  # what is redrawn keeps its light
     steps = total_steps(recipe, 24_300)
     assert steps == recipe.schedule.options["total_steps"]
     assert isinstance(recipe.model.build(TOYS), SparseMatrixCaps)

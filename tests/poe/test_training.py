@@ -310,5 +310,5 @@ if __name__ == "__main__":
     if sys.argv[1] == "killed":
         _killed(out)
     else:
-        before = {"autoencoder": load(run).autoencoder for run in sys.argv[3:]}
+        before = {"autoencoder": load(sys.argv[3]).autoencoder} if sys.argv[3:] else {}
         train(undropped(sys.argv[1]), out, quiet=True, given=before)

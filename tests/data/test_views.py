@@ -17,6 +17,7 @@ from torchcaps.data.augment import (
     centre_crop,
     crop,
     deform,
+    mirror,
     standardise,
 )
 from torchcaps.errors import DataError, TorchcapsError
@@ -118,6 +119,15 @@ def test_images_and_their_parts_are_deformed_alike_before_they_are_cropped_and_l
     levelled = batch_of(replace(bent, standardised=True)).images
     assert torch.equal(levelled, standardise(batch.images))
     assert torch.equal(bent.shown(), plain.shown())  # a test sees what there is
+
+
+def test_parts_are_mirrored_with_their_image_and_keep_their_order():
+    plain, turned = pairs(), replace(pairs(), mirror=(1, 0))
+    before, after = batch_of(plain), batch_of(turned)
+    assert torch.equal(after.images, mirror(before.images, (1, 0), SEED, 0, before.indices))
+    order = tuple(range(before.parts.shape[1]))
+    assert torch.equal(after.parts, mirror(before.parts, order, SEED, 0, before.indices))
+    assert not torch.equal(after.parts, before.parts)
 
 
 def test_without_a_view_or_with_one_as_large_as_the_images_a_batch_is_as_ever():

@@ -156,3 +156,13 @@ def test_runs_of_several_seeds_beside_a_control(tmp_path):
     assert result.config["model"]["name"] == "capsnet"
     with pytest.raises(RecipeError, match="as a control"):
         evaluate_runs([tmp_path / "s0", tmp_path / "cnn"])
+
+
+def test_threads_are_those_of_training_not_of_evaluation(tmp_path):
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        train(tiny(train={"epochs": 0.5}), tmp_path / "run", quiet=True)
+    finally:
+        torch.set_num_threads(before)
+    assert before != 2 and evaluate_runs([tmp_path / "run"]).budget["threads"] == 2

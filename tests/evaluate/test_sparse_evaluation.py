@@ -27,7 +27,7 @@ SPARSE: dict[str, Any] = {
 }  # fmt: skip
 GLYPHS: dict[str, Any] = {"name": "glyphs", "train": 80, "test": 40, "size": 16}
 READERS = ["knn", "linear_probe"]
-GROUPS = ["argmax_nmi", "purity"]
+GROUPS = ["argmax_nmi", "purity", "argmax_nmi_place"]
 
 
 def recipe(name: str = "few", **over: Any) -> Recipe:
@@ -71,11 +71,12 @@ def test_every_row_has_what_can_be_asked_of_it(result):
     assert list(result.controls) == ["all", *CONTROLS]
     wanted = {
         "all": set(result.metrics), "untrained": set(result.metrics), "k-means": set(GROUPS),
+        "before the mask": {"glyphs_svm", *READERS, *GROUPS},
         "pixels": {"glyphs_svm", *READERS}, "PCA": {"glyphs_svm", *READERS},
     }  # fmt: skip
     assert {name: set(row) for name, row in result.controls.items()} == wanted
     lengths = {name: {len(values) for values in row.values()} for name, row in result.controls.items()}
-    assert lengths == {"all": {1}, "untrained": {2}, "pixels": {1}, "PCA": {1}, "k-means": {1}}
+    assert lengths == {"all": {1}, "before the mask": {2}, "untrained": {2}, "pixels": {1}, "PCA": {1}, "k-means": {1}}
     for row in (result.metrics, *result.controls.values()):
         for name, values in row.items():
             assert all(0 <= value <= (4 if name == "capsules_in_band" else 1) for value in values), name
@@ -117,13 +118,13 @@ def test_capsules_in_the_band_by_loops(shelf):
 
 
 def knows(m: Material, told: dict[str, torch.Tensor]):
-    """A look that finds an image among those of the sets, and says what it was told of it."""
+    """A look that finds an image among those of the sets, and says what it was told of it, below 16."""
     known = torch.cat([data.shown().flatten(1) for data in m.sets.values()])
     said = torch.cat([told[name] for name in m.sets])
 
     def look(images: torch.Tensor) -> Seen:
         which = torch.cdist(images.flatten(1), known).argmin(-1)
-        return Seen(torch.nn.functional.one_hot(said[which], 10).float(), said[which])
+        return Seen(torch.nn.functional.one_hot(said[which], 16).float(), said[which])
 
     return look
 
@@ -131,9 +132,34 @@ def knows(m: Material, told: dict[str, torch.Tensor]):
 def test_who_knows_the_classes_has_known_numbers():
     m = material_of(recipe(), 60)
     row = measure(knows(m, {name: data.labels for name, data in m.sets.items()}), m)
-    assert row == dict.fromkeys(["glyphs_svm", *READERS, *GROUPS], pytest.approx(1.0))
+    assert row.pop("argmax_nmi_place") < 0.8
+    assert row == dict.fromkeys(["glyphs_svm", *READERS, "argmax_nmi", "purity"], pytest.approx(1.0))
     blind = measure(lambda images: Seen(images.new_ones(len(images), 2), torch.zeros(len(images)).long()), m)
     assert blind["argmax_nmi"] == 0 and blind["glyphs_svm"] < 0.3
+
+
+def test_who_knows_the_places_has_a_known_number_too():
+    """Sixteen fields by loops: the images of a quarter of the rows and of a quarter of the columns."""
+    m = material_of(recipe(), 60)
+    quarters = []
+    for name in ("y", "x"):
+        order = sorted(range(40), key=m.sets["test"].factors[name].tolist().__getitem__)
+        quarters.append([order.index(n) // 10 for n in range(40)])
+    fields = torch.tensor([4 * row + column for row, column in zip(*quarters, strict=True)])
+    told = {"train": torch.zeros(len(m.sets["train"])).long(), "test": fields}
+    assert measure(knows(m, told), m)["argmax_nmi_place"] == pytest.approx(1.0)
+    nowhere = {name: replace(data, factors={}) for name, data in m.sets.items()}
+    assert "argmax_nmi_place" not in measure(knows(m, told), replace(m, sets=nowhere))
+
+
+def test_before_the_mask_the_read_out_sees_all_capsules(shelf, result):
+    model, m = load(shelf / "s1"), material_of(recipe(), 60)
+    with torch.no_grad():
+        codes = {name: model(data.shown()).latent.pose for name, data in m.sets.items()}
+    svm = fit_svm(codes["train"], m.sets["train"].labels)
+    row = result.controls["before the mask"]
+    assert row["glyphs_svm"][1] == svm.accuracy(codes["test"], m.sets["test"].labels)
+    assert row["purity"] == result.metrics["purity"]
 
 
 def test_protocols_learn_and_are_tested_on_what_their_names_say():

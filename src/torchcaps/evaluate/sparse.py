@@ -8,10 +8,11 @@ A row of the table is a Look: codes and groups of images. Metrics, where SET is 
                       affnist_svm_b, trained on placed digits and tested on moved ones
     knn, linear_probe accuracy of simpler readers; on affNIST by protocol (a)
     argmax_nmi, purity   of the capsule of rank 0 against the class, over test images
+    argmax_nmi_place  of the capsule of rank 0 against where the image was put, a quarter of the rows and of the columns
     capsules_in_band  capsules whose share of ranks 0 is in the mask's band, over training images as training shows them
 
 The read-out learns from at most so many images, 10,000 unless told otherwise, and is tested on all. Controls: the
-network untrained; pixels; as many principal components as a code has numbers; k-means with as many centres as there are
+same capsules read before the mask, as the authors' code does; the network untrained; pixels; as many principal components as a code has numbers; k-means with as many centres as there are
 capsules. The two last are fitted to training images as training shows them. Read-outs of the paper's networks have the
 authors' kernel once they are trained; the kernel of all others fits the size of their numbers.
 """
@@ -39,7 +40,7 @@ from torchcaps.train.training import set_up
 
 __all__ = ["CONTROLS", "Look", "Seen", "capsules", "chosen", "in_band", "measure", "rows_of_runs"]
 
-CONTROLS = ("untrained", "pixels", "PCA", "k-means")
+CONTROLS = ("before the mask", "untrained", "pixels", "PCA", "k-means")
 CHUNK = 250
 
 
@@ -69,7 +70,16 @@ def measure(look: Look, material: Material, gamma: float | None = None) -> dict[
     groups = seen[test].groups
     if groups is not None:
         row |= {name: f(groups, m.sets[test].labels) for name, f in (("argmax_nmi", nmi), ("purity", purity))}
+        row |= _placed(groups, m.sets[test].factors)
     return row
+
+
+def _placed(groups: Tensor, factors: Mapping[str, Tensor]) -> dict[str, float]:
+    """How much the groups say of where images were put, if that is known: of 4x4 fields with as many images each."""
+    if not {"x", "y"} <= factors.keys():
+        return {}
+    row, column = (4 * factors[name].argsort().argsort() // len(groups) for name in ("y", "x"))
+    return {"argmax_nmi_place": nmi(groups, 4 * row + column)}
 
 
 def _read(codes: Mapping[str, Tensor], m: Material, gamma: float | None) -> dict[str, float]:
@@ -92,12 +102,12 @@ def _see(look: Look, data: Dataset) -> Seen:
     return Seen(torch.cat(codes) if codes else None, torch.cat(groups) if groups else None)
 
 
-def capsules(model: Competitors) -> Look:
-    """The masked capsules v' [n j k] of a network, and the capsule of rank 0."""
+def capsules(model: Competitors, *, masked: bool = True) -> Look:
+    """The masked capsules v' [n j k] of a network, or v before the mask, and the capsule of rank 0."""
 
     def look(images: Tensor) -> Seen:
         out: SparseOutput = model(images)
-        return Seen(out.masked.pose, out.ranks.argmin(-1))
+        return Seen((out.masked if masked else out.latent).pose, out.ranks.argmin(-1))
 
     return look
 
@@ -134,9 +144,11 @@ def rows_of_runs(
 
 
 def _trained(run: Loaded, material: Material) -> dict[str, float]:
-    return _network(
-        cast(Competitors, run.model), material, GAMMA if isinstance(run.recipe.model, SparseConfig) else None
-    )
+    return _network(cast(Competitors, run.model), material, _gamma(run))
+
+
+def _gamma(run: Loaded) -> float | None:
+    return GAMMA if isinstance(run.recipe.model, SparseConfig) else None
 
 
 def _network(model: Model, material: Material, gamma: float | None) -> dict[str, float]:
@@ -146,6 +158,9 @@ def _network(model: Model, material: Material, gamma: float | None) -> dict[str,
 
 def _control(name: str, runs: Sequence[Loaded], material: Material) -> Metrics:
     """One row; what has no seed is measured once."""
+    if name == "before the mask":
+        looks = ((capsules(cast(Competitors, run.model.eval()), masked=False), _gamma(run)) for run in runs)
+        return gather(measure(look, material, gamma) for look, gamma in looks)
     if name == "untrained":
         return gather(_network(set_up(run.recipe, run.model.spec).model, material, None) for run in runs)
     return gather([measure(_without_network(name, runs[0], material.shown), material)])

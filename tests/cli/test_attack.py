@@ -61,6 +61,21 @@ def test_two_models_side_by_side(capsys, folders, tmp_path):
     assert set(first["attack_success"]) == {"targeted"} and set(first["zero_gradients"]) >= {"fgsm", "pgd"}
 
 
+def test_a_network_without_labels_is_attacked_through_its_read_out(capsys, folders, tmp_path):
+    model = {
+        "name": "sparse", "capsules": 4, "dimension": 3, "channels": 4, "kernel": 5, "stride": 2, "types": 2,
+        "type_dimension": 3, "primary_kernel": 5, "decoder": [8],
+    }  # fmt: skip
+    train(tiny(name="few", model=model, train={"epochs": 0.3}), tmp_path / "few", quiet=True)
+    words = (tmp_path / "few", "--against", folders[1], *QUICK, "--attacks", "fgsm", "square", "--json")
+    code, out, err = run(capsys, *words)
+    assert code == 0, err
+    few, plain = json.loads(out)["runs"]
+    assert (few["recipe"], few["model"], plain["recipe"]) == ("few", "ReadOut", "plain")
+    assert few["attack_accuracy"]["fgsm"].keys() == plain["attack_accuracy"]["fgsm"].keys() == {"0", "0.1"}
+    assert few["zero_gradients"]["fgsm"] < 1
+
+
 def test_the_same_words_give_the_same_numbers(capsys, folders, tmp_path):
     words = (folders[0], *QUICK, "--attacks", "pgd", "square", "--json", "--out", tmp_path)
 

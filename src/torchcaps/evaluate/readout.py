@@ -22,7 +22,7 @@ from torchcaps.errors import DataError, RecipeError, ShapeError
 from torchcaps.metrics import accuracy
 from torchcaps.train.recipe import Recipe, stage_names, stage_of
 
-__all__ = ["GAMMA", "READ", "SVM", "C", "Material", "fit_svm", "material_of", "require_sklearn"]
+__all__ = ["GAMMA", "READ", "SVM", "C", "Material", "fit_svm", "kernel", "material_of", "require_sklearn"]
 
 C, GAMMA = 100.0, 0.1
 """Those of the authors' code, for capsules whose lengths are below 1."""
@@ -45,6 +45,8 @@ class SVM:
     machine: Any
     gamma: float
     shape: tuple[int, ...]
+    vectors: Tensor
+    """[s d] the codes that carry the machine, in its order: those of the first class first."""
 
     def predict(self, codes: Tensor) -> Tensor:
         """[n] the class of each code."""
@@ -79,14 +81,18 @@ def fit_svm(codes: Tensor, labels: Tensor, *, c: float = C, gamma: float | None 
     rows = _rows(codes)
     gamma = gamma or 1 / (rows.shape[1] * float(rows.var()) or 1.0)
     machine = SVC(C=c, kernel=partial(_kernel, gamma=gamma) if len(rows) <= MOST else "rbf", gamma=gamma)
-    return SVM(machine.fit(rows, labels.numpy()), gamma, tuple(codes.shape[1:]))
+    machine.fit(rows, labels.numpy())
+    return SVM(machine, gamma, tuple(codes.shape[1:]), torch.from_numpy(rows[machine.support_]))
 
 
 def _kernel(x: Any, y: Any, gamma: float) -> Any:
+    return kernel(torch.from_numpy(x), torch.from_numpy(y), gamma).numpy()
+
+
+def kernel(x: Tensor, y: Tensor, gamma: float) -> Tensor:
     """k [n m] of x [n d] and y [m d] in one matrix product, since |x - y|^2 = |x|^2 + |y|^2 - 2 x . y."""
-    X, Y = torch.from_numpy(x), torch.from_numpy(y)
-    square = torch.addmm(Y.square().sum(1), X, Y.T, alpha=-2).add_(X.square().sum(1, keepdim=True))  # [n m]
-    return square.clamp_min_(0).mul_(-gamma).exp_().numpy()
+    square = torch.addmm(y.square().sum(1), x, y.T, alpha=-2).add_(x.square().sum(1, keepdim=True))  # [n m]
+    return square.clamp_min_(0).mul_(-gamma).exp_()
 
 
 def require_sklearn() -> None:

@@ -11,10 +11,11 @@ A row of the table is a Look: codes and groups of images. Metrics, where SET is 
     argmax_nmi_place  of the capsule of rank 0 against where the image was put, a quarter of the rows and of the columns
     capsules_in_band  capsules whose share of ranks 0 is in the mask's band, over training images as training shows them
 
-The read-out learns from at most so many images, 10,000 unless told otherwise, and is tested on all. Controls: the
-same capsules read before the mask, as the authors' code does; the network untrained; pixels; as many principal components as a code has numbers; k-means with as many centres as there are
-capsules. The two last are fitted to training images as training shows them. Read-outs of the paper's networks have the
-authors' kernel once they are trained; the kernel of all others fits the size of their numbers.
+The read-out learns from at most so many images, 10,000 unless told otherwise, and is tested on all. Controls: the same
+capsules before the mask, which the authors' code reads; the network untrained; pixels; as many principal components as
+a code has numbers; k-means with as many centres as there are capsules. The two last are fitted to training images as
+training shows them. Read-outs of the paper's networks have the authors' kernel once they are trained; the kernel of all
+others fits the size of their numbers.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from torchcaps.train.display import progress
 from torchcaps.train.run import Loaded
 from torchcaps.train.training import set_up
 
-__all__ = ["CONTROLS", "Look", "Seen", "capsules", "chosen", "in_band", "measure", "rows_of_runs"]
+__all__ = ["CONTROLS", "Look", "Seen", "capsules", "chosen", "in_band", "kernel_of", "measure", "rows_of_runs", "see"]
 
 CONTROLS = ("before the mask", "untrained", "pixels", "PCA", "k-means")
 CHUNK = 250
@@ -59,7 +60,7 @@ Look = Callable[[Tensor], Seen]
 def measure(look: Look, material: Material, gamma: float | None = None) -> dict[str, float]:
     """One row: the metrics of the module's docstring, as far as they can be asked of what is seen."""
     m = material
-    seen = {name: _see(look, data) for name, data in m.sets.items()}
+    seen = {name: see(look, data) for name, data in m.sets.items()}
     train, test = m.protocols[m.main]
     row: dict[str, float] = {}
     codes = {name: found.codes for name, found in seen.items() if found.codes is not None}
@@ -94,7 +95,7 @@ def _read(codes: Mapping[str, Tensor], m: Material, gamma: float | None) -> dict
     }
 
 
-def _see(look: Look, data: Dataset) -> Seen:
+def see(look: Look, data: Dataset) -> Seen:
     """All images of a set, a bounded number at a time."""
     parts = [look(data.shown(rows)) for rows in torch.split(torch.arange(len(data)), CHUNK)]
     codes = [part.codes for part in parts if part.codes is not None]
@@ -144,10 +145,11 @@ def rows_of_runs(
 
 
 def _trained(run: Loaded, material: Material) -> dict[str, float]:
-    return _network(cast(Competitors, run.model), material, _gamma(run))
+    return _network(cast(Competitors, run.model), material, kernel_of(run))
 
 
-def _gamma(run: Loaded) -> float | None:
+def kernel_of(run: Loaded) -> float | None:
+    """The gamma of a trained run's read-out: the authors', or one that fits the size of the codes."""
     return GAMMA if isinstance(run.recipe.model, SparseConfig) else None
 
 
@@ -159,7 +161,7 @@ def _network(model: Model, material: Material, gamma: float | None) -> dict[str,
 def _control(name: str, runs: Sequence[Loaded], material: Material) -> Metrics:
     """One row; what has no seed is measured once."""
     if name == "before the mask":
-        looks = ((capsules(cast(Competitors, run.model.eval()), masked=False), _gamma(run)) for run in runs)
+        looks = ((capsules(cast(Competitors, run.model.eval()), masked=False), kernel_of(run)) for run in runs)
         return gather(measure(look, material, gamma) for look, gamma in looks)
     if name == "untrained":
         return gather(_network(set_up(run.recipe, run.model.spec).model, material, None) for run in runs)

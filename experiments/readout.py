@@ -1,0 +1,67 @@
+"""What an SVM reads of affNIST by protocol (a), as it learns from more images: of sparse capsules behind and before
+their mask, of the dense control, of pixels and of principal components.
+
+    python experiments/readout.py NAME runs/sparse runs/dense [COUNT ...]
+
+Written to results/lab-NAME.json: a row of each, a column a number of training images.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import cast
+
+import torch
+from lab import store
+from torch import Tensor
+
+from torchcaps.data import Dataset
+from torchcaps.errors import RecipeError
+from torchcaps.evaluate.readout import GAMMA, fit_svm, material_of
+from torchcaps.evaluate.rivals import fit_pca
+from torchcaps.evaluate.sparse import Look, Seen, capsules, see
+from torchcaps.models.sparse import Competitors
+from torchcaps.train.display import progress
+from torchcaps.train.run import Loaded, load_run
+
+COUNTS = (2500, 5000, 10_000, 20_000)
+
+
+def main(arguments: list[str]) -> int:
+    name, sparse, dense, *counts = arguments
+    numbers = [int(count) for count in counts] or list(COUNTS)
+    runs = [load_run(Path(folder)) for folder in (sparse, dense)]
+    for folder, run in zip((sparse, dense), runs, strict=True):
+        if not isinstance(run.model, Competitors):
+            raise RecipeError(f"'{folder}' holds a {type(run.model).__name__}; a run of sparse capsules is wanted")
+    material = material_of(runs[0].recipe, max(numbers))
+    train, test = (material.sets[name] for name in material.protocols[material.main])
+    rows = [["accuracy (%) after", *(f"{count:,} images" for count in numbers)]]
+    for title, look, gamma in progress(list(_looks(runs, material.shown)), "reading"):
+        rows.append([title, *_curve(look, gamma, train, test, numbers)])
+    return store(name, rows, runs=[run.recipe.name for run in runs], seeds=[run.recipe.seed for run in runs])
+
+
+@torch.no_grad()
+def _looks(runs: list[Loaded], shown: Tensor) -> Iterator[tuple[str, Look, float | None]]:
+    """What is read, by name, with the kernel that suits it, as in torchcaps.evaluate.sparse."""
+    sparse, dense = (cast(Competitors, run.model.eval()) for run in runs)
+    yield f"{runs[0].recipe.name}, behind the mask", capsules(sparse), GAMMA
+    yield f"{runs[0].recipe.name}, before the mask", capsules(sparse, masked=False), GAMMA
+    yield runs[1].recipe.name, capsules(dense), GAMMA
+    axes = fit_pca(shown.flatten(1), *sparse.encode(shown[:1]).pose.shape[1:])
+    yield "principal components", lambda images: Seen(axes.codes(images.flatten(1)), None), None
+    yield "pixels", lambda images: Seen(images, None), None
+
+
+@torch.no_grad()
+def _curve(look: Look, gamma: float | None, train: Dataset, test: Dataset, numbers: list[int]) -> list[str]:
+    codes, asked = (cast(Tensor, see(look, data).codes) for data in (train, test))
+    machines = (fit_svm(codes[:count], train.labels[:count], gamma=gamma) for count in numbers)
+    return [f"{100 * machine.accuracy(asked, test.labels):.1f}" for machine in machines]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

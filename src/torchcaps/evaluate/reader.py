@@ -1,0 +1,92 @@
+"""A network that learnt without labels, and the machine that reads its codes: a classifier with gradients to attack.
+
+The machine of `readout` has a function f_ij for each pair of classes, above 0 where i wins, and the class with most
+wins is the answer. Counting has no gradient, so here a win is soft:
+
+    f_ij(x) = sum_s w_ijs k(x_s, x) + b_ij        score_i = sum_j sigma(4 f_ij) / pairs
+
+where k is the kernel, x a code, and the x_s are those that carry the machine. All scores sum to 1.
+"""
+
+from __future__ import annotations
+
+from itertools import combinations, pairwise
+from pathlib import Path
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from torchcaps.evaluate.classification import check_classifier
+from torchcaps.evaluate.readout import SVM, fit_svm, kernel, material_of
+from torchcaps.evaluate.sparse import capsules, kernel_of, see
+from torchcaps.losses import cross_entropy_loss
+from torchcaps.models import Model
+from torchcaps.models.sparse import Competitors
+from torchcaps.train.run import Loaded, load_run
+from torchcaps.types import Batch
+
+__all__ = ["ReadOut", "load_reader", "pairs_of"]
+
+STEEP = 4.0
+"""At the machine's margin, f = 1, a pair is as good as decided."""
+
+
+class ReadOut(Model):
+    """Images [b c h w] -> scores [b j] of classes, by what a machine reads of the masked capsules."""
+
+    vectors: Tensor
+    weights: Tensor
+    bias: Tensor
+    ends: Tensor
+
+    def __init__(self, network: Competitors, svm: SVM) -> None:
+        super().__init__()
+        self.network, self.spec, self.gamma = network, network.spec, svm.gamma
+        weights, bias, ends = pairs_of(svm)
+        for name, value in (("vectors", svm.vectors.float()), ("weights", weights), ("bias", bias), ("ends", ends)):
+            self.register_buffer(name, value)
+
+    def scores(self, images: Tensor) -> Tensor:
+        return self.read(self.network.encode(images).pose.flatten(1))
+
+    def read(self, codes: Tensor) -> Tensor:
+        """Codes [b d] -> scores [b j]."""
+        f = kernel(codes, self.vectors, self.gamma) @ self.weights.T + self.bias  # [b p]
+        wins = torch.cat([torch.sigmoid(STEEP * f), torch.sigmoid(-STEEP * f)], 1)
+        return wins.new_zeros(len(wins), self.spec.classes).index_add(1, self.ends, wins) / f.shape[1]
+
+    def objective(self, batch: Batch, step: int) -> dict[str, Tensor]:
+        """What an attack on the network itself may climb: nothing here is trained any more."""
+        return {"loss": cross_entropy_loss(self.scores(batch.images), batch.labels, from_probabilities=True)}
+
+
+def pairs_of(svm: SVM) -> tuple[Tensor, Tensor, Tensor]:
+    """Weights [p s], biases [p] and classes [2 p], the first of each pair and then the second; f > 0 is for the first.
+
+    The library keeps the weights of a vector against all other classes, J - 1 rows, and turns the sign of a lone pair.
+    """
+    m = svm.machine
+    classes, coefficients = torch.from_numpy(m.classes_), torch.from_numpy(m.dual_coef_)  # [J], [J - 1 s]
+    bounds = list(pairwise([0, *torch.from_numpy(m.n_support_).cumsum(0).tolist()]))
+    pairs = list(combinations(range(len(classes)), 2))
+    weights = torch.zeros(len(pairs), len(svm.vectors), dtype=torch.float64)
+    for row, (i, j) in zip(weights, pairs, strict=True):
+        (first, last), (start, end) = bounds[i], bounds[j]
+        row[first:last] = coefficients[j - 1, first:last]
+        row[start:end] = coefficients[i, start:end]
+    sign = -1.0 if len(pairs) == 1 else 1.0
+    ends = torch.tensor(pairs).T.flatten()
+    return (sign * weights).float(), (sign * torch.from_numpy(m.intercept_)).float(), classes[ends]
+
+
+def load_reader(folder: Path) -> Loaded:
+    """The run of a classifier in a folder; one of sparse capsules becomes one by a read-out of training images."""
+    run = load_run(folder)
+    if not isinstance(run.model, Competitors):
+        return check_classifier(run, folder)
+    network, material = run.model, material_of(run.recipe)
+    learnt = material.sets[material.protocols[material.main][0]]
+    with torch.no_grad():
+        codes = cast(Tensor, see(capsules(network), learnt).codes)
+    return run._replace(model=ReadOut(network, fit_svm(codes, learnt.labels, gamma=kernel_of(run))).eval())

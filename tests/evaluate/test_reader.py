@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from tiny import tiny
+from torchcaps.evaluate.reader import STEEP, ReadOut, load_reader, pairs_of
+from torchcaps.evaluate.readout import fit_svm, material_of
+from torchcaps.train import Recipe, load, train
+from torchcaps.types import Batch
+
+SPARSE: dict[str, Any] = {
+    "name": "sparse", "capsules": 4, "dimension": 3, "channels": 4, "kernel": 5, "stride": 2, "types": 2,
+    "type_dimension": 3, "primary_kernel": 5, "decoder": [8],
+}  # fmt: skip
+
+
+def recipe(**over: Any) -> Recipe:
+    data = {"name": "glyphs", "train": 80, "test": 40, "size": 16}
+    return tiny(**{"name": "few", "model": SPARSE, "data": data, "train": {"epochs": 0.5}, **over})
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("reader") / "few"
+    train(recipe(), path, quiet=True)
+    return path
+
+
+def machine(classes: list[int], n: int = 90, seed: int = 0):
+    """A machine for codes [n 12] of some classes around points of their own, and other codes."""
+    g = torch.Generator().manual_seed(seed)
+    labels = torch.tensor(classes)[torch.arange(n) % len(classes)]
+    codes = torch.randn(10, 12, generator=g)[labels] + torch.randn(n, 12, generator=g)
+    return fit_svm(codes, labels), torch.randn(25, 12, generator=g)
+
+
+@pytest.mark.parametrize("classes", [[0, 1], [3, 7], [0, 1, 2], [1, 4, 5, 9], list(range(10))])
+def test_pairs_are_those_of_the_library(classes):
+    svm, codes = machine(classes)
+    weights, bias, ends = pairs_of(svm)
+    svm.machine.decision_function_shape = "ovo"
+    wanted = torch.from_numpy(svm.machine.decision_function(codes.double().numpy())).reshape(len(codes), -1)
+    if len(classes) == 2:
+        wanted = -wanted
+    for row, code in enumerate(codes.tolist()):
+        for pair in range(len(bias)):
+            f = float(bias[pair])
+            for w, vector in zip(weights[pair].tolist(), svm.vectors.tolist(), strict=True):
+                f += w * math.exp(-svm.gamma * sum((a - b) ** 2 for a, b in zip(vector, code, strict=True)))
+            assert f == pytest.approx(float(wanted[row, pair]), abs=1e-4)
+    pairs = len(classes) * (len(classes) - 1) // 2
+    first, second = ends[:pairs].tolist(), ends[pairs:].tolist()
+    assert list(zip(first, second, strict=True)) == [(i, j) for i in classes for j in classes if i < j]
+
+
+def test_scores_are_soft_counts_of_won_pairs(folder):
+    svm, codes = machine([0, 1, 4, 9])
+    reader = ReadOut(load(folder), svm)
+    scores, (weights, bias, ends) = reader.read(codes), pairs_of(svm)
+    assert scores.shape == (25, 10) and torch.allclose(scores.sum(1), torch.ones(25), atol=1e-5)
+    assert (scores[:, [2, 3, 5, 6, 7, 8]] == 0).all()
+    k = torch.exp(-svm.gamma * torch.cdist(codes.double(), svm.vectors).square())
+    f = k @ weights.double().T + bias.double()
+    for row in range(25):
+        told = [0.0] * 10
+        for pair in range(6):
+            share = 1 / (1 + math.exp(-STEEP * float(f[row, pair])))
+            told[int(ends[pair])] += share / 6
+            told[int(ends[6 + pair])] += (1 - share) / 6
+        assert scores[row].tolist() == pytest.approx(told, abs=1e-4)
+    alike = (scores.argmax(1) == svm.predict(codes)).float().mean()
+    assert alike >= 0.9, "soft counts decide as hard ones do, but for close calls"
+
+
+def test_scores_have_the_gradient_that_differences_say(folder):
+    svm, codes = machine([0, 2, 5])
+    reader = ReadOut(load(folder), svm).double()
+    assert torch.autograd.gradcheck(reader.read, codes[:3].double().requires_grad_())
+
+
+def test_a_run_without_labels_becomes_a_classifier(folder):
+    run, m = load_reader(folder), material_of(recipe())
+    assert run.recipe.name == "few" and run.model.classifies and not run.model.training
+    images, labels = m.sets["test"].shown(), m.sets["test"].labels
+    network = load(folder)
+    with torch.no_grad():
+        codes = {name: network.encode(data.shown()).pose for name, data in m.sets.items()}
+        scores = run.model.scores(images)
+    told = fit_svm(codes["train"], m.sets["train"].labels).predict(codes["test"])
+    assert (scores.argmax(1) == told).float().mean() >= 0.9
+    loss = run.model.objective(Batch(images, labels, torch.arange(len(images))), 0)["loss"]
+    wanted = -scores.double()[torch.arange(len(images)), labels].log().mean()
+    assert float(loss.detach()) == pytest.approx(float(wanted), abs=1e-3)

@@ -110,6 +110,50 @@ def test_boosts_change_only_every_so_many_batches() -> None:
     assert layer.boost.tolist() == pytest.approx([1, 1.4, 1.4, 1.4])
 
 
+def test_relative_support_is_told_by_what_is_usual_for_a_capsule() -> None:
+    """By loops: psi_j g_j over the moving average of psi_j, which starts at the first batch's mean."""
+    layer = SparseMask(5, every=3, alpha=0.8, relative=True).double()
+    usual: list[float] = []
+    for psi in supports(30, 6, 5):
+        means = [sum(column) / len(column) for column in zip(*psi.tolist(), strict=True)]
+        _, ranks = layer(psi)
+        if usual:
+            for row, found in zip(psi.tolist(), ranks.tolist(), strict=True):
+                z = [p * g / u for p, g, u in zip(row, layer.boost.tolist(), usual, strict=True)]
+                assert found == [sorted(z, reverse=True).index(value) for value in z]
+        layer.observe_support(psi.mean(0))
+        layer.observe(ranks)
+        usual = [0.8 * u + 0.2 * m for u, m in zip(usual, means, strict=True)] if usual else means
+        assert layer.usual.tolist() == pytest.approx(usual, abs=1e-9)
+    assert "usual" in layer.state_dict()
+
+
+def test_relative_support_is_shared_at_once_where_boosts_take_long() -> None:
+    """Supports of 9, 1 and 4, a tenth more or less: an average tells them apart, boosts grow by tenths."""
+    noise = 1 + 0.1 * torch.randn(60, 64, 3, generator=torch.Generator().manual_seed(0))
+    most = {}
+    for relative in (False, True):
+        layer = SparseMask(3, every=5, alpha=0.9, relative=relative)
+        shares = []
+        for batch in noise * torch.tensor([9.0, 1.0, 4.0]):
+            _, ranks = layer(batch)
+            layer.observe_support(batch.mean(0))
+            layer.observe(ranks)
+            shares.append((ranks == 0).float().mean(0))
+        most[relative] = float(torch.stack(shares[5:]).amax(1).mean())
+    assert most[True] < 0.5 < 0.9 < most[False]
+
+
+def test_support_of_nothing_is_ranked_all_the_same() -> None:
+    layer = SparseMask(3, relative=True)
+    layer.observe_support(torch.zeros(3))
+    mask, ranks = layer(torch.zeros(2, 3))
+    assert mask.isfinite().all() and ranks.tolist() == [[0, 1, 2]] * 2
+    layer = SparseMask(3)
+    layer.observe_support(torch.ones(3))
+    assert set(layer.state_dict()) == {"frequency", "boost", "batches"}
+
+
 def test_boost_wins_a_neglected_capsule_its_turn() -> None:
     """The constraint's purpose: with one capsule always slightly ahead, all take part in the end."""
     layer = SparseMask(4, every=5, alpha=0.9)

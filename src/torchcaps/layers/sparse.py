@@ -4,7 +4,9 @@
     mu_j <- alpha mu_j + (1 - alpha) phi_j, phi_j = share of the batch in which j came first
     every `every` batches: g_j + delta where mu_j < low, max(1, g_j - delta) where mu_j > high
 
-(s_j the support that routing gave capsule j; psi in the paper.)
+(s_j the support that routing gave capsule j; psi in the paper. Relative, it is s_j over its own moving average, so that
+what counts is for whom a capsule has more support than usual: of EM routing, whose capsules differ more from each other
+than one does from image to image, one capsule would come first for all images, then the next.)
 """
 
 from __future__ import annotations
@@ -50,10 +52,11 @@ class SparseMask(nn.Module):
     frequency: Tensor
     boost: Tensor
     batches: Tensor
+    usual: Tensor
 
     def __init__(
         self, capsules: int, *, gamma: float = 12.0, cut: float = 0.01, alpha: float = 0.99, delta: float = 0.1,
-        every: int = 50, band: tuple[float, float] | None = None,
+        every: int = 50, band: tuple[float, float] | None = None, relative: bool = False,
     ) -> None:  # fmt: skip
         super().__init__()
         positive(capsules=capsules, every=every)
@@ -61,7 +64,9 @@ class SparseMask(nn.Module):
         if not 0 <= low <= high:
             raise RecipeError(f"the band of lifetime frequencies is ({low}, {high}); 0 <= low <= high is wanted")
         self.gamma, self.cut, self.alpha, self.delta, self.every = gamma, cut, alpha, delta, every
-        self.low, self.high = low, high
+        self.low, self.high, self.relative = low, high, relative
+        if relative:
+            self.register_buffer("usual", torch.ones(capsules))
         self.register_buffer("frequency", torch.full((capsules,), 1 / capsules))
         self.register_buffer("boost", torch.ones(capsules))
         self.register_buffer("batches", torch.zeros((), dtype=torch.int64))
@@ -70,7 +75,8 @@ class SparseMask(nn.Module):
         """The mask [b j] of each sample, and the ranks [b j] that made it."""
         if support.ndim != 2 or support.shape[1] != len(self.boost):
             raise ShapeError(f"support has shape {list(support.shape)}; [b {len(self.boost)}] is wanted")
-        ranks = rank(support.detach() * self.boost)
+        z = support.detach() * self.boost
+        ranks = rank(z / self.usual.clamp_min(torch.finfo(z.dtype).tiny) if self.relative else z)
         return rank_mask(ranks, self.gamma, self.cut).to(support.dtype), ranks
 
     def inside(self, share: Tensor) -> Tensor:
@@ -81,6 +87,12 @@ class SparseMask(nn.Module):
     def observe(self, ranks: Tensor) -> None:
         """Account for one training batch of ranks [b j]; call it once a step, on every process with the whole batch."""
         self.observe_share((ranks == 0).to(self.frequency.dtype).mean(0))
+
+    @torch.no_grad()
+    def observe_support(self, mean: Tensor) -> None:
+        """If support is relative: the mean [j] over one training batch, before `observe_share` counts the batch."""
+        if self.relative:
+            self.usual.copy_(mean if int(self.batches) == 0 else update_frequency(self.usual, mean, self.alpha))
 
     @torch.no_grad()
     def observe_share(self, first: Tensor) -> None:

@@ -45,6 +45,7 @@ class Competition:
     boost, every    step of the boost, and the batches from one to the next
     band            of lifetime frequencies in which a boost stays; none = (.64, 1.6) / L, the paper's [.04, .1] at
                     L = 16 (the authors' code has [.03, .12])
+    relative        rank by the support over its own moving average, for routing that supports some capsules always
     reconstruction  weight of the sum of squared errors
     decoder         units of its hidden layers
     """
@@ -57,6 +58,7 @@ class Competition:
     boost: NonNegativeFloat = 0.1
     every: Count = 50
     band: tuple[Share, Share] | None = None
+    relative: bool = False
     reconstruction: PositiveFloat = 0.005
     decoder: tuple[Count, ...] = (512, 1024)
 
@@ -117,6 +119,7 @@ def mask_of(config: Competition) -> SparseMask:
     return SparseMask(
         config.capsules, gamma=config.gamma if config.sparse else 0.0, cut=config.cut, alpha=config.alpha,
         delta=config.boost if config.sparse else 0.0, every=config.every, band=config.band,
+        relative=config.relative,
     )  # fmt: skip
 
 
@@ -145,7 +148,7 @@ class Competitors(Model):
         out: SparseOutput = self(batch.images)
         error = reconstruction_loss(self.decode(out.masked.pose), batch.images)
         if self.training:
-            _remember(out.ranks, self.mask)
+            _remember(out, self.mask)
         return {
             "loss": self.config.reconstruction * error,
             "reconstruction": error,
@@ -154,9 +157,11 @@ class Competitors(Model):
 
 
 @torch.no_grad()
-def _remember(ranks: Tensor, mask: SparseMask) -> None:
+def _remember(out: SparseOutput, mask: SparseMask) -> None:
     """Lifetime statistics of the whole batch, the same in every process."""
-    first = (ranks == 0).to(mask.frequency.dtype).mean(0)  # [j]
+    if mask.relative:
+        mask.observe_support(mean_over_team(out.support.mean(0)))
+    first = (out.ranks == 0).to(mask.frequency.dtype).mean(0)  # [j]
     mask.observe_share(mean_over_team(first))
 
 

@@ -1,5 +1,6 @@
 """What an SVM reads of affNIST by protocol (a), as it learns from more images: of sparse capsules behind and before
-their mask, of the dense control, of pixels and of principal components.
+their mask, of the dense control, of pixels and of principal components. One row learns from the test digits themselves,
+moved otherwise, as the authors' code does.
 
     python experiments/readout.py NAME runs/sparse runs/dense [COUNT ...]
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -17,7 +19,8 @@ import torch
 from lab import store
 from torch import Tensor
 
-from torchcaps.data import Dataset
+from torchcaps.data import AffnistConfig, Dataset, MnistConfig
+from torchcaps.data.affnist import affnist
 from torchcaps.errors import RecipeError
 from torchcaps.evaluate.readout import GAMMA, fit_svm, material_of
 from torchcaps.evaluate.rivals import fit_pca
@@ -27,6 +30,8 @@ from torchcaps.train.display import progress
 from torchcaps.train.run import Loaded, load_run
 
 COUNTS = (2500, 5000, 10_000, 20_000)
+OTHER = 1_000
+"""A seed that no recipe draws its test images by."""
 
 
 def main(arguments: list[str]) -> int:
@@ -41,6 +46,10 @@ def main(arguments: list[str]) -> int:
     rows = [["accuracy (%) after", *(f"{count:,} images" for count in numbers)]]
     for title, look, gamma in progress(list(_looks(runs, material.shown)), "reading"):
         rows.append([title, *_curve(look, gamma, train, test, numbers)])
+    before, same = capsules(cast(Competitors, runs[0].model), masked=False), _moved_again(runs[0], max(numbers))
+    rows.append(
+        [f"{runs[0].recipe.name}, before the mask, of test digits", *_curve(before, GAMMA, same, test, numbers)]
+    )
     return store(name, rows, runs=[run.recipe.name for run in runs], seeds=[run.recipe.seed for run in runs])
 
 
@@ -54,6 +63,13 @@ def _looks(runs: list[Loaded], shown: Tensor) -> Iterator[tuple[str, Look, float
     axes = fit_pca(shown.flatten(1), *sparse.encode(shown[:1]).pose.shape[1:])
     yield "principal components", lambda images: Seen(axes.codes(images.flatten(1)), None), None
     yield "pixels", lambda images: Seen(images, None), None
+
+
+def _moved_again(run: Loaded, count: int) -> Dataset:
+    """So many images of the test digits, under other maps than those of the test."""
+    digits = MnistConfig(data_dir=cast(AffnistConfig, run.recipe.data).data_dir).load().test
+    images, _ = affnist(digits.images, OTHER, torch.arange(count))
+    return replace(digits, images=images, labels=digits.labels[torch.arange(count) % len(digits)])
 
 
 @torch.no_grad()

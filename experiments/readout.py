@@ -25,6 +25,7 @@ from torchcaps.errors import RecipeError
 from torchcaps.evaluate.readout import GAMMA, fit_svm, material_of
 from torchcaps.evaluate.rivals import fit_pca
 from torchcaps.evaluate.sparse import Look, Seen, capsules, see
+from torchcaps.models import SparseConfig
 from torchcaps.models.sparse import Competitors
 from torchcaps.train.display import progress
 from torchcaps.train.run import Loaded, load_run
@@ -39,9 +40,13 @@ def main(arguments: list[str]) -> int:
     numbers = [int(count) for count in counts] or list(COUNTS)
     runs = [load_run(Path(folder)) for folder in (sparse, dense)]
     for folder, run in zip((sparse, dense), runs, strict=True):
-        if not isinstance(run.model, Competitors):
-            raise RecipeError(f"'{folder}' holds a {type(run.model).__name__}; a run of sparse capsules is wanted")
+        if not isinstance(run.recipe.model, SparseConfig) or not isinstance(run.recipe.data, AffnistConfig):
+            raise RecipeError(f"'{folder}' holds {run.recipe.name}; a run of sparse capsules on affNIST is wanted")
+    if runs[0].recipe.data != runs[1].recipe.data:
+        raise RecipeError("the two runs saw other images; those of one data set are wanted")
     material = material_of(runs[0].recipe, max(numbers))
+    if max(numbers) > material.read:
+        raise RecipeError(f"{max(numbers)} images are asked for; there are {material.read} to learn from")
     train, test = (material.sets[name] for name in material.protocols[material.main])
     rows = [["accuracy (%) after", *(f"{count:,} images" for count in numbers)]]
     for title, look, gamma in progress(list(_looks(runs, material.shown)), "reading"):
@@ -67,8 +72,9 @@ def _looks(runs: list[Loaded], shown: Tensor) -> Iterator[tuple[str, Look, float
 
 def _moved_again(run: Loaded, count: int) -> Dataset:
     """So many images of the test digits, under other maps than those of the test."""
-    digits = MnistConfig(data_dir=cast(AffnistConfig, run.recipe.data).data_dir).load().test
-    images, _ = affnist(digits.images, OTHER, torch.arange(count))
+    data = cast(AffnistConfig, run.recipe.data)
+    digits = MnistConfig(data_dir=data.data_dir).load().test
+    images, _ = affnist(digits.images, OTHER, torch.arange(count), data.size)
     return replace(digits, images=images, labels=digits.labels[torch.arange(count) % len(digits)])
 
 

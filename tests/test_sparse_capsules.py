@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -205,11 +206,14 @@ def test_the_objective_counts_the_capsules_inside_the_band() -> None:
     assert (model.mask.low, model.mask.high) == (0.1, 0.3)
 
 
+RELATIVE = replace(TINY, relative=True)
+
+
 def _one_of_two(rank: int, folder: str) -> None:
     """A process that sees its half of every batch; the halves are unlike, so alone it would learn other numbers."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
-    model = build()
+    model = build(RELATIVE)
     for n in range(6):
         whole = batch(b=8, seed=n)
         model.objective(Batch(*(part[4 * rank : 4 * rank + 4] for part in whole[:3])), n)
@@ -220,7 +224,7 @@ def _one_of_two(rank: int, folder: str) -> None:
 
 def test_two_processes_have_the_statistics_of_one_with_the_whole_batch(tmp_path: Path) -> None:
     mp.spawn(_one_of_two, (str(tmp_path),), nprocs=2)
-    alone, half = build(), build()
+    alone, half = build(RELATIVE), build(RELATIVE)
     for n in range(6):
         whole = batch(b=8, seed=n)
         alone.objective(whole, n)
@@ -230,6 +234,7 @@ def test_two_processes_have_the_statistics_of_one_with_the_whole_batch(tmp_path:
     for name, value in alone.mask.state_dict().items():
         assert one[name] == pytest.approx(value.tolist(), abs=1e-6), name
     assert not torch.allclose(half.mask.frequency, alone.mask.frequency)
+    assert not torch.allclose(half.mask.usual, alone.mask.usual)
 
 
 # --- What is trained ----------------------------------------------------------------------------------------

@@ -127,6 +127,7 @@ def test_the_dense_control_lets_everything_through_and_boosts_nobody() -> None:
     out = model(data.images)
     torch.testing.assert_close(out.masked.activation, out.latent.activation)
     torch.testing.assert_close(out.masked.pose, out.latent.pose * out.latent.activation[..., None])
+    torch.testing.assert_close(out.masked, out.unmasked)
     assert torch.equal(model.mask.boost, torch.ones(5))
     assert not torch.allclose(model.mask.frequency, torch.full((5,), 0.2))
 
@@ -157,6 +158,20 @@ def test_evaluation_leaves_the_statistics_alone() -> None:
     model.encode(data.images)
     assert int(before["batches"]) == 1
     assert all(torch.equal(value, before[name]) for name, value in model.mask.state_dict().items())
+
+
+def test_a_run_that_goes_on_knows_what_support_was_usual(tmp_path: Path) -> None:
+    small = {key: value for key, value in to_dict(replace(TINY, relative=True)).items() if key != "name"}
+    model, ends = {"name": "sparse-matrix", **small}, []
+    for folder, parts in (("whole", [1.0]), ("parts", [0.4, 1.0])):
+        for n, epochs in enumerate(parts):
+            recipe = tiny(model=model, train={"epochs": epochs, "clip": None})
+            trained = train(recipe, tmp_path / folder, resume=n > 0, quiet=True).model
+        assert isinstance(trained, SparseMatrixCaps)
+        ends.append(trained.state_dict())
+    whole, parts_ = ends
+    assert whole.keys() == parts_.keys() and all(torch.equal(whole[name], parts_[name]) for name in whole)
+    assert not torch.allclose(whole["mask.usual"], torch.ones(5))
 
 
 def test_a_checkpoint_keeps_the_boost(tmp_path: Path) -> None:

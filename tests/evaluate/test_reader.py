@@ -1,16 +1,17 @@
 from __future__ import annotations
 
 import math
+import sys
 from typing import Any
 
 import pytest
 import torch
 
 from tiny import tiny
-from torchcaps.evaluate.reader import STEEP, ReadOut, load_reader, pairs_of
+from torchcaps.errors import RecipeError
+from torchcaps.evaluate.reader import STEEP, ReadOut, load_readable, pairs_of, with_reader
 from torchcaps.evaluate.readout import fit_svm, material_of
 from torchcaps.train import Recipe, load, train
-from torchcaps.types import Batch
 
 SPARSE: dict[str, Any] = {
     "name": "sparse", "capsules": 4, "dimension": 3, "channels": 4, "kernel": 5, "stride": 2, "types": 2,
@@ -51,7 +52,7 @@ def test_pairs_are_those_of_the_library(classes):
             f = float(bias[pair])
             for w, vector in zip(weights[pair].tolist(), svm.vectors.tolist(), strict=True):
                 f += w * math.exp(-svm.gamma * sum((a - b) ** 2 for a, b in zip(vector, code, strict=True)))
-            assert f == pytest.approx(float(wanted[row, pair]), abs=1e-4)
+            assert f == pytest.approx(float(wanted[row, pair]), abs=1e-9)
     pairs = len(classes) * (len(classes) - 1) // 2
     first, second = ends[:pairs].tolist(), ends[pairs:].tolist()
     assert list(zip(first, second, strict=True)) == [(i, j) for i in classes for j in classes if i < j]
@@ -64,7 +65,7 @@ def test_scores_are_soft_counts_of_won_pairs(folder):
     assert scores.shape == (25, 10) and torch.allclose(scores.sum(1), torch.ones(25), atol=1e-5)
     assert (scores[:, [2, 3, 5, 6, 7, 8]] == 0).all()
     k = torch.exp(-svm.gamma * torch.cdist(codes.double(), svm.vectors).square())
-    f = k @ weights.double().T + bias.double()
+    f = k @ weights.T + bias
     for row in range(25):
         told = [0.0] * 10
         for pair in range(6):
@@ -73,7 +74,7 @@ def test_scores_are_soft_counts_of_won_pairs(folder):
             told[int(ends[6 + pair])] += (1 - share) / 6
         assert scores[row].tolist() == pytest.approx(told, abs=1e-4)
     alike = (scores.argmax(1) == svm.predict(codes)).float().mean()
-    assert alike >= 0.9, "soft counts decide as hard ones do, but for close calls"
+    assert alike >= 0.9, "soft counts of classes that lie apart decide as hard ones do"
 
 
 def test_scores_have_the_gradient_that_differences_say(folder):
@@ -83,15 +84,19 @@ def test_scores_have_the_gradient_that_differences_say(folder):
 
 
 def test_a_run_without_labels_becomes_a_classifier(folder):
-    run, m = load_reader(folder), material_of(recipe())
+    run, m = with_reader(load_readable(folder)), material_of(recipe())
     assert run.recipe.name == "few" and run.model.classifies and not run.model.training
-    images, labels = m.sets["test"].shown(), m.sets["test"].labels
+    images = m.sets["test"].shown()
     network = load(folder)
     with torch.no_grad():
         codes = {name: network.encode(data.shown()).pose for name, data in m.sets.items()}
         scores = run.model.scores(images)
     told = fit_svm(codes["train"], m.sets["train"].labels).predict(codes["test"])
-    assert (scores.argmax(1) == told).float().mean() >= 0.9
-    loss = run.model.objective(Batch(images, labels, torch.arange(len(images))), 0)["loss"]
-    wanted = -scores.double()[torch.arange(len(images)), labels].log().mean()
-    assert float(loss.detach()) == pytest.approx(float(wanted), abs=1e-3)
+    assert (scores.argmax(1) == told).float().mean() >= 0.8
+    assert scores.dtype == images.dtype
+
+
+def test_without_scikit_learn_nothing_is_read(folder, monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn.svm", None)
+    with pytest.raises(RecipeError, match="scikit-learn"):
+        load_readable(folder)

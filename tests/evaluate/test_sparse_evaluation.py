@@ -18,7 +18,7 @@ from torchcaps.evaluate.readout import AFFNIST, Material, fit_svm, material_of
 from torchcaps.evaluate.results import Result
 from torchcaps.evaluate.sparse import CONTROLS, Seen, capsules, chosen, in_band, measure
 from torchcaps.models import MODELS, SmallSparseConfig, SparseConfig
-from torchcaps.train import Recipe, load, load_recipe, total_steps, train
+from torchcaps.train import Recipe, create, load, load_recipe, total_steps, train
 from torchcaps.types import ImageSpec
 
 SPARSE: dict[str, Any] = {
@@ -150,6 +150,16 @@ def test_who_knows_the_places_has_a_known_number_too():
     assert measure(knows(m, told), m)["argmax_nmi_place"] == pytest.approx(1.0)
     nowhere = {name: replace(data, factors={}) for name, data in m.sets.items()}
     assert "argmax_nmi_place" not in measure(knows(m, told), replace(m, sets=nowhere))
+
+
+def test_an_untrained_network_that_is_ranked_relatively_knows_what_is_usual(tmp_path):
+    relative = recipe("few", model={"relative": True})
+    train(relative, tmp_path / "r", quiet=True)
+    found = evaluate_runs([tmp_path / "r"], only=["untrained"], images=60).controls["untrained"]
+    m, fresh = material_of(relative, 60), create(relative).eval()
+    with torch.no_grad():
+        usual, psi = fresh(m.shown).support.mean(0), fresh(m.sets["test"].shown()).support
+    assert found["purity"] == [pytest.approx(purity_by_loops((psi / usual).argmax(-1), m.sets["test"].labels))]
 
 
 def test_before_the_mask_the_read_out_sees_all_capsules(shelf, result):

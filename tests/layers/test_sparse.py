@@ -146,9 +146,8 @@ def test_relative_support_is_shared_at_once_where_boosts_take_long() -> None:
 
 def test_support_of_nothing_is_ranked_all_the_same() -> None:
     layer = SparseMask(3, relative=True)
-    layer.observe_support(torch.zeros(3))
-    mask, ranks = layer(torch.zeros(2, 3))
-    assert mask.isfinite().all() and ranks.tolist() == [[0, 1, 2]] * 2
+    layer.observe_support(torch.tensor([0.0, 1.0, 1.0]))
+    assert layer(torch.tensor([[0.0, 1.0, 2.0]]))[1].tolist() == [[2, 1, 0]], "nothing over nothing is nothing"
     layer = SparseMask(3)
     layer.observe_support(torch.ones(3))
     assert set(layer.state_dict()) == {"frequency", "boost", "batches"}

@@ -1,7 +1,7 @@
 """A network that learnt without labels, and the machine that reads its codes: a classifier with gradients to attack.
 
 The machine of `readout` has a function f_ij for each pair of classes, above 0 where i wins, and the class with most
-wins is the answer. Counting has no gradient, so here a win is soft:
+wins is the answer. Counting has no gradient, so here a win is soft, and ties and close calls may fall otherwise:
 
     f_ij(x) = sum_s w_ijs k(x_s, x) + b_ij        score_i = sum_j sigma(4 f_ij) / pairs
 
@@ -18,15 +18,13 @@ import torch
 from torch import Tensor
 
 from torchcaps.evaluate.classification import check_classifier
-from torchcaps.evaluate.readout import SVM, fit_svm, kernel, material_of
-from torchcaps.evaluate.sparse import capsules, kernel_of, see
-from torchcaps.losses import cross_entropy_loss
+from torchcaps.evaluate.readout import SVM, fit_svm, kernel, material_of, require_sklearn
+from torchcaps.evaluate.sparse import capsules, gamma_of, see
 from torchcaps.models import Model
 from torchcaps.models.sparse import Competitors
 from torchcaps.train.run import Loaded, load_run
-from torchcaps.types import Batch
 
-__all__ = ["ReadOut", "load_reader", "pairs_of"]
+__all__ = ["ReadOut", "load_readable", "pairs_of", "with_reader"]
 
 STEEP = 4.0
 """At the machine's margin, f = 1, a pair is as good as decided."""
@@ -44,21 +42,18 @@ class ReadOut(Model):
         super().__init__()
         self.network, self.spec, self.gamma = network, network.spec, svm.gamma
         weights, bias, ends = pairs_of(svm)
-        for name, value in (("vectors", svm.vectors.float()), ("weights", weights), ("bias", bias), ("ends", ends)):
+        for name, value in (("vectors", svm.vectors), ("weights", weights), ("bias", bias), ("ends", ends)):
             self.register_buffer(name, value)
 
     def scores(self, images: Tensor) -> Tensor:
         return self.read(self.network.encode(images).pose.flatten(1))
 
     def read(self, codes: Tensor) -> Tensor:
-        """Codes [b d] -> scores [b j]."""
-        f = kernel(codes, self.vectors, self.gamma) @ self.weights.T + self.bias  # [b p]
+        """Codes [b d] -> scores [b j]; in float64, since thousands of large weights take each other back."""
+        f = kernel(codes.double(), self.vectors, self.gamma) @ self.weights.T + self.bias  # [b p]
         wins = torch.cat([torch.sigmoid(STEEP * f), torch.sigmoid(-STEEP * f)], 1)
-        return wins.new_zeros(len(wins), self.spec.classes).index_add(1, self.ends, wins) / f.shape[1]
-
-    def objective(self, batch: Batch, step: int) -> dict[str, Tensor]:
-        """What an attack on the network itself may climb: nothing here is trained any more."""
-        return {"loss": cross_entropy_loss(self.scores(batch.images), batch.labels, from_probabilities=True)}
+        scores = wins.new_zeros(len(wins), self.spec.classes).index_add(1, self.ends, wins) / f.shape[1]
+        return scores.to(codes.dtype)
 
 
 def pairs_of(svm: SVM) -> tuple[Tensor, Tensor, Tensor]:
@@ -77,16 +72,24 @@ def pairs_of(svm: SVM) -> tuple[Tensor, Tensor, Tensor]:
         row[start:end] = coefficients[i, start:end]
     sign = -1.0 if len(pairs) == 1 else 1.0
     ends = torch.tensor(pairs).T.flatten()
-    return (sign * weights).float(), (sign * torch.from_numpy(m.intercept_)).float(), classes[ends]
+    return sign * weights, sign * torch.from_numpy(m.intercept_), classes[ends]
 
 
-def load_reader(folder: Path) -> Loaded:
-    """The run of a classifier in a folder; one of sparse capsules becomes one by a read-out of training images."""
+def load_readable(folder: Path) -> Loaded:
+    """The run in a folder, if it is one of a classifier, or of sparse capsules, of which `with_reader` makes one."""
     run = load_run(folder)
     if not isinstance(run.model, Competitors):
         return check_classifier(run, folder)
+    require_sklearn()
+    return run
+
+
+def with_reader(run: Loaded) -> Loaded:
+    """The run itself; of sparse capsules, with a read-out of training images."""
+    if not isinstance(run.model, Competitors):
+        return run
     network, material = run.model, material_of(run.recipe)
     learnt = material.sets[material.protocols[material.main][0]]
     with torch.no_grad():
         codes = cast(Tensor, see(capsules(network), learnt).codes)
-    return run._replace(model=ReadOut(network, fit_svm(codes, learnt.labels, gamma=kernel_of(run))).eval())
+    return run._replace(model=ReadOut(network, fit_svm(codes, learnt.labels, gamma=gamma_of(run))).eval())

@@ -39,7 +39,7 @@ from torchcaps.train.display import progress
 from torchcaps.train.run import Loaded
 from torchcaps.train.training import set_up
 
-__all__ = ["CONTROLS", "Look", "Seen", "capsules", "chosen", "in_band", "kernel_of", "measure", "rows_of_runs", "see"]
+__all__ = ["CONTROLS", "Look", "Seen", "capsules", "chosen", "gamma_of", "in_band", "measure", "rows_of_runs", "see"]
 
 CONTROLS = ("before the mask", "untrained", "pixels", "PCA", "k-means")
 CHUNK = 250
@@ -76,7 +76,8 @@ def measure(look: Look, material: Material, gamma: float | None = None) -> dict[
 
 
 def _placed(groups: Tensor, factors: Mapping[str, Tensor]) -> dict[str, float]:
-    """How much the groups say of where images were put, if that is known: of 4x4 fields with as many images each."""
+    """How much the groups say of where images were put, if that is known: in which row and column of
+    4x4 fields, all rows with as many images and all columns, too."""
     if not {"x", "y"} <= factors.keys():
         return {}
     row, column = (4 * factors[name].argsort().argsort() // len(groups) for name in ("y", "x"))
@@ -108,7 +109,7 @@ def capsules(model: Competitors, *, masked: bool = True) -> Look:
 
     def look(images: Tensor) -> Seen:
         out: SparseOutput = model(images)
-        return Seen((out.masked if masked else out.latent).pose, out.ranks.argmin(-1))
+        return Seen((out.masked if masked else out.unmasked).pose, out.ranks.argmin(-1))
 
     return look
 
@@ -145,10 +146,10 @@ def rows_of_runs(
 
 
 def _trained(run: Loaded, material: Material) -> dict[str, float]:
-    return _network(cast(Competitors, run.model), material, kernel_of(run))
+    return _network(cast(Competitors, run.model), material, gamma_of(run))
 
 
-def kernel_of(run: Loaded) -> float | None:
+def gamma_of(run: Loaded) -> float | None:
     """The gamma of a trained run's read-out: the authors', or one that fits the size of the codes."""
     return GAMMA if isinstance(run.recipe.model, SparseConfig) else None
 
@@ -161,11 +162,21 @@ def _network(model: Model, material: Material, gamma: float | None) -> dict[str,
 def _control(name: str, runs: Sequence[Loaded], material: Material) -> Metrics:
     """One row; what has no seed is measured once."""
     if name == "before the mask":
-        looks = ((capsules(cast(Competitors, run.model.eval()), masked=False), kernel_of(run)) for run in runs)
+        looks = ((capsules(cast(Competitors, run.model.eval()), masked=False), gamma_of(run)) for run in runs)
         return gather(measure(look, material, gamma) for look, gamma in looks)
     if name == "untrained":
-        return gather(_network(set_up(run.recipe, run.model.spec).model, material, None) for run in runs)
+        return gather(_network(_untrained(run, material.shown), material, None) for run in runs)
     return gather([measure(_without_network(name, runs[0], material.shown), material)])
+
+
+@torch.no_grad()
+def _untrained(run: Loaded, shown: Tensor) -> Competitors:
+    """The run's network before its first step, which knows what support is usual, if it is ranked by that."""
+    network = cast(Competitors, set_up(run.recipe, run.model.spec).model.eval())
+    if network.mask.relative:
+        found = [cast(SparseOutput, network(part)).support for part in torch.split(shown, CHUNK)]
+        network.mask.observe_support(torch.cat(found).mean(0))
+    return network
 
 
 @torch.no_grad()

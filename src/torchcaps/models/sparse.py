@@ -98,10 +98,11 @@ class SmallSparseConfig(SparseConfig):
 
 
 class SparseOutput(NamedTuple):
-    """Latent capsules [b j k] before the mask and behind it, the mask's ranks [b j] and support [b j], and how the
-    capsules below, [b h w i d], were routed."""
+    """Latent capsules [b j k] as routing left them, v before the mask and v' behind it, the mask's ranks [b j] and
+    support [b j], and how the capsules below, [b h w i d], were routed."""
 
     latent: Capsules
+    unmasked: Capsules
     masked: Capsules
     ranks: Tensor
     support: Tensor
@@ -186,4 +187,4 @@ class SparseCaps(Competitors):
         psi = support(info.coupling[-1], self.config.types)
         m, ranks = self.mask(psi)  # [b j]
         masked = Capsules(latent.pose * m.unsqueeze(-1), latent.activation * m)
-        return SparseOutput(latent, masked, ranks, psi, primary, info)
+        return SparseOutput(latent, latent, masked, ranks, psi, primary, info)

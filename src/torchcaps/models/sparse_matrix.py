@@ -77,6 +77,6 @@ class SparseMatrixCaps(Competitors):
         assigned = info.coupling[-1] * below.flat().activation.detach().unsqueeze(-1)  # R_ij a_i [b (h w i) j]
         psi = support(assigned, self.config.sizes[-1])
         m, ranks = self.mask(psi)  # [b j]
-        on = latent.activation * m
-        masked = Capsules(latent.pose * on.unsqueeze(-1), on)
-        return SparseOutput(latent, masked, ranks, psi, below, info)
+        unmasked = Capsules(latent.pose * latent.activation.unsqueeze(-1), latent.activation)
+        masked = Capsules(unmasked.pose * m.unsqueeze(-1), unmasked.activation * m)
+        return SparseOutput(latent, unmasked, masked, ranks, psi, below, info)

@@ -13,7 +13,7 @@ import torch
 from torchcaps.data import Dataset
 from torchcaps.errors import DataError, RecipeError
 from torchcaps.evaluate.attacks.curves import FREE, GRADIENT, Attacked, attack_curves, chosen, masked
-from torchcaps.evaluate.reader import load_reader
+from torchcaps.evaluate.reader import ReadOut, load_readable, with_reader
 from torchcaps.evaluate.results import versions
 from torchcaps.train.run import Loaded
 
@@ -30,7 +30,7 @@ class Contest:
 
 def load_contest(folders: Sequence[Path], source: Path | None = None) -> Contest:
     """Load and check runs; they are called by their recipe, and by their seed too where a recipe has several."""
-    runs = [load_reader(folder) for folder in folders]
+    runs = [load_readable(folder) for folder in folders]
     first = runs[0].recipe.data.load().test
     if first.labels.ndim != 1:
         raise DataError(f"'{folders[0]}' tells several things in an image apart; attacks need one label an image")
@@ -38,16 +38,19 @@ def load_contest(folders: Sequence[Path], source: Path | None = None) -> Contest
     labels = _labels([(run.recipe.name, run.recipe.seed) for run in runs])
     if len(set(labels)) < len(labels):
         raise RecipeError(f"the runs are {', '.join(labels)}; each recipe and seed is attacked once")
-    maker = None if source is None else load_reader(source)
+    maker = None if source is None else load_readable(source)
     if maker is not None and source is not None:
         for test in (_test(maker, source, first, runs[0]), *tests):
             _check_shown_alike(test, tests[0])
-    return Contest(dict(zip(labels, zip(runs, tests, strict=True), strict=True)), maker)
+    readers = [with_reader(run) for run in runs]
+    return Contest(dict(zip(labels, zip(readers, tests, strict=True), strict=True)), maker and with_reader(maker))
 
 
 def attack_runs(contest: Contest, attacks: Sequence[str] | None = None, **settings: Any) -> dict[str, Attacked]:
     """`attack_curves` of every run by its label, with its settings; nothing is transferred to the source itself."""
     source, found = contest.source, {}
+    if settings.get("loss") == "own" and any(isinstance(run.model, ReadOut) for run, _ in contest.runs.values()):
+        raise RecipeError("a read-out was trained by no loss that an attack could climb; leave --loss out")
     wanted = {label: _own_attacks(label, run, source, attacks) for label, (run, _) in contest.runs.items()}
     for label, (run, test) in contest.runs.items():
         model = source.model if source is not None and "transfer" in wanted[label] else None

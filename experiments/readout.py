@@ -1,5 +1,5 @@
 """What an SVM reads of affNIST by protocol (a), as it learns from more images: of sparse capsules behind and before
-their mask, of the dense control, of pixels and of principal components. One row learns from the test digits themselves,
+their mask, of the dense control and of principal components. One row learns from the test digits themselves,
 moved otherwise, as the authors' code does.
 
     python experiments/readout.py NAME runs/sparse runs/dense [COUNT ...]
@@ -67,7 +67,6 @@ def _looks(runs: list[Loaded], shown: Tensor) -> Iterator[tuple[str, Look, float
     yield runs[1].recipe.name, capsules(dense), GAMMA
     axes = fit_pca(shown.flatten(1), *sparse.encode(shown[:1]).pose.shape[1:])
     yield "principal components", lambda images: Seen(axes.codes(images.flatten(1)), None), None
-    yield "pixels", lambda images: Seen(images, None), None
 
 
 def _moved_again(run: Loaded, count: int) -> Dataset:

@@ -170,6 +170,10 @@ def test_before_the_mask_the_read_out_sees_all_capsules(shelf, result):
     row = result.controls["before the mask"]
     assert row["glyphs_svm"][1] == svm.accuracy(codes["test"], m.sets["test"].labels)
     assert row["purity"] == result.metrics["purity"]
+    assert any(row[name] != result.metrics[name] for name in ("glyphs_svm", *READERS)), "it reads another code"
+    with torch.no_grad():
+        seen = capsules(model, masked=False)(m.sets["test"].shown())
+    assert torch.equal(seen.codes, codes["test"]) and (seen.codes != 0).any(-1).all()
 
 
 def test_protocols_learn_and_are_tested_on_what_their_names_say():

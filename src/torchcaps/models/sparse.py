@@ -160,8 +160,7 @@ class Competitors(Model):
 @torch.no_grad()
 def _remember(out: SparseOutput, mask: SparseMask) -> None:
     """Lifetime statistics of the whole batch, the same in every process."""
-    if mask.relative:
-        mask.observe_support(mean_over_team(out.support.mean(0)))
+    mask.observe_support(mean_over_team(out.support.mean(0)))
     first = (out.ranks == 0).to(mask.frequency.dtype).mean(0)  # [j]
     mask.observe_share(mean_over_team(first))
 

@@ -41,7 +41,7 @@ _MATRIX: dict[str, Any] = {
 SMALL: dict[str, Any] = {
     "autoencoder": AutoencoderConfig(channels=(4, 4), kernel=3),
     "capsnet": CapsNetConfig(**_CAPSULES),
-    "capsnet-small": SmallCapsNetConfig(**_CAPSULES),
+    "capsnet-small": SmallCapsNetConfig(**_CAPSULES, shared=True),
     "cnn": CNNConfig(widths=(4,), kernel=3, hidden=(8,)),
     "convnet": ConvNetConfig(widths=(4, 4), kernel=3, hidden=(8, 6)),
     "matrix": MatrixConfig(**_MATRIX),
@@ -50,7 +50,7 @@ SMALL: dict[str, Any] = {
     "poe": _POE,
     "sparse": SparseConfig(**_CAPSULES, capsules=4),
     "sparse-matrix": SparseMatrixConfig(**_MATRIX, capsules=4, decoder=(8,)),
-    "sparse-small": SmallSparseConfig(**_CAPSULES, stride=1, capsules=4),
+    "sparse-small": SmallSparseConfig(**_CAPSULES, stride=1, capsules=4, shared=True),
 }
 """A configuration for each name in MODELS; a test holds that none is forgotten."""
 

@@ -27,6 +27,7 @@ SIZES: dict[str, Any] = {
     "primary_stride": 2, "gamma": 6.0, "alpha": 0.5, "every": 2, "decoder": (8, 6),
 }  # fmt: skip
 TINY = SparseConfig(**SIZES)
+SHARED = SparseConfig(**SIZES, shared=True)
 SPECS = [ImageSpec(1, 8, 8, 3), ImageSpec(3, 9, 12, 2), ImageSpec(2, 13, 7, 5)]
 
 
@@ -69,9 +70,10 @@ def test_parameters_by_hand(side: int, children: int) -> None:
     assert sum(wanted.values()) == {40: 17_063_744, 28: 9_149_456}[side]
 
 
+@pytest.mark.parametrize("config", [TINY, SHARED])
 @pytest.mark.parametrize("spec", SPECS)
-def test_layer_by_layer_at_any_image_size(spec: ImageSpec) -> None:
-    model, images = build(spec=spec), batch(spec).images
+def test_layer_by_layer_at_any_image_size(config: SparseConfig, spec: ImageSpec) -> None:
+    model, images = build(config, spec), batch(spec).images
     out = model(images, trace=True)
     primary = model.primary(model.conv(images).clamp_min(0))
     latent, info = model.latent(primary)
@@ -247,9 +249,23 @@ def test_the_objective_is_the_reconstruction_alone_and_ignores_labels(spec: Imag
 
 
 @pytest.mark.parametrize("spec", SPECS)
-@pytest.mark.parametrize("sparse", [True, False])
-def test_the_gradient_reaches_every_parameter(spec: ImageSpec, sparse: bool) -> None:
-    assert_teaches_everything(build(SparseConfig(**SIZES, sparse=sparse), spec), batch(spec, b=16))
+@pytest.mark.parametrize(("sparse", "shared"), [(True, False), (False, False), (True, True)])
+def test_the_gradient_reaches_every_parameter(spec: ImageSpec, sparse: bool, shared: bool) -> None:
+    config = SparseConfig(**SIZES, sparse=sparse, shared=shared)
+    assert_teaches_everything(build(config, spec), batch(spec, b=16))
+
+
+def test_capsules_whose_places_share_a_matrix_support_the_same_capsules_wherever_a_thing_is() -> None:
+    """Digits moved by a step of the grid, away from the border: the same coupling one place further."""
+    config = replace(SHARED, coordinates=0.0)
+    model = build(config, ImageSpec(1, 20, 20, 3))
+    image = torch.zeros(1, 1, 20, 20)
+    image[..., 8:12, 6:11] = batch(ImageSpec(1, 4, 5, 3), b=1).images
+    here, there = model(image), model(image.roll(2, -1))
+    torch.testing.assert_close(here.latent, there.latent)
+    torch.testing.assert_close(here.support, there.support)
+    own = build(TINY, ImageSpec(1, 20, 20, 3))
+    assert not torch.allclose(own(image).support, own(image.roll(2, -1)).support)
 
 
 def test_some_steps_of_training_lower_the_loss() -> None:

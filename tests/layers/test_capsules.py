@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.autograd import gradcheck
 
 from torchcaps.errors import RecipeError, ShapeError, TorchcapsError
-from torchcaps.layers import ClassCapsules, ConvCapsules, DenseCapsules
+from torchcaps.layers import ClassCapsules, ConvCapsules, DenseCapsules, SharedCapsules
 from torchcaps.math.patches import Grid
 from torchcaps.routing import EM, Dynamic, route
 from torchcaps.types import Capsules
@@ -367,6 +367,59 @@ def test_a_moved_image_moves_the_pose_of_a_class_by_as_much() -> None:
     torch.testing.assert_close(poses[1] - poses[0], wanted, rtol=0, atol=1e-6)
 
 
+# --- Shared W, and votes that say where they come from ------------------------------------------------------
+
+
+@pytest.mark.parametrize(("routing", "d", "k"), [(Dynamic(), 3, 4), (Dynamic(), 8, 16), (SHARP, 3, 4)])
+@pytest.mark.parametrize("scale", [0.0, 0.02, 0.3])
+def test_shared_capsules_edge_by_edge(routing: Any, d: int, k: int, scale: float) -> None:
+    """Pixels from the middle of all centres, times the child's activation, added to two elements of each vote."""
+    grid = Grid.of_image(8, 7).window(3, 2).out  # 3 x 3 places, two pixels from one to the next
+    layer = stirred(SharedCapsules(grid, 2, 3, d, k, routing=routing, coordinate_scale=scale))
+    x = children(2, 3, 3, 2, d)
+    parents, _ = layer(x)
+    assert parents.pose.shape == (2, 3, k)
+    first, second = (3, 7) if k == 16 else (0, 1)
+    for s in range(2):
+        on = placed_on(x.activation[s])
+        votes: Votes = {}
+        for row, column, c in on:
+            for p in range(3):
+                vote = cast(x.pose[s, row, column, c], layer.W.detach()[c, p], "vector")
+                vote[first] += on[row, column, c] * scale * 2 * (row - 1)
+                vote[second] += on[row, column, c] * scale * 2 * (column - 1)
+                votes[(row, column, c), (0, p)] = vote
+        wanted = slow_parents(votes, on, layer)
+        torch.testing.assert_close(
+            (parents.pose[s].detach(), parents.activation[s].detach()), wanted, rtol=1e-6, atol=1e-7
+        )
+
+
+def test_shared_capsules_without_coordinates_are_dense_with_the_same_weights_everywhere() -> None:
+    one = stirred(SharedCapsules(Grid.of_image(2, 3), 2, 3, 4, 5, coordinate_scale=0.0))
+    own = stirred(DenseCapsules(12, 3, 4, 5))
+    with torch.no_grad():
+        own.W.copy_(one.W.repeat(6, 1, 1, 1))
+    x = children(2, 2, 3, 2, 4)
+    a, b = one(x)[0], own(x)[0]
+    torch.testing.assert_close(a, b)
+    for out in (a, b):
+        out.pose.square().sum().backward()
+    torch.testing.assert_close(one.W.grad, own.W.grad.view(6, 2, 3, 5, 4).sum(0))
+
+
+def test_a_child_that_is_off_does_not_vote_for_its_place() -> None:
+    """One child is on: moved one place to the right, it is the column's element of each pose that differs."""
+    layer = stirred(SharedCapsules(Grid.of_image(1, 3), 1, 2, 3, 4, routing=Dynamic(iterations=1)))
+    left = Capsules(torch.zeros(1, 1, 3, 1, 3).double(), torch.zeros(1, 1, 3, 1).double())
+    left.pose[0, 0, 0], left.activation[0, 0, 0] = 0.5, 0.8
+    right = Capsules(left.pose.roll(1, 2), left.activation.roll(1, 2))
+    votes = [torch.einsum("ijkd,bid->bjk", layer.everywhere(), layer.placed(x).pose) for x in (left, right)]
+    wanted = torch.zeros(1, 2, 4).double()
+    wanted[..., 1] = 0.8 * 0.02
+    torch.testing.assert_close(votes[1] - votes[0], wanted)
+
+
 # --- What all layers share ----------------------------------------------------------------------------------
 
 
@@ -382,7 +435,11 @@ def classes(routing: Any = SHARP) -> tuple[nn.Module, tuple[int, ...]]:
     return ClassCapsules(Grid.of_image(3, 2), 2, 3, routing=routing, std=0.5), (2, 3, 2, 2, 16)
 
 
-LAYERS = [dense, conv, classes]
+def shared(routing: Any = SHARP) -> tuple[nn.Module, tuple[int, ...]]:
+    return SharedCapsules(Grid.of_image(3, 2), 2, 3, 4, 5, routing=routing), (2, 3, 2, 2, 4)
+
+
+LAYERS = [dense, conv, classes, shared]
 Build = Callable[..., tuple[nn.Module, tuple[int, ...]]]
 
 

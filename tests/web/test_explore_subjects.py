@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from networks import refusal
 from small import ROUTED, SMALL, SPEC, built, images
@@ -22,6 +23,7 @@ from torchcaps.evaluate.capsnet_figures import maps_of, perturbed
 from torchcaps.evaluate.matrix_figures import histogram, vote_distances
 from torchcaps.evaluate.sparse_figures import parts, swept
 from torchcaps.explore import Subject, subject_of, traces
+from torchcaps.layers import SharedCapsules
 from torchcaps.math.squash import squash
 from torchcaps.routing import EM, Dynamic, route
 from torchcaps.types import Batch, Capsules
@@ -29,7 +31,9 @@ from torchcaps.types import Batch, Capsules
 CONFIGS: dict[str, Any] = {
     "capsnet": replace(SMALL["capsnet"], routing=Dynamic(3)),
     "matrix": replace(SMALL["matrix-test"], capsule_kernel=2, routing=EM(3, 0.1, damping=0.1)),
+    "capsnet-shared": replace(SMALL["capsnet-small"], routing=Dynamic(3)),
     "sparse": SMALL["sparse"],
+    "sparse-shared": SMALL["sparse-small"],
     "sparse-matrix": replace(SMALL["sparse-matrix"], capsule_kernel=2),
     "poe": SMALL["poe"],
     "poe-routed": ROUTED,
@@ -94,6 +98,11 @@ def read(model: Any) -> Reading:
         return Reading(info.coupling[:, 0], pose, below.activation[0], lambda i, j: (
             (pose[i].view(4, 4) @ W[i % len(W), j]).flatten() + layer.offset[i]
         ))  # fmt: skip
+    if isinstance(layer, SharedCapsules):
+        here = layer.places.repeat_interleave(len(W), 0) * below.activation[0, :, None]  # [i 2]
+        return Reading(info.coupling[:, 0], torch.cat([pose, here], 1), below.activation[0], lambda i, j: (
+            W[i % len(W), j] @ pose[i] + pad(here[i], (0, W.shape[2] - 2))
+        ))  # fmt: skip
     return Reading(info.coupling[:, 0], pose, below.activation[0], lambda i, j: W[i, j] @ pose[i])
 
 
@@ -130,7 +139,7 @@ def test_facts_are_those_of_the_model(kind):
     assert (subject.iterations, subject.children, subject.capsules) == reading.coupling.shape
     assert subject.children % math.prod(subject.places) == 0
     assert subject.draws == (kind != "matrix")
-    by_class = kind in ("capsnet", "matrix")
+    by_class = kind in ("capsnet", "capsnet-shared", "matrix")
     assert subject.names == (("a", "b", "c") if by_class else tuple(f"capsule {j}" for j in range(4)))
     assert subject.domains == (("empirical", "complete", "restricted") if kind.startswith("poe") else ())
     assert subject.samples == bool(subject.domains)
@@ -148,7 +157,7 @@ def test_look_is_the_models_own_answer(kind):
     pose = squash(looked.pose) if kind.startswith("poe") else looked.pose
     torch.testing.assert_close(pose, code.pose[0])
     assert looked.pose.shape == (subject.capsules, subject.dimension) and 0 <= looked.winner < subject.capsules
-    if kind in ("capsnet", "matrix"):
+    if kind in ("capsnet", "capsnet-shared", "matrix"):
         assert looked.winner == int(code.activation[0].argmax())
     elif kind.startswith("sparse"):
         assert int(model(IMAGE[None]).ranks[0, looked.winner]) == 0
@@ -158,7 +167,7 @@ def test_look_is_the_models_own_answer(kind):
         assert looked.drawn is None and subject.parts(IMAGE) is None
         return
     with torch.no_grad():
-        redrawn = model.reconstruct(code if kind == "capsnet" else IMAGE[None])
+        redrawn = model.reconstruct(code if kind.startswith("capsnet") else IMAGE[None])
     torch.testing.assert_close(looked.drawn, redrawn[0])
 
 
@@ -215,7 +224,7 @@ def test_the_winners_maps_are_those_of_the_figures(kind):
         return
     with torch.no_grad():
         out = subject.model(IMAGE[None], trace=True)
-    info, below = (out.info, out.primary) if kind == "capsnet" else (out.infos[-1], out.below[-1])
+    info, below = (out.info, out.primary) if kind.startswith("capsnet") else (out.infos[-1], out.below[-1])
     figure = maps_of(out.classes, below, info.coupling)[0][0, 0]  # [t h w]
     torch.testing.assert_close(found, figure / figure.max())
 
@@ -335,7 +344,7 @@ def test_a_pose_draws_what_the_model_draws_of_that_capsule_alone(kind):
     for j in range(subject.capsules):
         with torch.no_grad():
             code = model.encode(IMAGE[None])
-            if kind == "capsnet":
+            if kind.startswith("capsnet"):
                 wanted = model.reconstruct(code, torch.tensor([j]))
             else:
                 lone = torch.zeros_like(code.pose)

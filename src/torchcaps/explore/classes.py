@@ -19,7 +19,7 @@ __all__ = ["ClassSubject", "dense_layer"]
 def dense_layer(capsules: DenseCapsules, below: Grid) -> Layer:
     """A layer in which every child votes for every parent, above children on a grid."""
     how = {"pose": capsules.pose, **capsules.learned}
-    return Layer(capsules.W.detach(), capsules.routing, how, (below.height, below.width))
+    return Layer(capsules.everywhere().detach(), capsules.routing, how, (below.height, below.width))
 
 
 class ClassSubject(Subject[CapsNet]):
@@ -33,7 +33,7 @@ class ClassSubject(Subject[CapsNet]):
 
     def _see(self, images: Tensor) -> Seen:
         out: CapsNetOutput = self.model(images)
-        return Seen(out.classes, out.classes.activation.argmax(-1), out.primary.flat())
+        return Seen(out.classes, out.classes.activation.argmax(-1), self.model.classes.placed(out.primary))
 
     def _decode(self, pose: Tensor) -> Tensor:
         images: Tensor = self.model.decoder(pose)

@@ -29,7 +29,11 @@ class _CompetitorSubject(Subject[C]):
 
     def _see(self, images: Tensor) -> Seen:
         out: SparseOutput = self.model(images)
-        return Seen(out.masked, out.ranks.argmin(-1), out.primary.flat())
+        return Seen(out.masked, out.ranks.argmin(-1), self._placed(out.primary))
+
+    def _placed(self, children: Capsules) -> Capsules:
+        """The children [b i d] as they are routed."""
+        return children.flat()
 
     def _decode(self, pose: Tensor) -> Tensor:
         return self.model.decode(pose)
@@ -51,6 +55,9 @@ class SparseSubject(_CompetitorSubject[SparseCaps]):
     @staticmethod
     def _layer(model: SparseCaps) -> Layer:
         return dense_layer(model.latent, model.primary.grid)
+
+    def _placed(self, children: Capsules) -> Capsules:
+        return self.model.latent.placed(children)
 
     def _trace(self, children: Capsules) -> Trace:
         trace = super()._trace(children)

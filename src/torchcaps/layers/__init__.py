@@ -1,6 +1,6 @@
 """Layers: parameters plus one call. Every capsule layer returns `(Capsules, RoutingInfo)`."""
 
-from torchcaps.layers.capsules import ClassCapsules, ConvCapsules, DenseCapsules
+from torchcaps.layers.capsules import ClassCapsules, ConvCapsules, DenseCapsules, SharedCapsules
 from torchcaps.layers.convolution import Convolution
 from torchcaps.layers.decoders import ConvDecoder, DenseDecoder, select
 from torchcaps.layers.primary import PrimaryCapsules
@@ -14,6 +14,7 @@ __all__ = [
     "DenseCapsules",
     "DenseDecoder",
     "PrimaryCapsules",
+    "SharedCapsules",
     "SparseMask",
     "select",
 ]

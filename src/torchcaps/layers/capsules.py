@@ -14,7 +14,7 @@ from torchcaps.math.pose import MATRIX, add_coordinates
 from torchcaps.routing import EM, Dynamic, route, router_of
 from torchcaps.types import Capsules, RoutingInfo
 
-__all__ = ["ClassCapsules", "ConvCapsules", "DenseCapsules", "positive"]
+__all__ = ["ClassCapsules", "ConvCapsules", "DenseCapsules", "SharedCapsules", "positive"]
 
 
 def positive(**counts: int) -> None:
@@ -25,7 +25,7 @@ def positive(**counts: int) -> None:
 
 
 class _Routed(nn.Module):
-    """What the three layers share: W [i j k d], the settings of a router and its learned scalars [j]."""
+    """What all layers share: W [i j k d], the settings of a router and its learned scalars [j]."""
 
     def __init__(self, shape: tuple[int, int, int, int], routing: Any, std: float) -> None:
         super().__init__()
@@ -69,7 +69,15 @@ class DenseCapsules(_Routed):
         self.pose = pose
 
     def forward(self, children: Capsules, *, trace: bool = False) -> tuple[Capsules, RoutingInfo]:
-        return self._route(children.flat(), self.W, pose=self.pose, trace=trace)
+        return self._route(self.placed(children), self.everywhere(), pose=self.pose, trace=trace)
+
+    def placed(self, children: Capsules) -> Capsules:
+        """The children [b i d] as they are routed."""
+        return children.flat()
+
+    def everywhere(self) -> Tensor:
+        """W [i j k d] as they are routed with, one for each of them."""
+        return self.W
 
 
 class ConvCapsules(_Routed):
@@ -115,8 +123,50 @@ class ClassCapsules(_Routed):
         self.register_buffer("offset", add_coordinates(centres, parent_dimension), persistent=False)
 
     def forward(self, children: Capsules, *, trace: bool = False) -> tuple[Capsules, RoutingInfo]:
-        if tuple(children.pose.shape[1:3]) != (self.grid.height, self.grid.width):
-            wanted = f"[b {self.grid.height} {self.grid.width} i d]"
-            raise ShapeError(f"children's pose has shape {list(children.pose.shape)}; {wanted} is wanted")
+        _check_places(children, self.grid)
         everywhere = self.W.repeat(self.grid.places, 1, 1, 1)  # [(h w i) j 4 4]
         return self._route(children.flat(), everywhere, pose=self.pose, offset=self.offset, trace=trace)
+
+
+class SharedCapsules(DenseCapsules):
+    """Every child votes for every parent by a W that all places of its type share: [b h w i d] -> parents [b j k].
+
+        V_ij = W_ij x_i + a_i (row, column, 0, ...)
+
+    Coordinate addition for routers to which a vote's length says how sure it is: a child that is off must not vote for
+    where it stands. The coordinates are those of its receptive field's centre from the middle of all, in pixels times
+    `coordinate_scale`. They are two more numbers of the child, taken over by two fixed columns of W, so that whatever
+    routes vectors routes these.
+    """
+
+    def __init__(
+        self, grid: Grid, child_types: int, parents: int, child_dimension: int, parent_dimension: int, *,
+        routing: Any = None, coordinate_scale: float = 0.02, std: float = 0.1,
+    ) -> None:  # fmt: skip
+        super().__init__(child_types, parents, child_dimension, parent_dimension, routing=routing, std=std)
+        self.grid = grid
+        centres = grid.centres(coordinate_scale)  # [(h w) 2]
+        self.places: Tensor
+        self.taken: Tensor
+        self.register_buffer("places", centres - centres.mean(0), persistent=False)
+        taken = add_coordinates(torch.eye(2), parent_dimension).T  # [k 2]
+        self.register_buffer("taken", taken.expand(child_types, parents, -1, -1), persistent=False)
+
+    def placed(self, children: Capsules) -> Capsules:
+        """The children [b (h w i) d+2], with where they stand, as far as they are on."""
+        _check_places(children, self.grid)
+        here = self.places.view(self.grid.height, self.grid.width, 1, 2) * children.activation.unsqueeze(-1)
+        pose = torch.cat([children.pose, here.to(children.pose.dtype)], -1)
+        return Capsules(pose, children.activation).flat()
+
+    def everywhere(self) -> Tensor:
+        """W [(h w i) j k d+2], whose last two columns add the place to the vote."""
+        return torch.cat([self.W, self.taken], -1).repeat(self.grid.places, 1, 1, 1)
+
+
+def _check_places(children: Capsules, grid: Grid) -> None:
+    x, a = children
+    if x.ndim != 5 or tuple(x.shape[1:3]) != (grid.height, grid.width):
+        raise ShapeError(f"children's pose has shape {list(x.shape)}; [b {grid.height} {grid.width} i d] is wanted")
+    if a.shape != x.shape[:-1]:
+        raise ShapeError(f"activation has shape {list(a.shape)}; pose {list(x.shape)} wants {list(x.shape[:-1])}")

@@ -14,10 +14,10 @@ from torch.nn.functional import relu
 
 from torchcaps.config import Count, NonNegativeFloat
 from torchcaps.errors import ShapeError
-from torchcaps.layers import DenseCapsules, DenseDecoder, select
+from torchcaps.layers import DenseDecoder, select
 from torchcaps.losses import margin_loss, present, reconstruction_loss
 from torchcaps.models.base import Model, check_classes, check_images, hits
-from torchcaps.models.trunk import trunk_of
+from torchcaps.models.trunk import routed_of, trunk_of
 from torchcaps.routing import Dynamic
 from torchcaps.types import Batch, Capsules, ImageSpec, RoutingInfo
 
@@ -26,7 +26,11 @@ __all__ = ["CapsNet", "CapsNetConfig", "CapsNetOutput", "SmallCapsNetConfig"]
 
 @dataclass(frozen=True)
 class CapsNetConfig:
-    """Sizes and losses; the defaults are the 8.2 M parameters of Sabour 2017 on 28x28 images."""
+    """Sizes and losses; the defaults are the 8.2 M parameters of Sabour 2017 on 28x28 images.
+
+    shared          all places share one W, and votes say where they come from (our own)
+    coordinates     how much a pixel counts there
+    """
 
     channels: Count = 256
     kernel: Count = 9
@@ -36,6 +40,8 @@ class CapsNetConfig:
     primary_kernel: Count = 9
     primary_stride: Count = 2
     dimension: Count = 16
+    shared: bool = False
+    coordinates: NonNegativeFloat = 0.02
     routing: Dynamic = field(default_factory=Dynamic)
     reconstruction: NonNegativeFloat = 0.0005
     decoder: tuple[Count, ...] = (512, 1024)
@@ -76,9 +82,7 @@ class CapsNet(Model):
         check_classes(spec)
         self.config, self.spec = config, spec
         self.conv, self.primary = trunk_of(config, spec)
-        self.classes = DenseCapsules(
-            self.primary.count, spec.classes, config.type_dimension, config.dimension, routing=config.routing
-        )
+        self.classes = routed_of(config, self.primary, spec.classes)
         self.decoder = DenseDecoder(spec.classes, config.dimension, spec[:3], config.decoder)
 
     def forward(self, images: Tensor, *, trace: bool = False) -> CapsNetOutput:

@@ -15,10 +15,10 @@ from torch.nn.functional import relu
 
 from torchcaps.config import Count, NonNegativeFloat, PositiveFloat, Share, check
 from torchcaps.errors import RecipeError
-from torchcaps.layers import DenseCapsules, DenseDecoder, SparseMask
+from torchcaps.layers import DenseDecoder, SparseMask
 from torchcaps.losses import reconstruction_loss
 from torchcaps.models.base import Model, check_images, mean_over_team
-from torchcaps.models.trunk import trunk_of
+from torchcaps.models.trunk import routed_of, trunk_of
 from torchcaps.routing import Dynamic
 from torchcaps.types import Batch, Capsules, ImageSpec, RoutingInfo
 
@@ -70,7 +70,11 @@ class Competition:
 
 @dataclass(frozen=True)
 class SparseConfig(Competition):
-    """Sizes and competition; the defaults are those of Rawlinson 2018, which trains on 40x40 images."""
+    """Sizes and competition; the defaults are those of Rawlinson 2018, which trains on 40x40 images.
+
+    shared          all places share one W, and votes say where they come from (our own)
+    coordinates     how much a pixel counts there
+    """
 
     dimension: Count = 16
     channels: Count = 256
@@ -80,6 +84,8 @@ class SparseConfig(Competition):
     type_dimension: Count = 8
     primary_kernel: Count = 9
     primary_stride: Count = 2
+    shared: bool = False
+    coordinates: NonNegativeFloat = 0.02
     routing: Dynamic = field(default_factory=Dynamic)
 
     def build(self, spec: ImageSpec) -> SparseCaps:
@@ -173,9 +179,7 @@ class SparseCaps(Competitors):
         self.config: SparseConfig = config
         self.spec = spec
         self.conv, self.primary = trunk_of(config, spec)
-        self.latent = DenseCapsules(
-            self.primary.count, config.capsules, config.type_dimension, config.dimension, routing=config.routing
-        )
+        self.latent = routed_of(config, self.primary, config.capsules)
         self.mask = mask_of(config)
         self.decoder = DenseDecoder(config.capsules, config.dimension, spec[:3], config.decoder)
 

@@ -1,15 +1,16 @@
-"""What CapsNet and sparse capsules stand on: a convolution, then primary capsules (Sabour 2017, section 4)."""
+"""What CapsNet and sparse capsules share: a convolution, primary capsules, and what is routed from them (Sabour 2017,
+section 4)."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
-from torchcaps.layers import Convolution, PrimaryCapsules
+from torchcaps.layers import Convolution, DenseCapsules, PrimaryCapsules, SharedCapsules
 from torchcaps.math.patches import Grid
 from torchcaps.models.base import check_spec
 from torchcaps.types import ImageSpec
 
-__all__ = ["TrunkConfig", "trunk_of"]
+__all__ = ["TrunkConfig", "routed_of", "trunk_of"]
 
 
 class TrunkConfig(Protocol):
@@ -29,6 +30,14 @@ class TrunkConfig(Protocol):
     def primary_kernel(self) -> int: ...
     @property
     def primary_stride(self) -> int: ...
+    @property
+    def dimension(self) -> int: ...
+    @property
+    def shared(self) -> bool: ...
+    @property
+    def coordinates(self) -> float: ...
+    @property
+    def routing(self) -> Any: ...
 
 
 def trunk_of(config: TrunkConfig, spec: ImageSpec) -> tuple[Convolution, PrimaryCapsules]:
@@ -41,3 +50,13 @@ def trunk_of(config: TrunkConfig, spec: ImageSpec) -> tuple[Convolution, Primary
         kernel=config.primary_kernel, stride=config.primary_stride,
     )  # fmt: skip
     return conv, primary
+
+
+def routed_of(config: TrunkConfig, primary: PrimaryCapsules, parents: int) -> DenseCapsules:
+    """The layer above primary capsules: each place has its own W, or all places share one and votes say where from."""
+    d, k = config.type_dimension, config.dimension
+    if config.shared:
+        return SharedCapsules(
+            primary.grid, config.types, parents, d, k, routing=config.routing, coordinate_scale=config.coordinates
+        )
+    return DenseCapsules(primary.count, parents, d, k, routing=config.routing)

@@ -105,11 +105,11 @@ def see(look: Look, data: Dataset) -> Seen:
 
 
 def capsules(model: Competitors, *, masked: bool = True) -> Look:
-    """The masked capsules v' [n j k] of a network, or v before the mask, and the capsule of rank 0."""
+    """The masked capsules v' [n j k] of a network and the capsule of rank 0, or v before there were ranks."""
 
     def look(images: Tensor) -> Seen:
         out: SparseOutput = model(images)
-        return Seen((out.masked if masked else out.unmasked).pose, out.ranks.argmin(-1))
+        return Seen(out.masked.pose, out.ranks.argmin(-1)) if masked else Seen(out.unmasked.pose, None)
 
     return look
 

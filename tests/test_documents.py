@@ -64,6 +64,17 @@ def test_links_inside_the_repository_lead_somewhere(page):
         assert (page.parent / target).exists(), f"{page.name}: {target}"
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_code_that_the_documents_name_exists(page):
+    """`file.py: name` is a file of the package or of the repository, and a name in it."""
+    for file, name in re.findall(r"`([\w/]+\.py): ([\w.]+)`", page.read_text()):
+        path = next((p for p in (ROOT / "src" / "torchcaps" / file, ROOT / file) if p.is_file()), None)
+        assert path, f"{file} is not there"
+        assert re.search(rf"(def|class) {name.split('.')[-1]}\b|\b{name.split('.')[-1]}\b *[:=]", path.read_text()), (
+            name
+        )
+
+
 def test_commands_in_the_documents_exist():
     from torchcaps.cli.parse import COMMANDS
 

@@ -17,6 +17,7 @@ import networks
 from networks import assert_redraws_without_labels, assert_teaches_everything, batch, learned, refusal
 from torchcaps.config import from_dict, to_dict
 from torchcaps.errors import RecipeError, ShapeError
+from torchcaps.layers import SharedCapsules
 from torchcaps.models import MODELS, SparseCaps, SparseConfig
 from torchcaps.models.sparse import support
 from torchcaps.routing import Dynamic
@@ -27,7 +28,7 @@ SIZES: dict[str, Any] = {
     "primary_stride": 2, "gamma": 6.0, "alpha": 0.5, "every": 2, "decoder": (8, 6),
 }  # fmt: skip
 TINY = SparseConfig(**SIZES)
-SHARED = SparseConfig(**SIZES, shared=True)
+SHARED = SparseConfig(**SIZES, shared=True, routing=Dynamic(3, logits="replaced"))
 SPECS = [ImageSpec(1, 8, 8, 3), ImageSpec(3, 9, 12, 2), ImageSpec(2, 13, 7, 5)]
 
 
@@ -74,6 +75,7 @@ def test_parameters_by_hand(side: int, children: int) -> None:
 @pytest.mark.parametrize("spec", SPECS)
 def test_layer_by_layer_at_any_image_size(config: SparseConfig, spec: ImageSpec) -> None:
     model, images = build(config, spec), batch(spec).images
+    assert isinstance(model.latent, SharedCapsules) is config.shared and model.latent.routing == config.routing
     out = model(images, trace=True)
     primary = model.primary(model.conv(images).clamp_min(0))
     latent, info = model.latent(primary)
@@ -256,7 +258,7 @@ def test_the_gradient_reaches_every_parameter(spec: ImageSpec, sparse: bool, sha
 
 
 def test_capsules_whose_places_share_a_matrix_support_the_same_capsules_wherever_a_thing_is() -> None:
-    """Digits moved by a step of the grid, away from the border: the same coupling one place further."""
+    """Something moved by a step of the grid, away from the border."""
     config = replace(SHARED, coordinates=0.0)
     model = build(config, ImageSpec(1, 20, 20, 3))
     image = torch.zeros(1, 1, 20, 20)

@@ -13,6 +13,10 @@ from torchcaps.bench.cases import plainly
 from torchcaps.bench.cost import Cost, contrast_cost, cost_of, dense_cost, dynamic_cost, em_cost
 from torchcaps.errors import RecipeError, TorchcapsError
 from torchcaps.kernels.threads import SWITCH, switched, switched_on
+from torchcaps.layers import SharedCapsules
+from torchcaps.math.patches import Grid
+from torchcaps.routing import Dynamic
+from torchcaps.types import Capsules
 
 TINY = ("dynamic-6x4-3x5", "dynamic-6x4-3x5-t1", "cd-6x4-3x5", "em-6x3", "em-4-2-2-2", "capsnet-18", "sparse-18")
 
@@ -112,6 +116,14 @@ def test_dynamic_by_hand():
     assert case_of("dynamic-6x4-3x5").cost() == Cost(3 * 720, 8 * 720, 90)
     assert case_of("dynamic-6x4-3x5-t1").cost() == Cost(720, 4 * 720, 90)
     assert dynamic_cost(18, 5, 4, 3) == Cost(2160, 5760, 90)
+
+
+def test_shared_places_by_hand():
+    """Six places of two types, three parents of five numbers, and children of four numbers and their place."""
+    layer = SharedCapsules(Grid.of_image(3, 2), 2, 3, 4, 5, routing=Dynamic(2))
+    x = Capsules(torch.rand(1, 3, 2, 2, 4), torch.rand(1, 3, 2, 2))
+    once = 2 * 12 * 3 * 5 * 6
+    assert cost_of(layer, lambda: layer(x)) == Cost(2 * once, 6 * once, 12 * 3 * 5)
 
 
 def test_contrast_by_hand():

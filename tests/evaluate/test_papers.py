@@ -50,6 +50,12 @@ def test_what_the_paper_did_not_do_has_no_number(over):
     assert paper_numbers(load_recipe("matrix-smallnorb-small", over)) == {}
 
 
+@pytest.mark.parametrize("kind", ["capsnet", "sparse", "soft", "dense"])
+def test_networks_of_our_own_have_no_number(kind):
+    assert paper_numbers(load_recipe(f"{kind}-affnist-shared")) == {}
+    assert paper_numbers(load_recipe(f"{kind}-affnist-shared", {"model": {"shared": False}})) != {}
+
+
 def result(name: str, steps: int, **train: int) -> Result:
     recipe = load_recipe(name, {"train": train})
     paper = paper_numbers(recipe)

@@ -278,9 +278,14 @@ def test_paper_size_recipes_have_the_settings_of_the_authors():
     assert to_dict(load_recipe("sparse-mnist"))["data"]["name"] == "mnist"
 
 
-@pytest.mark.parametrize("kind", ["affnist", "affnist-small", "mnist-small"])
+@pytest.mark.parametrize("kind", ["affnist", "affnist-small", "affnist-shared", "mnist-small"])
 def test_a_dense_control_differs_in_the_mask_alone(kind):
     assert changed(f"dense-{kind}", f"sparse-{kind}") == {"model.sparse": False}
+
+
+def test_other_controls_of_shared_places_differ_in_what_they_are_named_for():
+    assert changed("soft-affnist-shared", "sparse-affnist-shared") == {"model.gamma": 4.0}
+    assert changed("dense-affnist-own", "dense-affnist-shared") == {"model.shared": False}
 
 
 def test_small_networks_have_the_paper_s_places_and_latent_capsules():

@@ -551,6 +551,9 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
     (lambda: ClassCapsules(GRID, 2, 2, parent_dimension=8), "8 above"),
     (lambda: ClassCapsules(GRID, 2, 2, pose="vector", parent_dimension=1), "a row and a column"),
     (lambda: ClassCapsules(GRID, 2, 2, routing=EM(iterations=0)), "iterations"),
+    (lambda: SharedCapsules(GRID, 0, 2, 4, 4), "child_types = 0"),
+    (lambda: SharedCapsules(GRID, 2, 0, 4, 4), "parents = 0"),
+    (lambda: SharedCapsules(GRID, 2, 2, 4, 1), "a row and a column"),
 ]  # fmt: skip
 
 
@@ -568,6 +571,8 @@ def test_construction_fails_in_one_line(build: Callable[[], Any], says: str) -> 
         (dense, (2, 7, 16)), (dense, (2, 8, 9)), (dense, (0, 8, 16)), (dense, (2, 3, 3, 1, 16)),
         (conv, (2, 4, 5, 1, 16)), (conv, (2, 4, 4, 2, 16)), (conv, (2, 16, 16)), (conv, (0, 4, 4, 1, 16)),
         (classes, (2, 2, 3, 2, 16)), (classes, (2, 3, 2, 1, 16)), (classes, (2, 12, 16)), (classes, (0, 3, 2, 2, 16)),
+        (classes, (2, 3, 2, 16)), (shared, (2, 3, 2, 4)), (shared, (2, 2, 3, 2, 4)), (shared, (2, 3, 2, 1, 4)),
+        (shared, (2, 3, 2, 2, 5)), (shared, (2, 12, 4)), (shared, (0, 3, 2, 2, 4)),
     ],
 )  # fmt: skip
 def test_children_that_do_not_fit_are_refused_in_one_line(build: Build, shape: tuple[int, ...]) -> None:
@@ -575,6 +580,24 @@ def test_children_that_do_not_fit_are_refused_in_one_line(build: Build, shape: t
     with pytest.raises(ShapeError) as caught:
         layer(children(*shape, dtype=torch.float32))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("build", LAYERS)
+def test_buffers_may_be_written_as_processes_of_a_team_do(build: Build) -> None:
+    """In the precision they are made in; a buffer that is a view of itself could not."""
+    layer, shape = build()
+    before = layer(children(*shape, dtype=torch.float32))[0]
+    for buffer in layer.buffers():
+        buffer.copy_(buffer.clone())
+    torch.testing.assert_close(layer(children(*shape, dtype=torch.float32))[0], before, rtol=0, atol=0)
+
+
+def test_places_keep_their_digits_beside_poses_of_few() -> None:
+    layer, x = shared()[0], children(2, 3, 2, 2, 4, dtype=torch.bfloat16)
+    placed = layer.placed(x).pose
+    exact = layer.places.repeat_interleave(2, 0) * x.activation.flatten(1).unsqueeze(-1)
+    assert placed.dtype == torch.float32
+    assert torch.equal(placed[..., 4:], exact)
 
 
 @pytest.mark.parametrize("build", LAYERS)

@@ -91,6 +91,7 @@ def read(model: Any) -> Reading:
             _, info = route(Capsules(x, x.norm(dim=-1)), W, model.energy.config.routing, trace=True)
             return Reading(info.coupling[:, 0], x[0], x[0].norm(dim=-1), lambda i, j: W[i, j] @ x[0, i])
         out = model(IMAGE[None], trace=True)
+    assert getattr(model.config, "shared", False) is isinstance(layer_of(model), SharedCapsules)
     info = out.infos[-1] if hasattr(out, "infos") else out.info
     below, layer = (out.below[-1] if hasattr(out, "below") else out.primary).flat(), layer_of(model)
     pose, W = below.pose[0], layer.W.detach()

@@ -14,8 +14,8 @@ A row of the table is a Look: codes and groups of images. Metrics, where SET is 
 The read-out learns from at most so many images, 10,000 unless told otherwise, and is tested on all. Controls: the same
 capsules before the mask, which the authors' code reads; the network untrained; pixels; as many principal components as
 a code has numbers; k-means with as many centres as there are capsules. The two last are fitted to training images as
-training shows them. Read-outs of the paper's networks have the authors' kernel once they are trained; the kernel of all
-others fits the size of their numbers.
+training shows them. Read-outs of trained networks with dynamic routing, whose capsules are below 1 in length, have the
+authors' kernel; the kernel of all others fits the size of their numbers.
 """
 
 from __future__ import annotations

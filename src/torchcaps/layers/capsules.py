@@ -131,7 +131,7 @@ class ClassCapsules(_Routed):
 class SharedCapsules(DenseCapsules):
     """Every child votes for every parent by a W that all places of its type share: [b h w i d] -> parents [b j k].
 
-        V_ij = W_ij x_i + a_i (row, column, 0, ...)
+        V_ij = W_ij x_i + a_i (row and column where `add_coordinates` puts them, 0 elsewhere)
 
     Coordinate addition for routers to which a vote's length says how sure it is: a child that is off must not vote for
     where it stands. The coordinates are those of its receptive field's centre from the middle of all, in pixels times
@@ -143,25 +143,28 @@ class SharedCapsules(DenseCapsules):
         self, grid: Grid, child_types: int, parents: int, child_dimension: int, parent_dimension: int, *,
         routing: Any = None, coordinate_scale: float = 0.02, std: float = 0.1,
     ) -> None:  # fmt: skip
+        positive(child_types=child_types)
         super().__init__(child_types, parents, child_dimension, parent_dimension, routing=routing, std=std)
         self.grid = grid
         centres = grid.centres(coordinate_scale)  # [(h w) 2]
         self.places: Tensor
         self.taken: Tensor
         self.register_buffer("places", centres - centres.mean(0), persistent=False)
-        taken = add_coordinates(torch.eye(2), parent_dimension).T  # [k 2]
-        self.register_buffer("taken", taken.expand(child_types, parents, -1, -1), persistent=False)
+        self.register_buffer("taken", add_coordinates(torch.eye(2), parent_dimension).T.contiguous(), persistent=False)
 
     def placed(self, children: Capsules) -> Capsules:
         """The children [b (h w i) d+2], with where they stand, as far as they are on."""
         _check_places(children, self.grid)
+        wanted = self.W.shape[0], self.W.shape[3]
+        if tuple(children.pose.shape[3:]) != wanted:
+            raise ShapeError(f"children are {list(children.pose.shape)}; [b h w {wanted[0]} {wanted[1]}] is wanted")
         here = self.places.view(self.grid.height, self.grid.width, 1, 2) * children.activation.unsqueeze(-1)
-        pose = torch.cat([children.pose, here.to(children.pose.dtype)], -1)
-        return Capsules(pose, children.activation).flat()
+        return Capsules(torch.cat([children.pose, here], -1), children.activation).flat()
 
     def everywhere(self) -> Tensor:
         """W [(h w i) j k d+2], whose last two columns add the place to the vote."""
-        return torch.cat([self.W, self.taken], -1).repeat(self.grid.places, 1, 1, 1)
+        taken = self.taken.expand(*self.W.shape[:2], -1, -1)  # [i j k 2]
+        return torch.cat([self.W, taken], -1).repeat(self.grid.places, 1, 1, 1)
 
 
 def _check_places(children: Capsules, grid: Grid) -> None:

@@ -29,7 +29,7 @@ class CapsNetConfig:
     """Sizes and losses; the defaults are the 8.2 M parameters of Sabour 2017 on 28x28 images.
 
     shared          all places share one W, and votes say where they come from (our own)
-    coordinates     how much a pixel counts there
+    coordinates     how much a pixel counts there; of `shared` alone
     """
 
     channels: Count = 256

@@ -73,7 +73,7 @@ class SparseConfig(Competition):
     """Sizes and competition; the defaults are those of Rawlinson 2018, which trains on 40x40 images.
 
     shared          all places share one W, and votes say where they come from (our own)
-    coordinates     how much a pixel counts there
+    coordinates     how much a pixel counts there; of `shared` alone
     """
 
     dimension: Count = 16

@@ -123,7 +123,9 @@ class ClassCapsules(_Routed):
         self.register_buffer("offset", add_coordinates(centres, parent_dimension), persistent=False)
 
     def forward(self, children: Capsules, *, trace: bool = False) -> tuple[Capsules, RoutingInfo]:
-        _check_places(children, self.grid)
+        if tuple(children.pose.shape[1:3]) != (self.grid.height, self.grid.width):
+            wanted = f"[b {self.grid.height} {self.grid.width} i d]"
+            raise ShapeError(f"children's pose has shape {list(children.pose.shape)}; {wanted} is wanted")
         everywhere = self.W.repeat(self.grid.places, 1, 1, 1)  # [(h w i) j 4 4]
         return self._route(children.flat(), everywhere, pose=self.pose, offset=self.offset, trace=trace)
 
@@ -154,22 +156,15 @@ class SharedCapsules(DenseCapsules):
 
     def placed(self, children: Capsules) -> Capsules:
         """The children [b (h w i) d+2], with where they stand, as far as they are on."""
-        _check_places(children, self.grid)
-        wanted = self.W.shape[0], self.W.shape[3]
-        if tuple(children.pose.shape[3:]) != wanted:
-            raise ShapeError(f"children are {list(children.pose.shape)}; [b h w {wanted[0]} {wanted[1]}] is wanted")
-        here = self.places.view(self.grid.height, self.grid.width, 1, 2) * children.activation.unsqueeze(-1)
-        return Capsules(torch.cat([children.pose, here], -1), children.activation).flat()
+        x, a = children
+        wanted = [self.grid.height, self.grid.width, self.W.shape[0], self.W.shape[3]]  # h w i d
+        if list(x.shape[1:]) != wanted or a.shape != x.shape[:-1]:
+            came = f"pose {list(x.shape)} and activation {list(a.shape)}"
+            raise ShapeError(f"children came as {came}; [b h w i d] and [b h w i] with {wanted} for h w i d are wanted")
+        here = self.places.view(self.grid.height, self.grid.width, 1, 2) * a.unsqueeze(-1)
+        return Capsules(torch.cat([x, here], -1), a).flat()
 
     def everywhere(self) -> Tensor:
         """W [(h w i) j k d+2], whose last two columns add the place to the vote."""
         taken = self.taken.expand(*self.W.shape[:2], -1, -1)  # [i j k 2]
         return torch.cat([self.W, taken], -1).repeat(self.grid.places, 1, 1, 1)
-
-
-def _check_places(children: Capsules, grid: Grid) -> None:
-    x, a = children
-    if x.ndim != 5 or tuple(x.shape[1:3]) != (grid.height, grid.width):
-        raise ShapeError(f"children's pose has shape {list(x.shape)}; [b {grid.height} {grid.width} i d] is wanted")
-    if a.shape != x.shape[:-1]:
-        raise ShapeError(f"activation has shape {list(a.shape)}; pose {list(x.shape)} wants {list(x.shape[:-1])}")

@@ -32,7 +32,9 @@ def build(config: MatrixConfig = TINY, spec: ImageSpec = SPECS[0], seed: int = 0
 
 
 def counts(model: MatrixCaps) -> dict[str, int]:
-    return {name: sum(p.numel() for p in part.parameters()) for name, part in model.named_children()}
+    """Of the parts that learn anything."""
+    sizes = {name: sum(p.numel() for p in part.parameters()) for name, part in model.named_children()}
+    return {name: size for name, size in sizes.items() if size}
 
 
 # --- Sizes --------------------------------------------------------------------------------------------------

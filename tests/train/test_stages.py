@@ -19,8 +19,8 @@ from torch.nn import functional as F
 from torchcaps.cli import main
 from torchcaps.errors import CheckpointError, DataError, RecipeError, TrainingError
 from torchcaps.math.random import permutation, seed_of
+from torchcaps.math.team import mean_over_team
 from torchcaps.models import MODELS
-from torchcaps.models.base import mean_over_team
 from torchcaps.testing import assert_resumes
 from torchcaps.testing import resume as instrument
 from torchcaps.train import load_run, total_steps, train

@@ -3,10 +3,12 @@
 from torchcaps.layers.capsules import ClassCapsules, ConvCapsules, DenseCapsules, SharedCapsules
 from torchcaps.layers.convolution import Convolution
 from torchcaps.layers.decoders import ConvDecoder, DenseDecoder, select
+from torchcaps.layers.norm import CapsuleNorm, TypeNorm
 from torchcaps.layers.primary import PrimaryCapsules
 from torchcaps.layers.sparse import SparseMask
 
 __all__ = [
+    "CapsuleNorm",
     "ClassCapsules",
     "ConvCapsules",
     "ConvDecoder",
@@ -16,5 +18,6 @@ __all__ = [
     "PrimaryCapsules",
     "SharedCapsules",
     "SparseMask",
+    "TypeNorm",
     "select",
 ]

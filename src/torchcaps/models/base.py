@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from torchcaps.errors import DataError, ShapeError
 from torchcaps.models.tiles import in_tiles
 from torchcaps.types import Batch, ImageSpec
 
-__all__ = ["Model", "ModelConfig", "check_classes", "check_images", "check_spec", "hits", "mean_over_team"]
+__all__ = ["Model", "ModelConfig", "check_classes", "check_images", "check_spec", "hits"]
 
 
 class Model(nn.Module):
@@ -89,18 +88,6 @@ def hits(scores: Tensor, labels: Tensor) -> Tensor:
         return scores.argmax(-1) == labels
     highest = scores.topk(labels.shape[1], dim=-1).indices.sort(-1).values
     return (highest == labels.sort(-1).values).all(-1)
-
-
-def mean_over_team(x: Tensor) -> Tensor:
-    """The mean of x over the processes of a team, x itself without one; no gradient passes through.
-
-    Of equal parts of a batch, the mean of the parts' means is the mean of the batch.
-    """
-    if not (dist.is_available() and dist.is_initialized()):
-        return x
-    total = x.detach().clone(memory_format=torch.contiguous_format)
-    dist.all_reduce(total)
-    return total / dist.get_world_size()
 
 
 def check_spec(spec: ImageSpec, smallest: int) -> None:

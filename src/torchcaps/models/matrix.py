@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import relu
 
 from torchcaps.config import Count, NonNegativeFloat, PositiveFloat, check
-from torchcaps.layers import ClassCapsules, ConvCapsules, PrimaryCapsules
+from torchcaps.layers import CapsuleNorm, ClassCapsules, ConvCapsules, PrimaryCapsules, TypeNorm
 from torchcaps.losses import LOSSES, spread_loss, spread_margin
 from torchcaps.math.gaussian import LOG_2PI
 from torchcaps.math.patches import Grid
@@ -79,6 +79,7 @@ class MatrixConfig:
     coordinates   scale of the pixel coordinates that are added to the votes for classes; 0 = off
     loss          "spread", or one of the other two of table 1
     margin, ramp  the rule by which the spread loss's margin grows, and its steps: see `losses.spread_margin`
+    norm          batch norms after the convolution and after every layer of capsules; the paper has none
     """
 
     sizes: tuple[Count, Count, Count, Count] = (32, 32, 32, 32)
@@ -93,6 +94,7 @@ class MatrixConfig:
     loss: Literal["spread", "margin", "cross-entropy"] = "spread"
     margin: Literal["sigmoid", "linear"] = "sigmoid"
     ramp: Count = 50_000
+    norm: bool = False
     init: MatrixInit = field(default_factory=MatrixInit)
 
     def __post_init__(self) -> None:
@@ -201,6 +203,9 @@ class MatrixCaps(Model):
             self.second.grid, D, spec.classes, routing=config.class_routing, pose=config.pose,
             coordinate_scale=config.coordinates, std=init.classes,
         )  # fmt: skip
+        types, plain = (B, C, D, spec.classes), not config.norm
+        self.features_norm = nn.Identity() if plain else TypeNorm(A, 1)
+        self.norms = nn.ModuleList(nn.Identity() if plain else CapsuleNorm(count) for count in types)
         self._begin(init)
 
     def _begin(self, init: MatrixInit) -> None:
@@ -222,11 +227,13 @@ class MatrixCaps(Model):
 
     def forward(self, images: Tensor, *, trace: bool = False) -> MatrixOutput:
         check_images(images, self.spec)
-        primary = self.primary(relu(self.conv(images)))  # [b h w B 16]
-        first, into_first = self.first(primary, trace=trace)  # [b h w C 16]
-        second, into_second = self.second(first, trace=trace)  # [b h w D 16]
-        classes, into_classes = self.classes(second, trace=trace)  # [b j 16]
-        return MatrixOutput(classes, (primary, first, second), (into_first, into_second, into_classes))
+        below = [self.norms[0](self.primary(relu(self.features_norm(self.conv(images)))))]  # [b h w B 16]
+        infos: list[RoutingInfo] = []
+        for part, norm in zip((self.first, self.second, self.classes), self.norms[1:], strict=True):
+            above, info = part(below[-1], trace=trace)
+            below.append(norm(above))  # [b h w C 16], [b h w D 16], [b j 16]
+            infos.append(info)
+        return MatrixOutput(below.pop(), tuple(below), tuple(infos))
 
     def encode(self, images: Tensor) -> Capsules:
         """The class capsules [b j 16] and their activations."""

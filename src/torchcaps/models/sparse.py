@@ -17,7 +17,8 @@ from torchcaps.config import Count, NonNegativeFloat, PositiveFloat, Share, chec
 from torchcaps.errors import RecipeError
 from torchcaps.layers import DenseDecoder, SparseMask
 from torchcaps.losses import reconstruction_loss
-from torchcaps.models.base import Model, check_images, mean_over_team
+from torchcaps.math.team import mean_over_team
+from torchcaps.models.base import Model, check_images
 from torchcaps.models.trunk import routed_of, trunk_of
 from torchcaps.routing import Dynamic
 from torchcaps.types import Batch, Capsules, ImageSpec, RoutingInfo

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from torchcaps.errors import TorchcapsError, TrainingError
-from torchcaps.models.base import mean_over_team
+from torchcaps.math.team import mean_over_team
 
 __all__ = ["Team", "team"]
 

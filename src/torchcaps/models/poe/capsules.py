@@ -11,7 +11,7 @@ from torchcaps.kernels import voteless
 from torchcaps.layers.sparse import SparseMask, rank, rank_mask
 from torchcaps.math.random import uniform
 from torchcaps.math.squash import norm, squash
-from torchcaps.models.base import mean_over_team
+from torchcaps.math.team import mean_over_team
 from torchcaps.models.poe import energy
 from torchcaps.models.poe.config import EnergyConfig
 from torchcaps.routing import route

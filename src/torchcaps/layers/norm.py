@@ -1,0 +1,77 @@
+"""Batch norms of features and of capsules.
+
+    x' = s (x - m) / sqrt(v + eps) + t        m, v: mean and variance of one type over the batch and all else
+
+In training m and v are those of the whole batch, over all processes of a team, so that many processes still do what
+one would do; in evaluation they are moving averages of these, which are part of every checkpoint.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from torchcaps.errors import ShapeError
+from torchcaps.layers.capsules import positive
+from torchcaps.math.team import mean_over_team
+from torchcaps.types import Capsules
+
+__all__ = ["CapsuleNorm", "TypeNorm"]
+
+
+class TypeNorm(nn.Module):
+    """Any x with `types` along one of its axes -> the same shape, each type of mean t and deviation s."""
+
+    mean: Tensor
+    variance: Tensor
+
+    def __init__(self, types: int, axis: int, *, momentum: float = 0.1, eps: float = 1e-5) -> None:
+        super().__init__()
+        positive(types=types)
+        self.axis, self.momentum, self.eps = axis, momentum, eps
+        self.scale, self.shift = nn.Parameter(torch.ones(types)), nn.Parameter(torch.zeros(types))
+        self.register_buffer("mean", torch.zeros(types))
+        self.register_buffer("variance", torch.ones(types))
+
+    def forward(self, x: Tensor) -> Tensor:
+        axis = self.axis % x.ndim
+        if x.shape[axis] != len(self.scale):
+            raise ShapeError(f"{len(self.scale)} types along axis {axis} are wanted; x has shape {list(x.shape)}")
+        shape = [len(self.scale) if n == axis else 1 for n in range(x.ndim)]
+        m, v = self._observed(x, axis) if self.training else (self.mean, self.variance)
+        slope = self.scale * (v + self.eps).rsqrt()
+        return x * slope.view(shape) + (self.shift - m * slope).view(shape)
+
+    def _observed(self, x: Tensor, axis: int) -> tuple[Tensor, Tensor]:
+        """Mean and variance of this batch, by which the moving averages go on."""
+        others = [n for n in range(x.ndim) if n != axis]
+        m = mean_over_team(x.mean(others))
+        centred = x - m.view([-1 if n == axis else 1 for n in range(x.ndim)])
+        v = mean_over_team(centred.square().mean(others))
+        with torch.no_grad():
+            self.mean.lerp_(m.to(self.mean.dtype), self.momentum)
+            self.variance.lerp_(v.to(self.variance.dtype), self.momentum)
+        return m, v
+
+    def extra_repr(self) -> str:
+        return f"{len(self.scale)}, axis={self.axis}"
+
+
+class CapsuleNorm(nn.Module):
+    """Capsules [b ... i d] -> the same, poses and log-odds of activations each with a norm of its type.
+
+    A switch then answers to how much more, or less, than usual speaks for its capsule, whatever the scale of that: in
+    a fresh network all are half open for half of the images. Without it switches start open or shut for all.
+    """
+
+    TINY = 1e-6
+    """Activations closer than this to 0 or 1 count as this close: no float says how close they are."""
+
+    def __init__(self, types: int) -> None:
+        super().__init__()
+        self.pose, self.odds = TypeNorm(types, -2), TypeNorm(types, -1)
+
+    def forward(self, capsules: Capsules) -> Capsules:
+        exact = self.pose.scale.dtype  # whatever mixed precision is around: the log-odds need the digits
+        odds = torch.logit(capsules.activation.to(exact), self.TINY)
+        return Capsules(self.pose(capsules.pose.to(exact)), self.odds(odds).sigmoid())

@@ -277,6 +277,40 @@ def test_the_objective_is_finite_and_reaches_every_parameter(spec: ImageSpec, co
         assert spec.classes == 1 or bool(p.grad.any()), name  # one class has none to keep away from
 
 
+NORMED = replace(TINY, norm=True, routing=EM(2, 0.02, min_variance=0.06))
+
+
+@pytest.mark.parametrize("spec", SPECS[:3])
+def test_norms_stand_behind_every_layer(spec: ImageSpec) -> None:
+    """In training each layer's poses and log-odds have mean 0 and variance 1, type by type; in evaluation the moving
+    averages stand for the batch, and images do not mix."""
+    model, images = build(NORMED, spec), batch(spec, b=8).images
+    out = model(images)
+    for capsules in (*out.below, out.classes):
+        pose, odds = capsules.pose.flatten(0, -3), capsules.activation.logit().flatten(0, -2)  # [n i d], [n i]
+        normed = [pose.transpose(1, 2).flatten(0, 1), odds]  # [(n d) i], [n i]
+        for values in normed if capsules is not out.classes else [odds]:
+            torch.testing.assert_close(values.mean(0), torch.zeros(values.shape[1]), rtol=0, atol=1e-4)
+            torch.testing.assert_close(values.var(0, correction=0), torch.ones(values.shape[1]), rtol=0, atol=1e-2)
+    model.eval()
+    whole = model.scores(images)
+    torch.testing.assert_close(whole[2:3], model.scores(images[2:3]))
+    primary = model.norms[0](model.primary(model.features_norm(model.conv(images)).relu()))
+    first = model.norms[1](model.first(primary)[0])
+    second = model.norms[2](model.second(first)[0])
+    torch.testing.assert_close(whole, model.norms[3](model.classes(second)[0]).activation)
+
+
+def test_norms_teach_all_but_what_they_take_away() -> None:
+    """A norm takes back what a bias of the whole type adds, so these learn nothing; all else does."""
+    model, spec = build(NORMED, SPECS[2]), SPECS[2]
+    model.objective(batch(spec, b=8), 9)["loss"].backward()
+    vain = {"conv.bias", "primary.on.bias"}
+    for name, p in model.named_parameters():
+        largest = 0.0 if p.grad is None else float(p.grad.abs().max())
+        assert (largest < 1e-6) == (name in vain), f"{name}: {largest}"
+
+
 @pytest.mark.parametrize(
     ("rule", "ramp", "step", "margin"),
     [
@@ -345,8 +379,9 @@ def test_the_state_comes_back() -> None:
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0, 1e6])
-def test_flat_images_make_no_nan(value: float) -> None:
-    networks.assert_finite_on_flat_images(build(), value)
+@pytest.mark.parametrize("config", [TINY, NORMED], ids=["plain", "normed"])
+def test_flat_images_make_no_nan(config: MatrixConfig, value: float) -> None:
+    networks.assert_finite_on_flat_images(build(config), value)
 
 
 # --- Errors -------------------------------------------------------------------------------------------------

@@ -68,7 +68,7 @@ def test_capsules_are_normed_by_pose_and_log_odds() -> None:
     norm, given = CapsuleNorm(3).double(), capsules(6, 2, 2, 3)
     pose, activation = norm(given)
     odds = given.activation.logit()
-    wanted = (odds - odds.mean((0, 1, 2))) / (odds.var((0, 1, 2), correction=0) + 1e-5).sqrt()
+    wanted = (odds - odds.mean((0, 1, 2))) / (odds.var((0, 1, 2), correction=0) + 1e-9).sqrt()
     torch.testing.assert_close(activation, wanted.sigmoid())
     torch.testing.assert_close(pose.mean((0, 1, 2, 4)), torch.zeros(3).double(), rtol=0, atol=1e-12)
     torch.testing.assert_close(pose.square().mean((0, 1, 2, 4)), torch.ones(3).double(), rtol=0, atol=1e-4)

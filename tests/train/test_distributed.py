@@ -42,6 +42,23 @@ def test_two_processes_equal_one(tmp_path, optimiser, rate):
     assert (tmp_path / "two" / "journal.jsonl").read_text().count("\n") == 10
 
 
+def test_two_processes_norm_their_capsules_as_one_does(tmp_path):
+    """Each sees a half of every batch; the norms' means are of both halves, and so are their gradients."""
+    tiny_toml(tmp_path)
+    recipe = tmp_path / "normed.toml"
+    recipe.write_text(
+        'base = "tiny.toml"\n[model]\nname = "matrix-test"\nnorm = true\nloss = "cross-entropy"\n'
+        '[optimiser]\nname = "SGD"\nlr = 0.1\n'
+    )
+    words = ["-m", "torchcaps", "train", str(recipe), *STEPS, "--out"]
+    launch(*words, str(tmp_path / "one"))
+    launch("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *words, str(tmp_path / "two"))
+    one, two = (load_run(tmp_path / name).model.state_dict() for name in ("one", "two"))
+    assert one.keys() == two.keys() and "norms.3.odds.variance" in one
+    for name, value in one.items():
+        torch.testing.assert_close(two[name], value, rtol=1e-4, atol=1e-5, msg=lambda m, name=name: f"{name}: {m}")
+
+
 def test_two_processes_stop_at_the_same_check_as_one(tmp_path):
     tiny_toml(tmp_path)
     recipe = tmp_path / "stops.toml"

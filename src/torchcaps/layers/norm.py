@@ -58,7 +58,7 @@ class TypeNorm(nn.Module):
 
 
 class CapsuleNorm(nn.Module):
-    """Capsules [b ... i d] -> the same, poses and log-odds of activations each with a norm of its type.
+    """Capsules [b ... i d] -> the same, log-odds of activations and, if wanted, poses each with a norm of its type.
 
     A switch then answers to how much more, or less, than usual speaks for its capsule, whatever the scale of that: in
     a fresh network all are half open for half of the images. Without it switches start open or shut for all.
@@ -67,11 +67,12 @@ class CapsuleNorm(nn.Module):
     TINY = 1e-6
     """Activations closer than this to 0 or 1 count as this close: no float says how close they are."""
 
-    def __init__(self, types: int) -> None:
+    def __init__(self, types: int, *, poses: bool = True) -> None:
         super().__init__()
-        self.pose, self.odds = TypeNorm(types, -2), TypeNorm(types, -1)
+        self.odds = TypeNorm(types, -1, eps=1e-9)  # of a fresh switch, which hardly answers, they are small numbers
+        self.pose = TypeNorm(types, -2) if poses else nn.Identity()
 
     def forward(self, capsules: Capsules) -> Capsules:
-        exact = self.pose.scale.dtype  # whatever mixed precision is around: the log-odds need the digits
+        exact = self.odds.scale.dtype  # whatever mixed precision is around: the log-odds need the digits
         odds = torch.logit(capsules.activation.to(exact), self.TINY)
         return Capsules(self.pose(capsules.pose.to(exact)), self.odds(odds).sigmoid())

@@ -203,9 +203,10 @@ class MatrixCaps(Model):
             self.second.grid, D, spec.classes, routing=config.class_routing, pose=config.pose,
             coordinate_scale=config.coordinates, std=init.classes,
         )  # fmt: skip
-        types, plain = (B, C, D, spec.classes), not config.norm
-        self.features_norm = nn.Identity() if plain else TypeNorm(A, 1)
-        self.norms = nn.ModuleList(nn.Identity() if plain else CapsuleNorm(count) for count in types)
+        self.features_norm = TypeNorm(A, 1) if config.norm else nn.Identity()
+        below = [CapsuleNorm(types) if config.norm else nn.Identity() for types in (B, C, D)]
+        above = CapsuleNorm(spec.classes, poses=False) if config.norm else nn.Identity()  # the loss asks for no poses
+        self.norms = nn.ModuleList([*below, above])
         self._begin(init)
 
     def _begin(self, init: MatrixInit) -> None:
@@ -223,6 +224,7 @@ class MatrixCaps(Model):
                     W.add_(torch.eye(W.shape[-1]))
         parts = [(self.first, self.config.sizes[2], init.switch), (self.second, self.config.sizes[3], init.switch)]
         for part, count, start in [*parts, (self.classes, self.spec.classes, init.switch_classes)]:
+            start = (start[0], 0.0) if self.config.norm else start  # a norm takes a bias back, if it can see past it
             part.learned = Switches.of(count, start) if part.routing.switch == "cost" else nn.ParameterDict()
 
     def forward(self, images: Tensor, *, trace: bool = False) -> MatrixOutput:

@@ -48,9 +48,9 @@ def test_two_processes_norm_their_capsules_as_one_does(tmp_path):
     recipe = tmp_path / "normed.toml"
     recipe.write_text(
         'base = "tiny.toml"\n[model]\nname = "matrix-test"\nnorm = true\nloss = "cross-entropy"\n'
-        '[optimiser]\nname = "SGD"\nlr = 0.1\n'
+        '[optimiser]\nname = "SGD"\nlr = 0.01\n[train]\nepochs = 0.5\n'
     )
-    words = ["-m", "torchcaps", "train", str(recipe), *STEPS, "--out"]
+    words = ["-m", "torchcaps", "train", str(recipe), "--quiet", "--out"]  # 5 steps
     launch(*words, str(tmp_path / "one"))
     launch("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *words, str(tmp_path / "two"))
     one, two = (load_run(tmp_path / name).model.state_dict() for name in ("one", "two"))

@@ -94,10 +94,11 @@ def _placed_or_not(told: dict[str, float], data: dict[str, Any]) -> dict[str, fl
 def _toys(model: MatrixConfig, data: dict[str, Any]) -> dict[str, float]:
     """smallNORB: the row of table 2 or of table 1 that the network is, whatever its size; nothing if it is none."""
     iterations, moved = model.routing.iterations, (model.pose, model.coordinates > 0)
+    usual = "cross-entropy" if model.norm else "spread"  # the loss with which our own networks are those of other rows
     others = [
         *([ITERATIONS.get(iterations)] if iterations not in USUAL else []),
         *([POSES[moved]] if moved in POSES else []),
-        *([LOSSES[model.loss]] if model.loss in LOSSES else []),
+        *([LOSSES[model.loss]] if model.loss in LOSSES and model.loss != usual else []),
         *([MIXING] if model.routing.switch == "mixing" else []),
     ]
     if not others and data["novel"] != "none":

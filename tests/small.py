@@ -45,7 +45,7 @@ SMALL: dict[str, Any] = {
     "cnn": CNNConfig(widths=(4,), kernel=3, hidden=(8,)),
     "convnet": ConvNetConfig(widths=(4, 4), kernel=3, hidden=(8, 6)),
     "matrix": MatrixConfig(**_MATRIX),
-    "matrix-small": SmallMatrixConfig(**_MATRIX),
+    "matrix-small": SmallMatrixConfig(**_MATRIX, norm=True),
     "matrix-test": TinyMatrixConfig(),
     "poe": _POE,
     "sparse": SparseConfig(**_CAPSULES, capsules=4),

@@ -38,17 +38,20 @@ def test_each_type_by_hand() -> None:
         for b, h, d in [(0, 0, 0), (2, 1, 3), (1, 0, 2)]:
             wanted = scale * (float(x[b, h, i, d]) - m) / math.sqrt(v + 1e-5) + shift
             assert float(y[b, h, i, d]) == pytest.approx(wanted, abs=1e-12)
-        assert float(norm.mean[i]) == pytest.approx(0.1 * m)
-        assert float(norm.variance[i]) == pytest.approx(0.9 + 0.1 * v)
+        assert (float(norm.mean[i]), float(norm.variance[i])) == (pytest.approx(m), pytest.approx(v))
 
 
 def test_features_are_normed_as_by_torch_in_training_and_by_moving_averages_after_it() -> None:
-    """But for the moving variance, which is of the batch itself, not of what a larger one would have."""
+    """But for the moving variance, which is of the batch itself, not of what a larger one would have, and for the first
+    batch, which counts in full."""
     own, theirs = TypeNorm(5, 1).double(), nn.BatchNorm2d(5).double()
+    own(first := drawn(4, 5, 3, 2, seed=7))
+    assert theirs.running_mean is not None and theirs.running_var is not None
+    theirs.running_mean.copy_(first.mean((0, 2, 3)))
+    theirs.running_var.copy_(first.var((0, 2, 3)))
     for seed in range(3):
         x = drawn(4, 5, 3, 2, seed=seed)
         torch.testing.assert_close(own(x), theirs(x))
-    assert theirs.running_mean is not None and theirs.running_var is not None
     torch.testing.assert_close(own.mean, theirs.running_mean)
     assert bool((own.variance < theirs.running_var).all())
     theirs.running_var.copy_(own.variance)
@@ -92,6 +95,20 @@ def test_another_number_of_types_is_refused_in_one_line() -> None:
         TypeNorm(3, 1)(torch.zeros(2, 4, 5, 5))
     with pytest.raises(ShapeError, match="at least 1"):
         CapsuleNorm(0)
+    with pytest.raises(ShapeError, match=r"x has shape \[3\]"):
+        TypeNorm(3, 0)(torch.zeros(3))
+
+
+def test_one_value_a_type_teaches_nothing_and_is_refused_in_training_alone() -> None:
+    norm = TypeNorm(3, -1)
+    with pytest.raises(ShapeError, match="batches of two images or more"):
+        norm(torch.zeros(1, 3))
+    assert norm.eval()(torch.zeros(1, 3)).shape == (1, 3)
+
+
+def test_mixed_precision_loses_no_digits_of_the_means() -> None:
+    x = (5 + 0.2 * torch.randn(64, 4, 6, 6)).bfloat16()
+    torch.testing.assert_close(TypeNorm(4, 1)(x).mean((0, 2, 3)), torch.zeros(4), rtol=0, atol=1e-5)
 
 
 def _half(rank: int, folder: str) -> None:
@@ -102,7 +119,8 @@ def _half(rank: int, folder: str) -> None:
     y = norm(x)
     (y**3).mean().backward()
     assert x.grad is not None and norm.scale.grad is not None
-    record = {"y": y.tolist(), "x": x.grad.tolist(), "scale": norm.scale.grad.tolist(), "mean": norm.mean.tolist()}
+    record = {"y": y.tolist(), "x": x.grad.tolist(), "scale": norm.scale.grad.tolist()}
+    record |= {"mean": norm.mean.tolist(), "variance": norm.variance.tolist()}
     Path(folder, f"{rank}.json").write_text(json.dumps(record))
     dist.destroy_process_group()
 
@@ -119,4 +137,5 @@ def test_two_processes_norm_as_one_with_the_whole_batch(tmp_path: Path) -> None:
     torch.testing.assert_close(torch.tensor(one["x"] + other["x"]).double() / 2, x.grad, rtol=0, atol=1e-6)
     halves = (torch.tensor(one["scale"]) + torch.tensor(other["scale"])).double() / 2
     torch.testing.assert_close(halves, norm.scale.grad, rtol=0, atol=1e-6)
-    assert one["mean"] == other["mean"] == pytest.approx(norm.mean.tolist())
+    for name in ("mean", "variance"):
+        assert one[name] == other[name] == pytest.approx(getattr(norm, name).tolist()), name

@@ -30,7 +30,7 @@ from torchcaps.types import Batch, Capsules
 
 CONFIGS: dict[str, Any] = {
     "capsnet": replace(SMALL["capsnet"], routing=Dynamic(3)),
-    "matrix": replace(SMALL["matrix-test"], capsule_kernel=2, routing=EM(3, 0.1, damping=0.1)),
+    "matrix": replace(SMALL["matrix-test"], capsule_kernel=2, routing=EM(3, 0.1, damping=0.1), norm=True),
     "capsnet-shared": replace(SMALL["capsnet-small"], routing=Dynamic(3)),
     "sparse": SMALL["sparse"],
     "sparse-shared": SMALL["sparse-small"],
@@ -45,8 +45,13 @@ EXAMPLES = images(12)
 
 
 def model_of(kind: str) -> Any:
-    """Fresh weights; products of experts have stronger ones, and know what the poses of a few images are like."""
+    """Fresh weights; products of experts have stronger ones, and know what the poses of a few images are like; norms of
+    matrix capsules have seen a few images, too."""
     model = built(CONFIGS[kind])
+    if kind == "matrix":
+        for _ in range(30):
+            model.train()(images(9))
+        model.eval()
     if kind.startswith("poe"):
         shown = images(9)
         stage = model.stages()["decoder"]

@@ -20,7 +20,7 @@ def class_layer(model: MatrixCaps) -> Layer:
     layer = model.classes
     how = {"pose": layer.pose, "offset": layer.offset, **layer.learned}
     weights = layer.W.detach().repeat(layer.grid.places, 1, 1, 1)  # [(h w i) j 4 4]
-    return Layer(weights, layer.routing, how, (layer.grid.height, layer.grid.width))
+    return Layer(weights, layer.routing, how, (layer.grid.height, layer.grid.width), model.norms[-1])
 
 
 class MatrixSubject(Subject[MatrixCaps]):

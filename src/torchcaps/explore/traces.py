@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from torchcaps.evaluate.matrix_figures import histogram
@@ -31,6 +31,9 @@ BINS, WITHIN = 25, 0.9
 """Bars of a histogram of distances, and the share of all votes that it reaches."""
 
 
+_AS_THEY_ARE = nn.Identity()
+
+
 class Layer(NamedTuple):
     """What `route` is given beside the children.
 
@@ -38,12 +41,14 @@ class Layer(NamedTuple):
     routing  the settings of its router
     how      the other keywords: pose, offset, learned scalars
     places   (h, w) at which the children stand, i = (h w types)
+    norm     what the model does with the parents: Capsules -> Capsules
     """
 
     weights: Tensor
     routing: Any
     how: Mapping[str, Any]
     places: tuple[int, int]
+    norm: nn.Module = _AS_THEY_ARE
 
     @property
     def matrix(self) -> bool:
@@ -73,6 +78,7 @@ def traced(children: Capsules, layer: Layer) -> Trace:
         for n in range(1, layer.routing.iterations + 1)
     ]
     parents, info = Capsules(*(torch.cat(x) for x in zip(*(f[0] for f in found), strict=True))), found[-1][1]
+    parents = layer.norm(parents)
     assert info.agreement is not None, "a trace has the agreement"
     return Trace(parents, info.coupling[:, 0], info.agreement[:, 0], info.entropy[:, 0].mean(-1))
 

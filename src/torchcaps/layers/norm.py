@@ -3,7 +3,8 @@
     x' = s (x - m) / sqrt(v + eps) + t        m, v: mean and variance of one type over the batch and all else
 
 In training m and v are those of the whole batch, over all processes of a team, so that many processes still do what
-one would do; in evaluation they are moving averages of these, which are part of every checkpoint.
+one would do; in evaluation they are moving averages of these, which are part of every checkpoint. They lag behind the
+weights by some ten steps: before a learning rate has come down, evaluation may look much worse than training.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from torchcaps.errors import ShapeError
 from torchcaps.layers.capsules import positive
-from torchcaps.math.team import mean_over_team
+from torchcaps.math.team import mean_over_team, team_size
 from torchcaps.types import Capsules
 
 __all__ = ["CapsuleNorm", "TypeNorm"]
@@ -34,23 +35,26 @@ class TypeNorm(nn.Module):
         self.register_buffer("variance", torch.ones(types))
 
     def forward(self, x: Tensor) -> Tensor:
-        axis = self.axis % x.ndim
-        if x.shape[axis] != len(self.scale):
-            raise ShapeError(f"{len(self.scale)} types along axis {axis} are wanted; x has shape {list(x.shape)}")
-        shape = [len(self.scale) if n == axis else 1 for n in range(x.ndim)]
-        m, v = self._observed(x, axis) if self.training else (self.mean, self.variance)
+        if x.ndim < 2 or x.shape[self.axis] != len(self.scale):
+            raise ShapeError(f"{len(self.scale)} types along axis {self.axis} are wanted; x has shape {list(x.shape)}")
+        x = x.to(self.scale.dtype)  # whatever mixed precision is around: means need the digits
+        along = [-1 if n == self.axis % x.ndim else 1 for n in range(x.ndim)]
+        m, v = self._observed(x, along) if self.training else (self.mean, self.variance)
         slope = self.scale * (v + self.eps).rsqrt()
-        return x * slope.view(shape) + (self.shift - m * slope).view(shape)
+        return x * slope.view(along) + (self.shift - m * slope).view(along)
 
-    def _observed(self, x: Tensor, axis: int) -> tuple[Tensor, Tensor]:
+    def _observed(self, x: Tensor, along: list[int]) -> tuple[Tensor, Tensor]:
         """Mean and variance of this batch, by which the moving averages go on."""
-        others = [n for n in range(x.ndim) if n != axis]
+        others = [n for n, size in enumerate(along) if size == 1]
+        if x.numel() * team_size() == len(self.scale):
+            raise ShapeError("a norm in training needs more than one value a type; use batches of two images or more")
         m = mean_over_team(x.mean(others))
-        centred = x - m.view([-1 if n == axis else 1 for n in range(x.ndim)])
-        v = mean_over_team(centred.square().mean(others))
+        v = mean_over_team((x - m.view(along)).square().mean(others))
         with torch.no_grad():
-            self.mean.lerp_(m.to(self.mean.dtype), self.momentum)
-            self.variance.lerp_(v.to(self.variance.dtype), self.momentum)
+            fresh = (self.mean == 0).all() & (self.variance == 1).all()
+            share = torch.where(fresh, 1.0, self.momentum).to(m)  # the first batch counts in full
+            self.mean.lerp_(m, share)
+            self.variance.lerp_(v, share)
         return m, v
 
     def extra_repr(self) -> str:
@@ -73,6 +77,5 @@ class CapsuleNorm(nn.Module):
         self.pose = TypeNorm(types, -2) if poses else nn.Identity()
 
     def forward(self, capsules: Capsules) -> Capsules:
-        exact = self.odds.scale.dtype  # whatever mixed precision is around: the log-odds need the digits
-        odds = torch.logit(capsules.activation.to(exact), self.TINY)
-        return Capsules(self.pose(capsules.pose.to(exact)), self.odds(odds).sigmoid())
+        odds = torch.logit(capsules.activation.to(self.odds.scale.dtype), self.TINY)
+        return Capsules(self.pose(capsules.pose), self.odds(odds).sigmoid())

@@ -59,4 +59,5 @@ class PrimaryCapsules(nn.Module):
         if self.on is None:
             pose = squash(pose)
             return Capsules(pose, norm(pose))
-        return Capsules(pose, self.on(features).sigmoid().permute(0, 2, 3, 1))
+        on = self.on(features).to(self.on.weight.dtype)  # bfloat16 has no numbers between .996 and 1
+        return Capsules(pose, on.sigmoid().permute(0, 2, 3, 1))

@@ -79,7 +79,8 @@ class MatrixConfig:
     coordinates   scale of the pixel coordinates that are added to the votes for classes; 0 = off
     loss          "spread", or one of the other two of table 1
     margin, ramp  the rule by which the spread loss's margin grows, and its steps: see `losses.spread_margin`
-    norm          batch norms after the convolution and after every layer of capsules; the paper has none
+    norm          batch norms after the convolution and after every layer of capsules; the paper has none. They take
+                  beta_a back, which therefore stays where it starts: moved, it would drag the log-odds' mean along
     """
 
     sizes: tuple[Count, Count, Count, Count] = (32, 32, 32, 32)
@@ -204,9 +205,10 @@ class MatrixCaps(Model):
             coordinate_scale=config.coordinates, std=init.classes,
         )  # fmt: skip
         self.features_norm = TypeNorm(A, 1) if config.norm else nn.Identity()
-        below = [CapsuleNorm(types) if config.norm else nn.Identity() for types in (B, C, D)]
-        above = CapsuleNorm(spec.classes, poses=False) if config.norm else nn.Identity()  # the loss asks for no poses
-        self.norms = nn.ModuleList([*below, above])
+        self.norms = nn.ModuleList(  # of the four layers of capsules; no loss asks for the classes' poses
+            CapsuleNorm(types, poses=part is not self.classes) if config.norm else nn.Identity()
+            for part, types in ((self.primary, B), (self.first, C), (self.second, D), (self.classes, spec.classes))
+        )
         self._begin(init)
 
     def _begin(self, init: MatrixInit) -> None:
@@ -224,18 +226,21 @@ class MatrixCaps(Model):
                     W.add_(torch.eye(W.shape[-1]))
         parts = [(self.first, self.config.sizes[2], init.switch), (self.second, self.config.sizes[3], init.switch)]
         for part, count, start in [*parts, (self.classes, self.spec.classes, init.switch_classes)]:
-            start = (start[0], 0.0) if self.config.norm else start  # a norm takes a bias back, if it can see past it
             part.learned = Switches.of(count, start) if part.routing.switch == "cost" else nn.ParameterDict()
+            for name, own in part.learned.named_parameters():
+                own.requires_grad_(not (self.config.norm and name == "beta_a"))
 
     def forward(self, images: Tensor, *, trace: bool = False) -> MatrixOutput:
         check_images(images, self.spec)
-        below = [self.norms[0](self.primary(relu(self.features_norm(self.conv(images)))))]  # [b h w B 16]
+        features = relu(self.features_norm(self.conv(images)))
+        capsules: list[Capsules] = [self.norms[0](self.primary(features))]  # [b h w B 16]
         infos: list[RoutingInfo] = []
         for part, norm in zip((self.first, self.second, self.classes), self.norms[1:], strict=True):
-            above, info = part(below[-1], trace=trace)
-            below.append(norm(above))  # [b h w C 16], [b h w D 16], [b j 16]
+            parents, info = part(capsules[-1], trace=trace)  # [b h w j 16], of classes [b j 16]
+            capsules.append(norm(parents))
             infos.append(info)
-        return MatrixOutput(below.pop(), tuple(below), tuple(infos))
+        *below, classes = capsules
+        return MatrixOutput(classes, tuple(below), tuple(infos))
 
     def encode(self, images: Tensor) -> Capsules:
         """The class capsules [b j 16] and their activations."""

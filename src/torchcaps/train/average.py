@@ -16,6 +16,7 @@ from torch import Tensor
 
 from torchcaps.config import from_dict, to_dict
 from torchcaps.errors import RecipeError
+from torchcaps.layers import TypeNorm
 from torchcaps.train.checkpoint import Checkpoint
 from torchcaps.train.checkpoint import load as read_checkpoint
 from torchcaps.train.recipe import Recipe
@@ -41,6 +42,10 @@ def average(folders: Sequence[Path], out: Path, *, name: str | None = None) -> R
             raise RecipeError(
                 f"'{folder}' is a run of another network than '{folders[-1]}'; only equal ones have a mean"
             )
+    if any(isinstance(part, TypeNorm) for part in runs[-1].model.modules()):
+        raise RecipeError(
+            "runs with batch norms have no mean: moving averages are of one run's weights; evaluate them apart"
+        )
     about = f"The mean of the weights of {', '.join(run.recipe.name for run in runs)}."
     recipe = replace(last, name=name or f"{last.name}-mean", about=about)
     checkpoints = [slim(read_checkpoint(checkpoint_path(folder))) for folder in folders]

@@ -111,7 +111,7 @@ class Training:
 
     def check_weights(self) -> None:
         """A step with a finite loss can still leave weights that are not; such ones are never saved."""
-        if not all(bool(torch.isfinite(p).all()) for p in self.model.parameters()):
+        if not all(bool(torch.isfinite(x).all()) for x in (*self.model.parameters(), *self.model.buffers())):
             raise self.diverged("the weights are not finite")
 
     def diverged(self, what: str) -> TrainingError:

@@ -96,7 +96,7 @@ def test_the_small_margin_grows_50_times_as_fast_and_is_whole_at_the_end():
     [
         ("matrix-smallnorb-normed", 24_300), ("matrix-smallnorb-normed-long", 24_300),
         ("matrix-smallnorb-long", 24_300), ("matrix-mnist-small", 60_000), ("matrix-mnist-second", 60_000),
-        ("cnn-smallnorb", 24_300),
+        ("cnn-smallnorb", 24_300), ("cnn-smallnorb-plain", 24_300),
         ("matrix-novel-azimuth-small", 8_100), ("matrix-novel-elevation-small", 8_100),
         ("cnn-novel-azimuth", 8_100), ("cnn-novel-elevation", 8_100),
     ],
@@ -124,6 +124,11 @@ def test_novel_viewpoints_are_asked_of_capsules_and_cnn_alike(by):
     assert {key for key in other if not key.startswith("model.")} == {
         "optimiser.lr", "schedule.options.max_lr", "train.check_every",
     }  # fmt: skip
+
+
+def test_the_plain_cnn_sees_the_images_of_normed_capsules():
+    assert to_dict(load_recipe("cnn-smallnorb-plain"))["data"] == to_dict(load_recipe(NORMED))["data"]
+    assert changed("cnn-smallnorb-plain", "cnn-smallnorb") == {"data.jitter": False}
 
 
 @pytest.mark.parametrize("name", ["cnn-smallnorb", "cnn-novel-azimuth", "cnn-novel-elevation"])

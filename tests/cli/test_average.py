@@ -9,10 +9,12 @@ import pytest
 import torch
 from talk import talk
 
-from tiny import tiny
+from tiny import TINY, tiny
+from torchcaps.config import from_dict
 from torchcaps.errors import CheckpointError
 from torchcaps.train import load, load_run, train
 from torchcaps.train.files import sole_owner
+from torchcaps.train.recipe import Recipe
 
 run, refused = talk("average")
 
@@ -50,6 +52,17 @@ def test_a_run_may_start_from_the_mean_and_cannot_resume_it(capsys, folders, tmp
     assert outcome.finished and outcome.step == load_run(out).step + 5
     with pytest.raises(CheckpointError, match="weights alone"):
         train(recipe, out, resume=True, quiet=True)
+
+
+def test_runs_with_batch_norms_have_no_mean(capsys, tmp_path):
+    """Their moving averages are of each one's own weights, and would be wrong for the mean of these."""
+    model = {"name": "matrix-test", "norm": True}
+    folders, out = (tmp_path / "first", tmp_path / "second"), tmp_path / "mean"
+    recipe = from_dict(Recipe, {**TINY, "model": model, "train": {**TINY["train"], "epochs": 0.2}})
+    train(recipe, folders[0], quiet=True)
+    train(replace(recipe, seed=9, start=str(folders[0])), folders[1], quiet=True)
+    assert "batch norms" in refused(capsys, *folders, "--out", out)
+    assert not out.exists()
 
 
 def test_what_has_no_mean_is_one_line_and_leaves_nothing(capsys, folders, tmp_path):

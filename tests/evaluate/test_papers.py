@@ -74,6 +74,12 @@ def test_a_smaller_budget_is_one_line_that_names_both():
     assert "30,320 steps of 64 images" in note and "2,000,000 of 64" in note and "paper names no number" in note
 
 
+def test_norms_are_said_to_be_ours_whatever_the_budget():
+    whole, part = (budget_note(result("matrix-smallnorb-normed", steps)) for steps in (AUTHORS_STEPS, 10))
+    assert whole == "batch norms, which the paper's network does not have"
+    assert part.startswith(f"{whole}; a smaller budget") and "\n" not in part
+
+
 def test_where_the_budget_is_not_smaller_or_not_known_nothing_is_said():
     assert budget_note(result("matrix-smallnorb-small", AUTHORS_STEPS)) is None
     assert budget_note(result("matrix-smallnorb-small", AUTHORS_STEPS // 2, batch=128)) is None

@@ -94,7 +94,7 @@ def _placed_or_not(told: dict[str, float], data: dict[str, Any]) -> dict[str, fl
 def _toys(model: MatrixConfig, data: dict[str, Any]) -> dict[str, float]:
     """smallNORB: the row of table 2 or of table 1 that the network is, whatever its size; nothing if it is none."""
     iterations, moved = model.routing.iterations, (model.pose, model.coordinates > 0)
-    usual = "cross-entropy" if model.norm else "spread"  # the loss with which our own networks are those of other rows
+    usual = "cross-entropy" if model.norm else "spread"  # what rows that are not about the loss have
     others = [
         *([ITERATIONS.get(iterations)] if iterations not in USUAL else []),
         *([POSES[moved]] if moved in POSES else []),
@@ -112,15 +112,24 @@ def _toys(model: MatrixConfig, data: dict[str, Any]) -> dict[str, float]:
 
 
 def budget_note(result: Result) -> str | None:
-    """One line where runs saw fewer images than those that the paper's numbers are of; None where nobody says."""
+    """One line where runs saw fewer images than those that the paper's numbers are of, or had what the paper's had not;
+    None where nobody says."""
     if not result.paper:
         return None
     kind = MODELS[result.config["model"]["name"]]
     steps, batch = int(result.budget["steps"]), int(result.config["train"]["batch"])
     ours = f"a smaller budget than the paper's: {steps:,} steps of {batch} images"
-    if issubclass(kind, MatrixConfig) and steps * batch < AUTHORS_STEPS * AUTHORS_BATCH:
+    if issubclass(kind, MatrixConfig):
         theirs = f"{AUTHORS_STEPS:,} of {AUTHORS_BATCH} unless it is stopped, and the paper names no number"
-        return f"{ours}; the authors' code runs for {theirs}"
+        notes = [
+            *(["batch norms, which the paper's network does not have"] if result.config["model"].get("norm") else []),
+            *(
+                [f"{ours}; the authors' code runs for {theirs}"]
+                if steps * batch < AUTHORS_STEPS * AUTHORS_BATCH
+                else []
+            ),
+        ]
+        return "; ".join(notes) or None
     if issubclass(kind, SparseConfig) and steps * batch < SPARSE_STEPS * SPARSE_BATCH:
         return f"{ours}; the paper's is {SPARSE_STEPS:,} of {SPARSE_BATCH}"
     return None

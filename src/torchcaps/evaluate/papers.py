@@ -121,14 +121,9 @@ def budget_note(result: Result) -> str | None:
     ours = f"a smaller budget than the paper's: {steps:,} steps of {batch} images"
     if issubclass(kind, MatrixConfig):
         theirs = f"{AUTHORS_STEPS:,} of {AUTHORS_BATCH} unless it is stopped, and the paper names no number"
-        notes = [
-            *(["batch norms, which the paper's network does not have"] if result.config["model"].get("norm") else []),
-            *(
-                [f"{ours}; the authors' code runs for {theirs}"]
-                if steps * batch < AUTHORS_STEPS * AUTHORS_BATCH
-                else []
-            ),
-        ]
+        own, fewer = result.config["model"].get("norm"), steps * batch < AUTHORS_STEPS * AUTHORS_BATCH
+        notes = ["batch norms, which the paper's network does not have"] if own else []
+        notes += [f"{ours}; the authors' code runs for {theirs}"] if fewer else []
         return "; ".join(notes) or None
     if issubclass(kind, SparseConfig) and steps * batch < SPARSE_STEPS * SPARSE_BATCH:
         return f"{ours}; the paper's is {SPARSE_STEPS:,} of {SPARSE_BATCH}"

@@ -41,7 +41,7 @@ class TypeNorm(nn.Module):
         along = [-1 if n == self.axis % x.ndim else 1 for n in range(x.ndim)]
         m, v = self._observed(x, along) if self.training else (self.mean, self.variance)
         slope = self.scale * (v + self.eps).rsqrt()
-        return x * slope.view(along) + (self.shift - m * slope).view(along)
+        return (x - m.view(along)) * slope.view(along) + self.shift.view(along)
 
     def _observed(self, x: Tensor, along: list[int]) -> tuple[Tensor, Tensor]:
         """Mean and variance of this batch, by which the moving averages go on."""

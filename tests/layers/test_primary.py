@@ -149,3 +149,15 @@ def test_features_of_another_shape_are_refused(shape: tuple[int, ...]) -> None:
 def test_a_kernel_larger_than_the_image_fails_at_construction() -> None:
     with pytest.raises(ShapeError, match="7x7"):
         PrimaryCapsules(Grid.of_image(5, 9), 1, 1, 1, kernel=7)
+
+
+def test_mixed_precision_keeps_switches_that_are_nearly_open_apart() -> None:
+    """bfloat16 has no number between .996 and 1; a switch that is asked for its log-odds again needs them."""
+    layer = PrimaryCapsules(Grid.of_image(1, 1), 1, 3, 4, activation="logistic")
+    assert layer.on is not None and layer.on.bias is not None
+    with torch.no_grad():
+        layer.on.weight.zero_()
+        layer.on.bias.copy_(torch.tensor([7.0, 8.0, 9.0]))
+        with torch.autocast("cpu", torch.bfloat16):
+            found = layer(torch.ones(1, 1, 1, 1)).activation
+    torch.testing.assert_close(found.flatten().logit(), torch.tensor([7.0, 8.0, 9.0]), rtol=0, atol=0.05)

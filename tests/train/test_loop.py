@@ -238,6 +238,21 @@ def test_weights_that_are_not_finite_are_never_saved(tmp_path, monkeypatch):
     assert all(torch.isfinite(v).all() for v in weights(tmp_path).values())
 
 
+def test_moving_averages_that_are_not_finite_are_never_saved(tmp_path, monkeypatch):
+    """The weights are finite, a buffer is not: evaluation would see nothing but it."""
+    real = CapsNet.objective
+
+    def spoilt(self, batch, step):
+        if step == 5:
+            self.register_buffer("average", torch.tensor(float("inf")), persistent=False)
+        return real(self, batch, step)
+
+    monkeypatch.setattr(CapsNet, "objective", spoilt)
+    with pytest.raises(TrainingError, match="not finite at step 6"):
+        train(tiny(train={"save_every": 2}), tmp_path, quiet=True)
+    assert load_run(tmp_path).step == 4
+
+
 def test_a_start_that_failed_may_be_tried_again_with_another_recipe(tmp_path):
     (tmp_path / "recipe.json").write_text("{}")
     assert train(tiny(), tmp_path, quiet=True).finished

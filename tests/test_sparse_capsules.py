@@ -17,7 +17,7 @@ import networks
 from networks import assert_redraws_without_labels, assert_teaches_everything, batch, learned, refusal
 from torchcaps.config import from_dict, to_dict
 from torchcaps.errors import RecipeError, ShapeError
-from torchcaps.layers import SharedCapsules
+from torchcaps.layers import FrameDecoder, SharedCapsules
 from torchcaps.models import MODELS, SparseCaps, SparseConfig
 from torchcaps.models.sparse import support
 from torchcaps.routing import Dynamic
@@ -29,6 +29,7 @@ SIZES: dict[str, Any] = {
 }  # fmt: skip
 TINY = SparseConfig(**SIZES)
 SHARED = SparseConfig(**SIZES, shared=True, routing=Dynamic(3, logits="replaced"))
+FRAMES = SparseConfig(**SIZES, frames=True, side=8)
 SPECS = [ImageSpec(1, 8, 8, 3), ImageSpec(3, 9, 12, 2), ImageSpec(2, 13, 7, 5)]
 
 
@@ -71,7 +72,7 @@ def test_parameters_by_hand(side: int, children: int) -> None:
     assert sum(wanted.values()) == {40: 17_063_744, 28: 9_149_456}[side]
 
 
-@pytest.mark.parametrize("config", [TINY, SHARED])
+@pytest.mark.parametrize("config", [TINY, SHARED, FRAMES])
 @pytest.mark.parametrize("spec", SPECS)
 def test_layer_by_layer_at_any_image_size(config: SparseConfig, spec: ImageSpec) -> None:
     model, images = build(config, spec), batch(spec).images
@@ -251,9 +252,8 @@ def test_the_objective_is_the_reconstruction_alone_and_ignores_labels(spec: Imag
 
 
 @pytest.mark.parametrize("spec", SPECS)
-@pytest.mark.parametrize(("sparse", "shared"), [(True, False), (False, False), (True, True)])
-def test_the_gradient_reaches_every_parameter(spec: ImageSpec, sparse: bool, shared: bool) -> None:
-    config = SparseConfig(**SIZES, sparse=sparse, shared=shared)
+@pytest.mark.parametrize("config", [TINY, replace(TINY, sparse=False), SHARED, FRAMES, replace(FRAMES, sparse=False)])
+def test_the_gradient_reaches_every_parameter(spec: ImageSpec, config: SparseConfig) -> None:
     assert_teaches_everything(build(config, spec), batch(spec, b=16))
 
 
@@ -270,9 +270,10 @@ def test_capsules_whose_places_share_a_matrix_support_the_same_capsules_wherever
     assert not torch.allclose(own(image).support, own(image.roll(2, -1)).support)
 
 
-def test_some_steps_of_training_lower_the_loss() -> None:
+@pytest.mark.parametrize("config", [TINY, FRAMES])
+def test_some_steps_of_training_lower_the_loss(config: SparseConfig) -> None:
     torch.manual_seed(0)
-    model, data = TINY.build(SPECS[0]), batch(b=8)
+    model, data = config.build(SPECS[0]), batch(b=8)
     data = data._replace(images=(data.images[:1] > 0.5).float().expand(8, 1, 8, 8))
     losses = learned(model, data, 0.03, 60)
     assert losses[-1] < 0.2 * losses[0]
@@ -289,9 +290,24 @@ def test_the_same_seed_makes_the_same_network_and_the_same_steps() -> None:
     assert not torch.equal(build(seed=5).conv.weight, build(seed=6).conv.weight)
 
 
+@pytest.mark.parametrize("config", [TINY, FRAMES])
 @pytest.mark.parametrize("value", [0.0, 1.0, 1e6])
-def test_flat_images_make_no_nan(value: float) -> None:
-    networks.assert_finite_on_flat_images(build(), value)
+def test_flat_images_make_no_nan(config: SparseConfig, value: float) -> None:
+    networks.assert_finite_on_flat_images(build(config), value)
+
+
+def test_a_number_of_the_pose_can_move_what_a_capsule_draws() -> None:
+    """Three pixels to the right, where a picture's half is 3 pixels and shifts count three times: t = -.6 * F / 3."""
+    model = replace(FRAMES, capsules=1, side=6).build(ImageSpec(1, 20, 20, 3))
+    assert isinstance(model.decoder, FrameDecoder) and not isinstance(build().decoder, FrameDecoder)
+    with torch.no_grad():
+        for parameter in (model.decoder.F, model.decoder.E):
+            parameter.zero_()
+        model.decoder.F[0, 0, 2] = -1 / 3 / 0.6
+        model.decoder.e.uniform_()
+        here, there = model.decode(torch.tensor([[[0.0, 1, 0, 0]], [[0.6, 0.8, 0, 0]]])).logit() - model.decoder.bias
+    torch.testing.assert_close(there, here.roll(3, -1), atol=1e-4, rtol=1e-3)
+    assert here[0, 7:13, 7:13].abs().min() > 1e-3
 
 
 # --- Errors -------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import torch
 
 from tiny import tiny
 from torchcaps.errors import RecipeError
-from torchcaps.evaluate.reader import STEEP, ReadOut, load_readable, pairs_of, with_reader
+from torchcaps.evaluate.reader import STEEP, ReadOut, load_readable, with_reader
 from torchcaps.evaluate.readout import fit_svm, material_of
 from torchcaps.train import Recipe, load, train
 
@@ -39,39 +39,20 @@ def machine(classes: list[int], n: int = 90, seed: int = 0):
     return fit_svm(codes, labels), torch.randn(25, 12, generator=g)
 
 
-@pytest.mark.parametrize("classes", [[0, 1], [3, 7], [0, 1, 2], [1, 4, 5, 9], list(range(10))])
-def test_pairs_are_those_of_the_library(classes):
-    svm, codes = machine(classes)
-    weights, bias, ends = pairs_of(svm)
-    svm.machine.decision_function_shape = "ovo"
-    wanted = torch.from_numpy(svm.machine.decision_function(codes.double().numpy())).reshape(len(codes), -1)
-    if len(classes) == 2:
-        wanted = -wanted
-    for row, code in enumerate(codes.tolist()):
-        for pair in range(len(bias)):
-            f = float(bias[pair])
-            for w, vector in zip(weights[pair].tolist(), svm.vectors.tolist(), strict=True):
-                f += w * math.exp(-svm.gamma * sum((a - b) ** 2 for a, b in zip(vector, code, strict=True)))
-            assert f == pytest.approx(float(wanted[row, pair]), abs=1e-9)
-    pairs = len(classes) * (len(classes) - 1) // 2
-    first, second = ends[:pairs].tolist(), ends[pairs:].tolist()
-    assert list(zip(first, second, strict=True)) == [(i, j) for i in classes for j in classes if i < j]
-
-
 def test_scores_are_soft_counts_of_won_pairs(folder):
     svm, codes = machine([0, 1, 4, 9])
     reader = ReadOut(load(folder), svm)
-    scores, (weights, bias, ends) = reader.read(codes), pairs_of(svm)
+    scores = reader.read(codes)
     assert scores.shape == (25, 10) and torch.allclose(scores.sum(1), torch.ones(25), atol=1e-5)
     assert (scores[:, [2, 3, 5, 6, 7, 8]] == 0).all()
     k = torch.exp(-svm.gamma * torch.cdist(codes.double(), svm.vectors).square())
-    f = k @ weights.T + bias
+    f = k @ svm.weights.T + svm.bias
     for row in range(25):
         told = [0.0] * 10
         for pair in range(6):
             share = 1 / (1 + math.exp(-STEEP * float(f[row, pair])))
-            told[int(ends[pair])] += share / 6
-            told[int(ends[6 + pair])] += (1 - share) / 6
+            told[int(svm.pairs[pair, 0])] += share / 6
+            told[int(svm.pairs[pair, 1])] += (1 - share) / 6
         assert scores[row].tolist() == pytest.approx(told, abs=1e-4)
     alike = (scores.argmax(1) == svm.predict(codes)).float().mean()
     assert alike >= 0.9, "soft counts of classes that lie apart decide as hard ones do"

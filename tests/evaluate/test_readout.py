@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from sklearn.svm import SVC
 
 from tiny import tiny
 from torchcaps.data import AffnistConfig, GlyphsConfig, MnistConfig, NpzConfig, Splits, epoch_order
@@ -14,7 +15,7 @@ from torchcaps.data.affnist import affnist
 from torchcaps.data.augment import shift
 from torchcaps.errors import DataError, RecipeError, ShapeError
 from torchcaps.evaluate import readout
-from torchcaps.evaluate.readout import AFFNIST, GAMMA, C, fit_svm, material_of, require_sklearn
+from torchcaps.evaluate.readout import AFFNIST, GAMMA, SVM, C, fit_svm, material_of, require_sklearn
 from torchcaps.train import Recipe
 
 SPARSE: dict[str, Any] = {
@@ -40,36 +41,59 @@ def kernel(x: list[float], y: list[float], gamma: float) -> float:
 
 @pytest.mark.parametrize("gamma", [GAMMA, 0.7, None])
 def test_two_classes_are_told_apart_by_the_sign_of_a_sum_over_kernels(gamma):
-    """f(x) = sum_i w_i k(x_i, x) + b with |w_i| <= C and sum_i w_i = 0."""
+    """f(x) = sum_i w_i k(x_i, x) + b with |w_i| <= C and sum_i w_i = 0; above 0, the first class wins."""
     (train, labels), (test, _) = problem(), problem(seed=1)
     svm = fit_svm(train, labels, c=10.0, gamma=gamma)
-    rows, new = train.flatten(1).tolist(), test.flatten(1).tolist()
+    assert svm.pairs.tolist() == [[0, 1]] and svm.weights.any(0).all()
+    vectors, new = svm.vectors.tolist(), test.flatten(1).tolist()
+    assert all(vector in train.flatten(1).double().tolist() for vector in vectors)
     width = gamma or 1 / (6 * float(train.double().var(correction=0)))
-    weights, b = svm.machine.dual_coef_[0].tolist(), float(svm.machine.intercept_[0])
+    weights, b = svm.weights[0].tolist(), float(svm.bias[0])
     assert max(map(abs, weights)) <= 10.0 + 1e-9 and sum(weights) == pytest.approx(0, abs=1e-6)
     for x, found in zip(new, svm.predict(test).tolist(), strict=True):
-        f = b + sum(w * kernel(rows[i], x, width) for w, i in zip(weights, svm.machine.support_, strict=True))
-        assert found == int(f > 0)
+        f = b + sum(w * kernel(vector, x, width) for w, vector in zip(weights, vectors, strict=True))
+        assert found == int(f <= 0)
 
 
 def test_the_default_is_the_authors():
-    codes, labels = problem()
-    svm = fit_svm(codes, labels)
-    assert (svm.machine.C, svm.gamma) == (C, GAMMA) == (100.0, 0.1)
+    codes, labels = problem(300)
+    svm = fit_svm(codes, labels[torch.randperm(300, generator=torch.Generator().manual_seed(0))])
+    assert (float(svm.weights.abs().max()), svm.gamma) == (C, GAMMA) == (100.0, 0.1)
 
 
 @pytest.mark.parametrize("gamma", [GAMMA, None])
-def test_the_library_s_own_kernel_says_the_same(gamma, monkeypatch):
-    (train, labels), (test, _) = problem(200, classes=4), problem(100, classes=4, seed=1)
+@pytest.mark.parametrize("names", [[0, 1], [3, 7], [0, 1, 2], [1, 4, 5, 9], list(range(10))])
+def test_it_is_the_machine_of_the_library(names, gamma, monkeypatch):
+    """Functions, winners and ties; whether the kernel of two classes is one matrix, or the library's own."""
+    (train, labels), (test, _) = problem(200, classes=len(names)), problem(100, classes=len(names), seed=1)
+    labels = torch.tensor(names)[labels]
+    rows, new = (codes.flatten(1).double().numpy() for codes in (train, test))
+    width = gamma or 1 / (6 * float(train.double().var(correction=0)))
+    library = SVC(C=C, gamma=width, decision_function_shape="ovo", tol=1e-8).fit(rows, labels.numpy())
+    wanted = torch.from_numpy(library.decision_function(new)).reshape(100, -1) * (-1 if len(names) == 2 else 1)
     monkeypatch.setattr(readout, "PART", 7)
-    found = fit_svm(train, labels, gamma=gamma)
-    monkeypatch.setattr(readout, "MOST", 199)
-    other = fit_svm(train, labels, gamma=gamma)
-    assert other.machine.kernel == "rbf" != found.machine.kernel
-    assert torch.equal(found.predict(test), other.predict(test))
-    assert other.machine.dual_coef_ == pytest.approx(found.machine.dual_coef_, abs=0.2)
-    constant = fit_svm(torch.ones(4, 2), torch.tensor([1, 1, 1, 0]), gamma=gamma)
-    assert constant.predict(torch.ones(2, 2)).tolist() == [1, 1]
+    for most in (200, 1):
+        monkeypatch.setattr(readout, "MOST", most)
+        found = fit_svm(train, labels, gamma=gamma)
+        assert found.pairs.tolist() == [[i, j] for i in names for j in names if i < j]
+        assert torch.allclose(found.functions(test.flatten(1)), wanted, atol=0.02)
+        agree = found.predict(test) == torch.from_numpy(library.predict(new))
+        assert agree[wanted.abs().amin(1) > 0.02].all() and agree.float().mean() > 0.9
+
+
+def test_of_classes_that_win_as_often_the_lowest_is_taken():
+    """Three classes that win once each, whatever the code: f of (2, 4), (2, 6), (4, 6) is 1, -1, 1."""
+    svm = SVM(torch.zeros(1, 2).double(), torch.zeros(3, 1).double(), torch.tensor([1.0, -1.0, 1.0]).double(),
+              torch.tensor([[2, 4], [2, 6], [4, 6]]), 0.1, (2,))  # fmt: skip
+    assert svm.predict(torch.rand(3, 2)).tolist() == [2, 2, 2]
+    other = replace(svm, bias=torch.tensor([-1.0, -1.0, 0.0]).double())
+    assert other.predict(torch.rand(3, 2)).tolist() == [6, 6, 6], "at 0 the second wins"
+
+
+def test_codes_that_are_all_alike_are_no_error():
+    for gamma in (GAMMA, None):
+        constant = fit_svm(torch.ones(4, 2), torch.tensor([1, 1, 1, 0]), gamma=gamma)
+        assert constant.predict(torch.ones(2, 2)).tolist() == [1, 1]
 
 
 def test_rings_are_no_matter_to_it():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from itertools import product
 from typing import Any
 
 import pytest
@@ -9,11 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.errors import ShapeError, TorchcapsError
-from torchcaps.layers import ConvDecoder, DenseDecoder, select
+from torchcaps.layers import ConvDecoder, DenseDecoder, FrameDecoder, select
 
 IMAGES = [(1, 1, 1), (1, 5, 7), (3, 9, 4), (1, 28, 28), (2, 13, 13), (3, 3, 17)]
-DECODERS = [DenseDecoder, ConvDecoder]
-SMALL: dict[type, dict[str, Any]] = {DenseDecoder: {"hidden": (6, 5)}, ConvDecoder: {"widths": (4, 3)}}
+DECODERS = [DenseDecoder, ConvDecoder, FrameDecoder]
+SMALL: dict[type, dict[str, Any]] = {
+    DenseDecoder: {"hidden": (6, 5)}, ConvDecoder: {"widths": (4, 3)}, FrameDecoder: {"hidden": (6, 5), "side": 4},
+}  # fmt: skip
 
 
 def build(kind: type, image: tuple[int, int, int], capsules: int = 3, dimension: int = 4) -> nn.Module:
@@ -150,6 +154,100 @@ def test_every_parameter_learns_and_the_state_comes_back(kind: type) -> None:
     assert torch.equal(one(pose), two(pose))
 
 
+# --- Pictures in frames -------------------------------------------------------------------------------------
+
+
+def framed(image: tuple[int, int, int] = (2, 5, 7), capsules: int = 3, dimension: int = 4) -> FrameDecoder:
+    """Frames that lie across the image's edge, turned and stretched."""
+    torch.manual_seed(0)
+    decoder = FrameDecoder(capsules, dimension, image, (6, 5), side=4).double()
+    with torch.no_grad():
+        for parameter in decoder.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return decoder
+
+
+def ink(picture: Tensor, x: float, y: float) -> float:
+    """A picture [s s] between its pixels, whose centres lie at -1 + (2 i + 1) / s; none outside."""
+    s, total = len(picture), 0.0
+    column, row = ((c + 1) * s / 2 - 0.5 for c in (x, y))
+    for r in (math.floor(row), math.floor(row) + 1):
+        for c in (math.floor(column), math.floor(column) + 1):
+            if 0 <= r < s and 0 <= c < s:
+                total += float(picture[r, c]) * (1 - abs(row - r)) * (1 - abs(column - c))
+    return total
+
+
+def drawn_by_hand(decoder: FrameDecoder, pose: Tensor) -> Tensor:
+    """sigmoid(bias + sum_j |v_j| T_j(A_j x + t_j)), a pixel of a capsule at a time."""
+    first, last = (m for m in decoder.net if isinstance(m, nn.Linear))
+    (c, h, w), side = decoder.image, decoder.side
+    out = torch.zeros(len(pose), c, h, w, dtype=torch.float64)
+    for b, j in product(range(len(pose)), range(decoder.capsules)):
+        length = math.sqrt(sum(float(p) ** 2 for p in pose[b, j]))
+        if length == 0:
+            continue
+        n = pose[b, j] / length
+        inner = (n @ decoder.E[j] + decoder.e[j]).clamp_min(0)
+        picture = ((first.weight @ inner + first.bias).clamp_min(0) @ last.weight.T + last.bias).view(c, side, side)
+        a, s, tx, u, d, ty = (n @ decoder.F[j] + decoder.f[j]).tolist()
+        for row, column, z in product(range(h), range(w), range(c)):
+            x, y = (2 * column + 1) / w - 1, (2 * row + 1) / h - 1
+            at = (w / side + a) * x + s * y + 3 * tx, u * x + (h / side + d) * y + 3 * ty
+            out[b, z, row, column] += length * ink(picture[z], *at)
+    return torch.sigmoid(decoder.bias.detach() + out)
+
+
+@pytest.mark.parametrize("image", [(2, 5, 7), (1, 6, 3)])
+def test_each_capsule_draws_a_picture_into_its_frame_and_length_is_ink(image: tuple[int, int, int]) -> None:
+    decoder, pose = framed(image), poses(4, 3, 4).double()
+    pose[0, 1], pose[1, :2], pose[2] = 0, 0, 0
+    with torch.no_grad():
+        found = decoder(pose)
+        torch.testing.assert_close(found, drawn_by_hand(decoder, pose))
+        blank = torch.sigmoid(decoder.bias).expand(image)
+        torch.testing.assert_close(found[2], blank, atol=0, rtol=1e-12, msg="nobody is on: blank paper")
+        torch.testing.assert_close(torch.logit(decoder(2 * pose)) - decoder.bias, 2 * (found.logit() - decoder.bias))
+
+
+def test_frames_start_in_the_middle_at_the_size_of_the_image() -> None:
+    decoder = FrameDecoder(2, 3, (1, 10, 12), (4,), side=6)
+    with torch.no_grad():
+        decoder.F.zero_()
+        picture = decoder.net(torch.einsum("k,jkh->jh", torch.tensor([1.0, 0, 0]), decoder.E)).view(2, 6, 6)
+        pose = torch.zeros(2, 2, 3)
+        pose[0, 0, 0] = pose[1, 1, 0] = 1
+        logits = decoder(pose).logit() - decoder.bias
+    torch.testing.assert_close(logits[:, 0, 2:8, 3:9], picture, atol=1e-4, rtol=1e-4)
+    logits[:, 0, 2:8, 3:9] = 0
+    assert logits.abs().max() < 1e-5
+
+
+def test_only_capsules_that_are_on_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder, pose = framed(), poses(3, 3, 4).double()
+    pose[0, 0], pose[1, 1:], pose[2] = 0, 0, 0
+    seen: list[int] = []
+    decoder.net.register_forward_hook(lambda _, x, __: seen.append(x[0].shape[1]))
+    few = decoder(pose)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    torch.testing.assert_close(decoder(pose), few)
+    assert seen == [2, 3]
+
+
+def test_gradients_of_frames_are_those_of_differences() -> None:
+    decoder, pose = framed((1, 4, 3)), poses(2, 3, 4).double()
+    pose[0, 1] = 0
+    on = pose.ne(0).any(-1, keepdim=True)
+    names, values = zip(*decoder.named_parameters(), strict=True)
+    inputs = (pose.requires_grad_(), *(value.detach().requires_grad_() for value in values))
+
+    def draw(pose: Tensor, *values: Tensor) -> Tensor:
+        drawn: Tensor = torch.func.functional_call(decoder, dict(zip(names, values, strict=True)), (pose * on,))
+        return drawn
+
+    assert torch.autograd.gradcheck(draw, inputs)
+
+
 # --- Errors -------------------------------------------------------------------------------------------------
 
 
@@ -168,7 +266,13 @@ def test_a_conv_decoder_without_stages_is_refused() -> None:
         ConvDecoder(3, 4, (1, 5, 5), ())
 
 
-@pytest.mark.parametrize(("kind", "options"), [(DenseDecoder, {"hidden": (5, 0)}), (ConvDecoder, {"widths": (4, 0)})])
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (DenseDecoder, {"hidden": (5, 0)}), (ConvDecoder, {"widths": (4, 0)}), (FrameDecoder, {"hidden": (5, 0)}),
+        (FrameDecoder, {"hidden": ()}), (FrameDecoder, {"side": 0}),
+    ],
+)  # fmt: skip
 def test_a_hidden_layer_without_units_is_refused(kind: type, options: dict[str, Any]) -> None:
     with pytest.raises(ShapeError, match="at least 1"):
         kind(3, 4, (1, 5, 5), **options)

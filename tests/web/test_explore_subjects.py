@@ -34,6 +34,7 @@ CONFIGS: dict[str, Any] = {
     "capsnet-shared": replace(SMALL["capsnet-small"], routing=Dynamic(3)),
     "sparse": SMALL["sparse"],
     "sparse-shared": SMALL["sparse-small"],
+    "sparse-frames": replace(SMALL["sparse"], frames=True),
     "sparse-matrix": replace(SMALL["sparse-matrix"], capsule_kernel=2),
     "poe": SMALL["poe"],
     "poe-routed": ROUTED,

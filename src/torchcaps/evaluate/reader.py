@@ -10,7 +10,6 @@ where k is the kernel, x a code, and the x_s are those that carry the machine. A
 
 from __future__ import annotations
 
-from itertools import combinations, pairwise
 from pathlib import Path
 from typing import cast
 
@@ -18,13 +17,13 @@ import torch
 from torch import Tensor
 
 from torchcaps.evaluate.classification import check_classifier
-from torchcaps.evaluate.readout import SVM, fit_svm, kernel, material_of, require_sklearn
+from torchcaps.evaluate.readout import SVM, fit_svm, material_of, require_sklearn
 from torchcaps.evaluate.sparse import capsules, gamma_of, see
 from torchcaps.models import Model
 from torchcaps.models.sparse import Competitors
 from torchcaps.train.run import Loaded, load_run
 
-__all__ = ["ReadOut", "load_readable", "pairs_of", "with_reader"]
+__all__ = ["ReadOut", "load_readable", "with_reader"]
 
 STEEP = 4.0
 """At the machine's margin, f = 1, a pair is as good as decided."""
@@ -33,46 +32,19 @@ STEEP = 4.0
 class ReadOut(Model):
     """Images [b c h w] -> scores [b j] of classes, by what a machine reads of the masked capsules."""
 
-    vectors: Tensor
-    weights: Tensor
-    bias: Tensor
-    ends: Tensor
-
     def __init__(self, network: Competitors, svm: SVM) -> None:
         super().__init__()
-        self.network, self.spec, self.gamma = network, network.spec, svm.gamma
-        weights, bias, ends = pairs_of(svm)
-        for name, value in (("vectors", svm.vectors), ("weights", weights), ("bias", bias), ("ends", ends)):
-            self.register_buffer(name, value)
+        self.network, self.spec, self.svm = network, network.spec, svm
 
     def scores(self, images: Tensor) -> Tensor:
         return self.read(self.network.encode(images).pose.flatten(1))
 
     def read(self, codes: Tensor) -> Tensor:
-        """Codes [b d] -> scores [b j]; in float64, since thousands of large weights take each other back."""
-        f = kernel(codes.double(), self.vectors, self.gamma) @ self.weights.T + self.bias  # [b p]
-        wins = torch.cat([torch.sigmoid(STEEP * f), torch.sigmoid(-STEEP * f)], 1)
-        scores = wins.new_zeros(len(wins), self.spec.classes).index_add(1, self.ends, wins) / f.shape[1]
+        """Codes [b d] -> scores [b j]."""
+        f = self.svm.functions(codes)  # [b p]
+        wins = torch.sigmoid(STEEP * torch.stack([f, -f], -1)).flatten(1)  # [b (p 2)]
+        scores = wins.new_zeros(len(wins), self.spec.classes).index_add(1, self.svm.pairs.flatten(), wins) / f.shape[1]
         return scores.to(codes.dtype)
-
-
-def pairs_of(svm: SVM) -> tuple[Tensor, Tensor, Tensor]:
-    """Weights [p s], biases [p] and classes [2 p], the first of each pair and then the second; f > 0 is for the first.
-
-    The library keeps the weights of a vector against all other classes, J - 1 rows, and turns the sign of a lone pair.
-    """
-    m = svm.machine
-    classes, coefficients = torch.from_numpy(m.classes_), torch.from_numpy(m.dual_coef_)  # [J], [J - 1 s]
-    bounds = list(pairwise([0, *torch.from_numpy(m.n_support_).cumsum(0).tolist()]))
-    pairs = list(combinations(range(len(classes)), 2))
-    weights = torch.zeros(len(pairs), len(svm.vectors), dtype=torch.float64)
-    for row, (i, j) in zip(weights, pairs, strict=True):
-        (first, last), (start, end) = bounds[i], bounds[j]
-        row[first:last] = coefficients[j - 1, first:last]
-        row[start:end] = coefficients[i, start:end]
-    sign = -1.0 if len(pairs) == 1 else 1.0
-    ends = torch.tensor(pairs).T.flatten()
-    return sign * weights, sign * torch.from_numpy(m.intercept_), classes[ends]
 
 
 def load_readable(folder: Path) -> Loaded:

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any
+from itertools import combinations
 
 import torch
 from torch import Tensor
@@ -28,8 +27,9 @@ C, GAMMA = 100.0, 0.1
 """Those of the authors' code, for capsules whose lengths are below 1."""
 READ = 10_000
 """Training images that the read-out learns from, unless told otherwise."""
-MOST, PART = 12_000, 1000
-"""Codes whose kernel is one matrix, 8 bytes a pair, which is many times as fast; test codes at a time."""
+MOST, PART, CACHE = 16_000, 1000, 2000
+"""Codes of two classes whose kernel is one matrix, 2 GB at the most, which is many times as fast; test codes at a
+time; megabytes for parts of a larger kernel."""
 AFFNIST = {
     "mnist_svm": ("mnist", "mnist test"),
     "affnist_svm_a": ("affnist", "affnist test"),
@@ -40,21 +40,38 @@ AFFNIST = {
 
 @dataclass(frozen=True, eq=False)
 class SVM:
-    """A fitted machine, for codes of the shape that it was fitted to."""
+    """A fitted machine, for codes of the shape that it was fitted to: of each two classes, one function
 
-    machine: Any
+    f(x) = sum_s w_s k(x_s, x) + b, above 0 where the first of the two wins.
+    """
+
+    vectors: Tensor
+    """[s d] the codes x_s that carry any of the functions."""
+    weights: Tensor
+    """[p s] of each function; 0 for codes of other classes, and for those that do not carry it."""
+    bias: Tensor
+    """[p]"""
+    pairs: Tensor
+    """[p 2] the two classes of each function."""
     gamma: float
     shape: tuple[int, ...]
-    vectors: Tensor
-    """[s d] the codes that carry the machine, in its order: those of the first class first."""
+
+    def functions(self, codes: Tensor) -> Tensor:
+        """f [n p] of codes [n d], in float64, since thousands of large weights take each other back."""
+        return kernel(codes.double(), self.vectors, self.gamma) @ self.weights.T + self.bias
 
     def predict(self, codes: Tensor) -> Tensor:
-        """[n] the class of each code."""
+        """[n] the class of each code that wins most; of several, the lowest."""
         _check("test", codes)
         if codes.shape[1:] != self.shape:
             raise ShapeError(f"test codes are {list(codes.shape)}, wanted [n {' '.join(map(str, self.shape))}]")
-        found = [torch.from_numpy(self.machine.predict(_rows(part))) for part in torch.split(codes, PART)]
-        return torch.cat(found).long()
+        return torch.cat([self._winners(part) for part in torch.split(codes.detach().flatten(1), PART)])
+
+    def _winners(self, codes: Tensor) -> Tensor:
+        lost = (self.functions(codes) <= 0).long()  # [n p]
+        won = self.pairs.expand(len(codes), -1, -1).gather(2, lost.unsqueeze(-1)).squeeze(-1)  # [n p]
+        wins = torch.zeros(len(codes), 1 + int(self.pairs.max()), dtype=torch.int64)
+        return wins.scatter_add_(1, won, torch.ones_like(won)).argmax(1)
 
     def accuracy(self, codes: Tensor, labels: Tensor) -> float:
         """The share of codes whose class is that of their label [n]."""
@@ -76,17 +93,30 @@ def fit_svm(codes: Tensor, labels: Tensor, *, c: float = C, gamma: float | None 
     if c <= 0 or (gamma is not None and gamma <= 0):
         raise RecipeError(f"c = {c}, gamma = {gamma}; numbers above 0 are wanted")
     require_sklearn()
+    rows = codes.detach().flatten(1).double()
+    gamma = gamma or 1 / (rows.shape[1] * float(rows.var(correction=0)) or 1.0)
+    pairs = list(combinations(sorted(set(labels.tolist())), 2))
+    weights, bias = torch.zeros(len(pairs), len(rows), dtype=torch.float64), torch.zeros(len(pairs)).double()
+    for p, (one, other) in enumerate(pairs):
+        weights[p], bias[p] = _between(rows, (labels == one) * 1 - (labels == other) * 1, c, gamma)
+    carry = weights.any(0)
+    return SVM(rows[carry], weights[:, carry], bias, torch.tensor(pairs), gamma, tuple(codes.shape[1:]))
+
+
+def _between(rows: Tensor, side: Tensor, c: float, gamma: float) -> tuple[Tensor, float]:
+    """Weights [n] and bias of the function that is above 0 where `side` [n] is 1, and below where it is -1."""
     from sklearn.svm import SVC
 
-    rows = _rows(codes)
-    gamma = gamma or 1 / (rows.shape[1] * float(rows.var()) or 1.0)
-    machine = SVC(C=c, kernel=partial(_kernel, gamma=gamma) if len(rows) <= MOST else "rbf", gamma=gamma)
-    machine.fit(rows, labels.numpy())
-    return SVM(machine, gamma, tuple(codes.shape[1:]), torch.from_numpy(rows[machine.support_]))
-
-
-def _kernel(x: Any, y: Any, gamma: float) -> Any:
-    return kernel(torch.from_numpy(x), torch.from_numpy(y), gamma).numpy()
+    of = side.nonzero().squeeze(1)
+    x = rows[of]
+    if len(x) <= MOST:
+        machine, known = SVC(C=c, kernel="precomputed"), kernel(x, x, gamma)
+    else:
+        machine, known = SVC(C=c, kernel="rbf", gamma=gamma, cache_size=CACHE), x
+    machine.fit(known.numpy(), side[of].numpy())
+    weights = torch.zeros(len(rows), dtype=torch.float64)
+    weights[of[torch.from_numpy(machine.support_).long()]] = torch.from_numpy(machine.dual_coef_[0])
+    return weights, float(machine.intercept_[0])
 
 
 def kernel(x: Tensor, y: Tensor, gamma: float) -> Tensor:
@@ -164,8 +194,3 @@ def _check(name: str, codes: Tensor) -> None:
         raise ShapeError(f"{name} codes are {list(codes.shape)}; [n ...] is wanted, no empty axis")
     if not bool(codes.isfinite().all()):
         raise DataError(f"{name} codes hold NaN or infinity: look for what diverged before measuring it")
-
-
-def _rows(codes: Tensor) -> Any:
-    """[n d] as the library counts, in float64."""
-    return codes.detach().flatten(1).double().numpy()

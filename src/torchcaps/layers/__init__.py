@@ -2,7 +2,7 @@
 
 from torchcaps.layers.capsules import ClassCapsules, ConvCapsules, DenseCapsules, SharedCapsules
 from torchcaps.layers.convolution import Convolution
-from torchcaps.layers.decoders import ConvDecoder, DenseDecoder, select
+from torchcaps.layers.decoders import ConvDecoder, DenseDecoder, FrameDecoder, select
 from torchcaps.layers.norm import CapsuleNorm, TypeNorm
 from torchcaps.layers.primary import PrimaryCapsules
 from torchcaps.layers.sparse import SparseMask
@@ -15,6 +15,7 @@ __all__ = [
     "Convolution",
     "DenseCapsules",
     "DenseDecoder",
+    "FrameDecoder",
     "PrimaryCapsules",
     "SharedCapsules",
     "SparseMask",

@@ -7,13 +7,18 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import affine_grid, grid_sample
 
 from torchcaps.errors import RecipeError, ShapeError, nearest
 from torchcaps.layers.capsules import positive
+from torchcaps.math.squash import norm
 
-__all__ = ["ConvDecoder", "DenseDecoder", "select"]
+__all__ = ["ConvDecoder", "DenseDecoder", "FrameDecoder", "select"]
 
 _OUTPUTS: dict[str, type[nn.Module]] = {"logistic": nn.Sigmoid, "linear": nn.Identity}
+_LOOSE, _PAPER, _FAR = 0.05, -4.0, 3.0
+"""Of frames: how far they are from the middle at first, what is where there is no ink, and how much more a number
+shifts a frame than it turns or stretches it."""
 
 
 def select(pose: Tensor, chosen: Tensor) -> Tensor:
@@ -89,3 +94,66 @@ class ConvDecoder(nn.Module):
         _check_pose(pose, self.capsules, self.dimension)
         images: Tensor = self.net(self.lift(pose.flatten(1)).unflatten(1, self.start))  # [b c h' w'], h' >= h
         return images[..., : self.image[1], : self.image[2]]
+
+
+class FrameDecoder(nn.Module):
+    """Poses [b j k] -> images [b c h w] in [0, 1]: each capsule draws a picture of its own, into a frame of its own.
+
+        n = v / |v|      T = net(E n + e), the picture      (A t) = F n + f, the frame
+        image at x = sigmoid(bias + sum_j |v_j| T_j(A_j x + t_j))
+
+    The length of a capsule is how much ink it has, its direction says what it draws and where: one of length 0 draws
+    nothing. E, e, F and f are each capsule's own, the layers of the net behind them are shared. Points x of the image,
+    and of pictures of `side` pixels, run from -1 to 1; pictures are read bilinearly, and as no ink outside. Frames
+    start near that in which a pixel of the picture is one of the image, in the middle.
+    """
+
+    def __init__(
+        self, capsules: int, dimension: int, image: tuple[int, int, int], hidden: Sequence[int] = (128, 256), *,
+        side: int = 28,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        positive(capsules=capsules, dimension=dimension, channels=image[0], height=image[1], width=image[2])
+        positive(layers=len(hidden), hidden=min(hidden, default=1), side=side)
+        self.capsules, self.dimension, self.image, self.side = capsules, dimension, image, side
+        self.E = nn.Parameter(torch.randn(capsules, dimension, hidden[0]) / dimension**0.5)
+        self.e = nn.Parameter(torch.zeros(capsules, hidden[0]))
+        self.F = nn.Parameter(torch.randn(capsules, dimension, 6) * _LOOSE)
+        self.f = nn.Parameter(torch.zeros(capsules, 6))
+        steps = [m for a, b in pairwise(hidden) for m in (nn.ReLU(), nn.Linear(a, b))]
+        last = nn.Linear(hidden[-1], image[0] * side * side)
+        nn.init.normal_(last.weight, std=0.5 / hidden[-1] ** 0.5)
+        nn.init.zeros_(last.bias)
+        self.net = nn.Sequential(*steps, nn.ReLU(), last)
+        self.bias = nn.Parameter(torch.tensor(_PAPER))
+        self.start: Tensor
+        self.gain: Tensor
+        middle = torch.tensor([image[2] / side, 0, 0, 0, image[1] / side, 0])  # x before y
+        self.register_buffer("start", middle, persistent=False)
+        self.register_buffer("gain", torch.tensor([1.0, 1.0, _FAR, 1.0, 1.0, _FAR]), persistent=False)
+
+    def forward(self, pose: Tensor) -> Tensor:
+        _check_pose(pose, self.capsules, self.dimension)
+        length = norm(pose, keepdim=True)  # [b j 1]
+        direction = pose / length
+        parts = (
+            length,
+            torch.einsum("bjk,jkh->bjh", direction, self.E) + self.e,
+            (torch.einsum("bjk,jkf->bjf", direction, self.F) + self.f) * self.gain + self.start,
+        )
+        ink, inner, frame = _of_those_on(pose, parts)  # [b n 1], [b n h], [b n 6]
+        pictures = self.net(inner).view(-1, self.image[0], self.side, self.side)  # [(b n) c s s]
+        size = [len(pictures), *self.image]
+        grid = affine_grid(frame.reshape(-1, 2, 3), size, align_corners=False)  # [(b n) h w 2]
+        drawn = grid_sample(pictures, grid, align_corners=False).view(*ink.shape[:2], *self.image)
+        return torch.sigmoid(self.bias + (drawn * ink[..., None, None]).sum(1))
+
+
+def _of_those_on(pose: Tensor, parts: Sequence[Tensor]) -> list[Tensor]:
+    """Parts [b j ...] of those capsules alone that are not 0, as many in every sample: [b n ...]."""
+    on = pose.detach().ne(0).any(-1)  # [b j]
+    if torch.compiler.is_compiling() or bool(on.all()):
+        return list(parts)
+    n = max(int(on.sum(1).max()), 1)
+    which = on.to(torch.uint8).topk(n, -1).indices.unsqueeze(-1)  # [b n 1]
+    return [part.gather(1, which.expand(-1, -1, part.shape[-1])) for part in parts]

@@ -15,7 +15,7 @@ from torch.nn.functional import relu
 
 from torchcaps.config import Count, NonNegativeFloat, PositiveFloat, Share, check
 from torchcaps.errors import RecipeError
-from torchcaps.layers import DenseDecoder, SparseMask
+from torchcaps.layers import DenseDecoder, FrameDecoder, SparseMask
 from torchcaps.losses import reconstruction_loss
 from torchcaps.math.team import mean_over_team
 from torchcaps.models.base import Model, check_images
@@ -75,6 +75,8 @@ class SparseConfig(Competition):
 
     shared          all places share one W, and votes say where they come from (our own)
     coordinates     how much a pixel counts there; of `shared` alone
+    frames          each capsule draws a picture of its own, into a frame of its own (our own)
+    side            pixels of such a picture; of `frames` alone
     """
 
     dimension: Count = 16
@@ -87,6 +89,8 @@ class SparseConfig(Competition):
     primary_stride: Count = 2
     shared: bool = False
     coordinates: NonNegativeFloat = 0.02
+    frames: bool = False
+    side: Count = 28
     routing: Dynamic = field(default_factory=Dynamic)
 
     def build(self, spec: ImageSpec) -> SparseCaps:
@@ -136,7 +140,7 @@ class Competitors(Model):
 
     config: Competition
     mask: SparseMask
-    decoder: DenseDecoder
+    decoder: DenseDecoder | FrameDecoder
 
     def encode(self, images: Tensor) -> Capsules:
         """The latent capsules v' [b j k] behind the mask: what decoder and read-out get to see."""
@@ -172,6 +176,11 @@ def _remember(out: SparseOutput, mask: SparseMask) -> None:
     mask.observe_share(mean_over_team(first))
 
 
+def _decoder_of(config: SparseConfig, spec: ImageSpec) -> DenseDecoder | FrameDecoder:
+    sizes = (config.capsules, config.dimension, spec[:3], config.decoder)
+    return FrameDecoder(*sizes, side=config.side) if config.frames else DenseDecoder(*sizes)
+
+
 class SparseCaps(Competitors):
     """Images [b c h w] -> latent capsules, few of which stay on; labels are never looked at."""
 
@@ -182,7 +191,7 @@ class SparseCaps(Competitors):
         self.conv, self.primary = trunk_of(config, spec)
         self.latent = routed_of(config, self.primary, config.capsules)
         self.mask = mask_of(config)
-        self.decoder = DenseDecoder(config.capsules, config.dimension, spec[:3], config.decoder)
+        self.decoder = _decoder_of(config, spec)
 
     def forward(self, images: Tensor, *, trace: bool = False) -> SparseOutput:
         check_images(images, self.spec)

@@ -163,6 +163,19 @@ def test_the_dense_control_lets_everything_through_and_boosts_nobody() -> None:
 # --- Algorithm 1 --------------------------------------------------------------------------------------------
 
 
+def test_a_ramp_masks_nobody_at_first_and_a_state_knows_how_far_it_is() -> None:
+    model, data = build(replace(TINY, ramp=3)), batch(b=8)
+    shown = []
+    for step in range(4):
+        shown.append(int((model(data.images).masked.pose != 0).any(-1).sum(-1).max()))
+        model.objective(data, step)
+    assert shown[0] == 5 and shown[-1] < 5 and shown == sorted(shown, reverse=True)
+    assert torch.equal(build(replace(TINY, ramp=0))(data.images).masked.pose, build()(data.images).masked.pose)
+    other = build(replace(TINY, ramp=3))
+    other.load_state_dict(model.state_dict())
+    torch.testing.assert_close(other(data.images).masked, model(data.images).masked)
+
+
 def test_training_moves_the_boosts_as_algorithm_1_says() -> None:
     model = build()
     low, high = 0.64 / 5, 1.6 / 5

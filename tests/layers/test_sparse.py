@@ -144,6 +144,17 @@ def test_relative_support_is_shared_at_once_where_boosts_take_long() -> None:
     assert most[True] < 0.5 < 0.9 < most[False]
 
 
+def test_gamma_rises_over_the_ramp_in_training_alone() -> None:
+    layer, support = SparseMask(3, gamma=6.0, ramp=4), torch.tensor([[3.0, 2.0, 1.0]])
+    for seen in range(7):
+        gamma = 6.0 * min(seen, 4) / 4
+        wanted = [m if m >= 0.01 else 0.0 for m in (math.exp(-gamma * r / 2) for r in range(3))]
+        assert layer.train()(support)[0].tolist() == [pytest.approx(wanted)]
+        assert layer.eval()(support)[0].tolist() == [pytest.approx([1.0, math.exp(-3), 0.0])]
+        layer.train().observe(layer(support)[1])
+    assert SparseMask(3, gamma=6.0).train()(support)[0].tolist() == [pytest.approx([1.0, math.exp(-3), 0.0])]
+
+
 def test_support_of_nothing_is_ranked_all_the_same() -> None:
     layer = SparseMask(3, relative=True)
     layer.observe_support(torch.tensor([0.0, 1.0, 1.0]))

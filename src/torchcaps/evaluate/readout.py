@@ -8,7 +8,9 @@ that ever does.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import combinations
 
 import torch
@@ -27,9 +29,11 @@ C, GAMMA = 100.0, 0.1
 """Those of the authors' code, for capsules whose lengths are below 1."""
 READ = 10_000
 """Training images that the read-out learns from, unless told otherwise."""
-MOST, PART, CACHE = 16_000, 1000, 2000
-"""Codes of two classes whose kernel is one matrix, 2 GB at the most, which is many times as fast; test codes at a
-time; megabytes for parts of a larger kernel."""
+MOST, ROOM = 16_000, 4_000_000_000
+"""Codes of two classes whose kernel is one matrix, 2 GB at the most, which is many times as fast; bytes of all such
+matrices at a time."""
+PART, CACHE = 1000, 2000
+"""Test codes at a time; megabytes for parts of a kernel that is no matrix."""
 AFFNIST = {
     "mnist_svm": ("mnist", "mnist test"),
     "affnist_svm_a": ("affnist", "affnist test"),
@@ -96,9 +100,11 @@ def fit_svm(codes: Tensor, labels: Tensor, *, c: float = C, gamma: float | None 
     rows = codes.detach().flatten(1).double()
     gamma = gamma or 1 / (rows.shape[1] * float(rows.var(correction=0)) or 1.0)
     pairs = list(combinations(sorted(set(labels.tolist())), 2))
-    weights, bias = torch.zeros(len(pairs), len(rows), dtype=torch.float64), torch.zeros(len(pairs)).double()
-    for p, (one, other) in enumerate(pairs):
-        weights[p], bias[p] = _between(rows, (labels == one) * 1 - (labels == other) * 1, c, gamma)
+    sides = [(labels == one).int() - (labels == other).int() for one, other in pairs]
+    most = min(MOST, max(int(side.abs().sum()) for side in sides))
+    with ThreadPoolExecutor(max(1, min(torch.get_num_threads(), ROOM // (8 * most * most)))) as team:
+        found = list(team.map(partial(_between, rows, c=c, gamma=gamma), sides))
+    weights, bias = torch.stack([weights for weights, _ in found]), torch.tensor([b for _, b in found]).double()
     carry = weights.any(0)
     return SVM(rows[carry], weights[:, carry], bias, torch.tensor(pairs), gamma, tuple(codes.shape[1:]))
 

@@ -46,7 +46,8 @@ def update_boost(boost: Tensor, frequency: Tensor, low: float, high: float, delt
 class SparseMask(nn.Module):
     """support [b j] -> mask [b j]; its lifetime statistics are buffers, so they are part of every checkpoint.
 
-    The band of lifetime frequencies defaults to (.64, 1.6) / J, the paper's [.04, .1] at its J = 16.
+    The band of lifetime frequencies defaults to (.64, 1.6) / J, the paper's [.04, .1] at its J = 16. With a `ramp`,
+    gamma rises from 0 over so many training batches (not in the paper): all learn to draw before they part.
     """
 
     frequency: Tensor
@@ -56,7 +57,7 @@ class SparseMask(nn.Module):
 
     def __init__(
         self, capsules: int, *, gamma: float = 12.0, cut: float = 0.01, alpha: float = 0.99, delta: float = 0.1,
-        every: int = 50, band: tuple[float, float] | None = None, relative: bool = False,
+        every: int = 50, band: tuple[float, float] | None = None, relative: bool = False, ramp: int = 0,
     ) -> None:  # fmt: skip
         super().__init__()
         positive(capsules=capsules, every=every)
@@ -64,7 +65,7 @@ class SparseMask(nn.Module):
         if not 0 <= low <= high:
             raise RecipeError(f"the band of lifetime frequencies is ({low}, {high}); 0 <= low <= high is wanted")
         self.gamma, self.cut, self.alpha, self.delta, self.every = gamma, cut, alpha, delta, every
-        self.low, self.high, self.relative = low, high, relative
+        self.low, self.high, self.relative, self.ramp = low, high, relative, ramp
         if relative:
             self.register_buffer("usual", torch.ones(capsules))
         self.register_buffer("frequency", torch.full((capsules,), 1 / capsules))
@@ -77,7 +78,11 @@ class SparseMask(nn.Module):
             raise ShapeError(f"support has shape {list(support.shape)}; [b {len(self.boost)}] is wanted")
         z = support.detach() * self.boost
         ranks = rank(z / self.usual.clamp_min(torch.finfo(z.dtype).tiny) if self.relative else z)
-        return rank_mask(ranks, self.gamma, self.cut).to(support.dtype), ranks
+        return rank_mask(ranks, self.gamma * self._risen(), self.cut).to(support.dtype), ranks
+
+    def _risen(self) -> float:
+        """The share of gamma that training has come to; it is all of it elsewhere."""
+        return min(1.0, int(self.batches) / self.ramp) if self.training and self.ramp else 1.0
 
     def inside(self, share: Tensor) -> Tensor:
         """How many capsules are inside the band, by the share [j] of images in which each comes first."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import relu
 
-from torchcaps.config import Count, NonNegativeFloat, PositiveFloat, Share, check
+from torchcaps.config import Count, NonNegativeFloat, NonNegativeInt, PositiveFloat, Share, check
 from torchcaps.errors import RecipeError
 from torchcaps.layers import DenseDecoder, FrameDecoder, SparseMask
 from torchcaps.losses import reconstruction_loss
@@ -47,6 +47,7 @@ class Competition:
     band            of lifetime frequencies in which a boost stays; none = (.64, 1.6) / L, the paper's [.04, .1] at
                     L = 16 (the authors' code has [.03, .12])
     relative        rank by the support over its own moving average, for routing that supports some capsules always
+    ramp            training batches over which gamma rises from 0 (our own); 0 = it is there at once
     reconstruction  weight of the sum of squared errors
     decoder         units of its hidden layers
     """
@@ -60,6 +61,7 @@ class Competition:
     every: Count = 50
     band: tuple[Share, Share] | None = None
     relative: bool = False
+    ramp: NonNegativeInt = 0
     reconstruction: PositiveFloat = 0.005
     decoder: tuple[Count, ...] = (512, 1024)
 
@@ -131,7 +133,7 @@ def mask_of(config: Competition) -> SparseMask:
     return SparseMask(
         config.capsules, gamma=config.gamma if config.sparse else 0.0, cut=config.cut, alpha=config.alpha,
         delta=config.boost if config.sparse else 0.0, every=config.every, band=config.band,
-        relative=config.relative,
+        relative=config.relative, ramp=config.ramp,
     )  # fmt: skip
 
 

@@ -62,6 +62,12 @@ def test_networks_of_our_own_have_no_number(kind):
     assert paper_numbers(load_recipe(f"{kind}-affnist-shared", {"model": {"shared": False}})) != {}
 
 
+@pytest.mark.parametrize("own", [{"frames": True}, {"ramp": 100}])
+@pytest.mark.parametrize("kind", ["sparse", "dense"])
+def test_nor_have_capsules_that_draw_in_frames_or_compete_by_and_by(kind, own):
+    assert paper_numbers(load_recipe(f"{kind}-affnist", {"model": own})) == {}
+
+
 def result(name: str, steps: int, **train: int) -> Result:
     recipe = load_recipe(name, {"train": train})
     paper = paper_numbers(recipe)

@@ -278,7 +278,7 @@ def test_paper_size_recipes_have_the_settings_of_the_authors():
     assert to_dict(load_recipe("sparse-mnist"))["data"]["name"] == "mnist"
 
 
-@pytest.mark.parametrize("kind", ["affnist", "affnist-small", "affnist-shared", "mnist-small"])
+@pytest.mark.parametrize("kind", ["affnist", "affnist-small", "affnist-shared", "affnist-frames", "mnist-small"])
 def test_a_dense_control_differs_in_the_mask_alone(kind):
     assert changed(f"dense-{kind}", f"sparse-{kind}") == {"model.sparse": False}
 

@@ -73,6 +73,8 @@ def paper_numbers(recipe: Recipe) -> dict[str, float]:
     data, model = to_dict(recipe)["data"], recipe.model
     if isinstance(model, CapsNetConfig | SparseConfig) and model.shared:
         return {}
+    if isinstance(model, SparseConfig) and (model.frames or model.ramp):
+        return {}
     if isinstance(model, CapsNetConfig):
         return SABOUR.get(data["name"], {})
     if isinstance(model, SparseConfig):

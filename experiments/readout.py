@@ -51,7 +51,7 @@ def main(arguments: list[str]) -> int:
     rows = [["accuracy (%) after", *(f"{count:,} images" for count in numbers)]]
     for title, look, gamma in progress(list(_looks(runs, material.shown)), "reading"):
         rows.append([title, *_curve(look, gamma, train, test, numbers)])
-    before, same = capsules(cast(Competitors, runs[0].model), masked=False), _moved_again(runs[0], max(numbers))
+    before, same = _before(cast(Competitors, runs[0].model)), _moved_again(runs[0], max(numbers))
     rows.append(
         [f"{runs[0].recipe.name}, before the mask, of test digits", *_curve(before, GAMMA, same, test, numbers)]
     )
@@ -63,10 +63,14 @@ def _looks(runs: list[Loaded], shown: Tensor) -> Iterator[tuple[str, Look, float
     """What is read, by name, with the kernel that suits it, as in torchcaps.evaluate.sparse."""
     sparse, dense = (cast(Competitors, run.model.eval()) for run in runs)
     yield f"{runs[0].recipe.name}, behind the mask", capsules(sparse), GAMMA
-    yield f"{runs[0].recipe.name}, before the mask", capsules(sparse, masked=False), GAMMA
+    yield f"{runs[0].recipe.name}, before the mask", _before(sparse), GAMMA
     yield runs[1].recipe.name, capsules(dense), GAMMA
     axes = fit_pca(shown.flatten(1), *sparse.encode(shown[:1]).pose.shape[1:])
     yield "principal components", lambda images: Seen(axes.codes(images.flatten(1)), None), None
+
+
+def _before(model: Competitors) -> Look:
+    return lambda images: capsules(model)(images).before()
 
 
 def _moved_again(run: Loaded, count: int) -> Dataset:

@@ -16,7 +16,7 @@ from torchcaps.evaluate import evaluate_runs
 from torchcaps.evaluate.papers import SPARSE_STEPS, budget_note, paper_numbers, paper_tables
 from torchcaps.evaluate.readout import AFFNIST, Material, fit_svm, material_of
 from torchcaps.evaluate.results import Result
-from torchcaps.evaluate.sparse import CONTROLS, Seen, capsules, chosen, in_band, measure
+from torchcaps.evaluate.sparse import CONTROLS, Look, Seen, capsules, chosen, in_band, measure, see_all
 from torchcaps.models import MODELS, SmallSparseConfig, SparseConfig
 from torchcaps.train import Recipe, create, load, load_recipe, total_steps, train
 from torchcaps.types import ImageSpec
@@ -129,12 +129,16 @@ def knows(m: Material, told: dict[str, torch.Tensor]):
     return look
 
 
+def told_of(look: Look, m: Material) -> dict[str, float]:
+    return measure(see_all(look, m), m)
+
+
 def test_who_knows_the_classes_has_known_numbers():
     m = material_of(recipe(), 60)
-    row = measure(knows(m, {name: data.labels for name, data in m.sets.items()}), m)
+    row = told_of(knows(m, {name: data.labels for name, data in m.sets.items()}), m)
     assert row.pop("argmax_nmi_place") < 0.8
     assert row == dict.fromkeys(["glyphs_svm", *READERS, "argmax_nmi", "purity"], pytest.approx(1.0))
-    blind = measure(lambda images: Seen(images.new_ones(len(images), 2), torch.zeros(len(images)).long()), m)
+    blind = told_of(lambda images: Seen(images.new_ones(len(images), 2), torch.zeros(len(images)).long()), m)
     assert blind["argmax_nmi"] == 0 and blind["glyphs_svm"] < 0.3
 
 
@@ -147,9 +151,9 @@ def test_who_knows_the_places_has_a_known_number_too():
         quarters.append([order.index(n) // 10 for n in range(40)])
     fields = torch.tensor([4 * row + column for row, column in zip(*quarters, strict=True)])
     told = {"train": torch.zeros(len(m.sets["train"])).long(), "test": fields}
-    assert measure(knows(m, told), m)["argmax_nmi_place"] == pytest.approx(1.0)
+    assert told_of(knows(m, told), m)["argmax_nmi_place"] == pytest.approx(1.0)
     nowhere = {name: replace(data, factors={}) for name, data in m.sets.items()}
-    assert "argmax_nmi_place" not in measure(knows(m, told), replace(m, sets=nowhere))
+    assert "argmax_nmi_place" not in told_of(knows(m, told), replace(m, sets=nowhere))
 
 
 def test_an_untrained_network_that_is_ranked_relatively_knows_what_is_usual(tmp_path):
@@ -171,8 +175,8 @@ def test_before_the_mask_the_read_out_sees_all_capsules(shelf, result):
     assert row["glyphs_svm"][1] == svm.accuracy(codes["test"], m.sets["test"].labels)
     assert any(row[name] != result.metrics[name] for name in ("glyphs_svm", *READERS)), "it reads another code"
     with torch.no_grad():
-        seen = capsules(model, masked=False)(m.sets["test"].shown())
-    assert torch.equal(seen.codes, codes["test"]) and (seen.codes != 0).any(-1).all()
+        seen = capsules(model)(m.sets["test"].shown()).before()
+    assert torch.equal(seen.codes, codes["test"]) and (seen.codes != 0).any(-1).all() and seen.groups is None
 
 
 def test_protocols_learn_and_are_tested_on_what_their_names_say():
@@ -185,7 +189,7 @@ def test_protocols_learn_and_are_tested_on_what_their_names_say():
     }  # fmt: skip
     m = Material(sets, AFFNIST, "affnist_svm_a", torch.zeros(1, 1, 16, 16))
     told = {name: (data.labels + name.startswith("aff")) % 10 for name, data in sets.items()}
-    row = measure(knows(m, told), m)
+    row = told_of(knows(m, told), m)
     assert row["mnist_svm"] == row["affnist_svm_a"] == row["knn"] == row["purity"] == 1
     assert row["affnist_svm_b"] == 0
 

@@ -39,30 +39,54 @@ from torchcaps.train.display import progress
 from torchcaps.train.run import Loaded
 from torchcaps.train.training import set_up
 
-__all__ = ["CONTROLS", "Look", "Seen", "capsules", "chosen", "gamma_of", "in_band", "measure", "rows_of_runs", "see"]
+__all__ = [
+    "CONTROLS",
+    "Look",
+    "Seen",
+    "capsules",
+    "chosen",
+    "gamma_of",
+    "in_band",
+    "measure",
+    "rows_of_runs",
+    "see",
+    "see_all",
+]
 
-CONTROLS = ("before the mask", "untrained", "pixels", "PCA", "k-means")
+BEFORE = "before the mask"
+CONTROLS = (BEFORE, "untrained", "pixels", "PCA", "k-means")
 CHUNK = 250
 
 
 class Seen(NamedTuple):
-    """What is made of n images: codes [n ...] and groups [n], where there are such."""
+    """What is made of n images: codes [n ...] and groups [n], where there are such, and codes before a mask."""
 
     codes: Tensor | None
     groups: Tensor | None
+    unmasked: Tensor | None = None
+
+    def before(self) -> Seen:
+        """The codes before the mask, of which there are no groups."""
+        return Seen(self.unmasked, None)
 
 
 Look = Callable[[Tensor], Seen]
 """Images [n c h w] as floats -> what is made of them."""
+Row = dict[str, float]
 
 
 @torch.no_grad()
-def measure(look: Look, material: Material, gamma: float | None = None) -> dict[str, float]:
-    """One row: the metrics of the module's docstring, as far as they can be asked of what is seen."""
+def see_all(look: Look, material: Material) -> dict[str, Seen]:
+    """What is made of the images of each set."""
+    return {name: see(look, data) for name, data in material.sets.items()}
+
+
+@torch.no_grad()
+def measure(seen: Mapping[str, Seen], material: Material, gamma: float | None = None) -> Row:
+    """One row: the metrics of the module's docstring, as far as they can be asked of what was seen of each set."""
     m = material
-    seen = {name: see(look, data) for name, data in m.sets.items()}
     train, test = m.protocols[m.main]
-    row: dict[str, float] = {}
+    row: Row = {}
     codes = {name: found.codes for name, found in seen.items() if found.codes is not None}
     if codes:
         row |= _read(codes, m, gamma)
@@ -99,17 +123,15 @@ def _read(codes: Mapping[str, Tensor], m: Material, gamma: float | None) -> dict
 def see(look: Look, data: Dataset) -> Seen:
     """All images of a set, a bounded number at a time."""
     parts = [look(data.shown(rows)) for rows in torch.split(torch.arange(len(data)), CHUNK)]
-    codes = [part.codes for part in parts if part.codes is not None]
-    groups = [part.groups for part in parts if part.groups is not None]
-    return Seen(torch.cat(codes) if codes else None, torch.cat(groups) if groups else None)
+    return Seen(*(None if field[0] is None else torch.cat(field) for field in zip(*parts, strict=True)))
 
 
-def capsules(model: Competitors, *, masked: bool = True) -> Look:
-    """The masked capsules v' [n j k] of a network and the capsule of rank 0, or v before there were ranks."""
+def capsules(model: Competitors) -> Look:
+    """The masked capsules v' [n j k] of a network, the capsule of rank 0, and v before there were ranks."""
 
     def look(images: Tensor) -> Seen:
         out: SparseOutput = model(images)
-        return Seen(out.masked.pose, out.ranks.argmin(-1)) if masked else Seen(out.unmasked.pose, None)
+        return Seen(out.masked.pose, out.ranks.argmin(-1), out.unmasked.pose)
 
     return look
 
@@ -135,18 +157,30 @@ def rows_of_runs(
     runs: Sequence[Loaded], others: Sequence[Loaded], material: Material, names: Sequence[str] = CONTROLS
 ) -> tuple[Metrics, dict[str, Metrics]]:
     """The metrics of the runs, and the rows of other runs, by the names of their recipes, and of the controls."""
-    own = gather(_trained(run, material) for run in progress(runs, "measuring the runs"))
-    named: dict[str, list[dict[str, float]]] = {}
+    own: list[Row] = []
+    bare: list[Row] = []
+    named: dict[str, list[Row]] = {}
+    for run in progress(runs, "measuring the runs"):
+        seen = _seen(run.model, material)
+        own.append(_row(run.model, seen, material, gamma_of(run)))
+        if BEFORE in names:
+            bare.append(measure({name: found.before() for name, found in seen.items()}, material, gamma_of(run)))
     for run in progress(others, "measuring other runs"):
-        named.setdefault(run.recipe.name, []).append(_trained(run, material))
+        row = _row(run.model, _seen(run.model, material), material, gamma_of(run))
+        named.setdefault(run.recipe.name, []).append(row)
     rows = {name: gather(found) for name, found in named.items()}
     for name in progress(names, "measuring the controls"):
-        rows[name] = _control(name, runs, material)
-    return own, rows
+        rows[name] = gather(bare) if name == BEFORE else _control(name, runs, material)
+    return gather(own), rows
 
 
-def _trained(run: Loaded, material: Material) -> dict[str, float]:
-    return _network(cast(Competitors, run.model), material, gamma_of(run))
+def _seen(model: Model, material: Material) -> dict[str, Seen]:
+    return see_all(capsules(cast(Competitors, model.eval())), material)
+
+
+def _row(model: Model, seen: Mapping[str, Seen], material: Material, gamma: float | None) -> Row:
+    inside = in_band(cast(Competitors, model), material.shown)
+    return measure(seen, material, gamma) | {"capsules_in_band": float(inside)}
 
 
 def gamma_of(run: Loaded) -> float | None:
@@ -154,19 +188,12 @@ def gamma_of(run: Loaded) -> float | None:
     return GAMMA if isinstance(run.recipe.model, SparseConfig) else None
 
 
-def _network(model: Model, material: Material, gamma: float | None) -> dict[str, float]:
-    network = cast(Competitors, model.eval())
-    return measure(capsules(network), material, gamma) | {"capsules_in_band": float(in_band(network, material.shown))}
-
-
 def _control(name: str, runs: Sequence[Loaded], material: Material) -> Metrics:
     """One row; what has no seed is measured once."""
-    if name == "before the mask":
-        looks = ((capsules(cast(Competitors, run.model.eval()), masked=False), gamma_of(run)) for run in runs)
-        return gather(measure(look, material, gamma) for look, gamma in looks)
-    if name == "untrained":
-        return gather(_network(_untrained(run, material.shown), material, None) for run in runs)
-    return gather([measure(_without_network(name, runs[0], material.shown), material)])
+    if name != "untrained":
+        return gather([measure(see_all(_without_network(name, runs[0], material.shown), material), material)])
+    networks = (_untrained(run, material.shown) for run in runs)
+    return gather(_row(network, _seen(network, material), material, None) for network in networks)
 
 
 @torch.no_grad()

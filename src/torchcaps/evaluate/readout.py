@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import combinations
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,7 +31,7 @@ READ = 10_000
 """Training images that the read-out learns from, unless told otherwise."""
 MOST, ROOM = 16_000, 4_000_000_000
 """Codes of two classes whose kernel is one matrix, 2 GB at the most, which is many times as fast; bytes of all such
-matrices at a time."""
+matrices at a time, beside those of each class with itself."""
 PART, CACHE = 1000, 2000
 """Test codes at a time; megabytes for parts of a kernel that is no matrix."""
 AFFNIST = {
@@ -99,29 +99,45 @@ def fit_svm(codes: Tensor, labels: Tensor, *, c: float = C, gamma: float | None 
     require_sklearn()
     rows = codes.detach().flatten(1).double()
     gamma = gamma or 1 / (rows.shape[1] * float(rows.var(correction=0)) or 1.0)
-    pairs = list(combinations(sorted(set(labels.tolist())), 2))
-    sides = [(labels == one).int() - (labels == other).int() for one, other in pairs]
-    most = min(MOST, max(int(side.abs().sum()) for side in sides))
-    with ThreadPoolExecutor(max(1, min(torch.get_num_threads(), ROOM // (8 * most * most)))) as team:
-        found = list(team.map(partial(_between, rows, c=c, gamma=gamma), sides))
-    weights, bias = torch.stack([weights for weights, _ in found]), torch.tensor([b for _, b in found]).double()
+    classes = sorted(set(labels.tolist()))
+    of = [(labels == name).nonzero().squeeze(1) for name in classes]  # [n of the class] each
+    pairs = list(combinations(range(len(classes)), 2))
+    most = sum(sorted(map(len, of))[-2:])  # codes of two classes
+    with ThreadPoolExecutor(max(1, min(torch.get_num_threads(), ROOM // (8 * min(most, MOST) ** 2)))) as team:
+        groups = list(team.map(lambda g: _group(rows[g], gamma, whole=most <= MOST), of))
+        found = list(team.map(lambda pair: _between(groups[pair[0]], groups[pair[1]], c, gamma), pairs))
+    weights = torch.zeros(len(pairs), len(rows), dtype=torch.float64)
+    for row, pair, (w, _) in zip(weights, pairs, found, strict=True):
+        row[torch.cat([of[i] for i in pair])] = w
     carry = weights.any(0)
-    return SVM(rows[carry], weights[:, carry], bias, torch.tensor(pairs), gamma, tuple(codes.shape[1:]))
+    bias = torch.tensor([b for _, b in found], dtype=torch.float64)
+    return SVM(rows[carry], weights[:, carry], bias, torch.tensor(classes)[torch.tensor(pairs)], gamma, codes.shape[1:])
 
 
-def _between(rows: Tensor, side: Tensor, c: float, gamma: float) -> tuple[Tensor, float]:
-    """Weights [n] and bias of the function that is above 0 where `side` [n] is 1, and below where it is -1."""
+class _Group(NamedTuple):
+    """The codes [n d] of a class, and their kernel [n n] with each other, if there is room."""
+
+    codes: Tensor
+    gram: Tensor | None
+
+
+def _group(codes: Tensor, gamma: float, *, whole: bool) -> _Group:
+    return _Group(codes, kernel(codes, codes, gamma) if whole else None)
+
+
+def _between(one: _Group, other: _Group, c: float, gamma: float) -> tuple[Tensor, float]:
+    """Weights [n] of the codes of two classes, and the bias, of the function that is above 0 for the one."""
     from sklearn.svm import SVC
 
-    of = side.nonzero().squeeze(1)
-    x = rows[of]
-    if len(x) <= MOST:
-        machine, known = SVC(C=c, kernel="precomputed"), kernel(x, x, gamma)
+    if one.gram is None or other.gram is None:
+        machine, known = SVC(C=c, gamma=gamma, cache_size=CACHE), torch.cat([one.codes, other.codes])
     else:
-        machine, known = SVC(C=c, kernel="rbf", gamma=gamma, cache_size=CACHE), x
-    machine.fit(known.numpy(), side[of].numpy())
-    weights = torch.zeros(len(rows), dtype=torch.float64)
-    weights[of[torch.from_numpy(machine.support_).long()]] = torch.from_numpy(machine.dual_coef_[0])
+        between = kernel(one.codes, other.codes, gamma)
+        known = torch.cat([torch.cat([one.gram, between], 1), torch.cat([between.T, other.gram], 1)])
+        machine = SVC(C=c, kernel="precomputed")
+    machine.fit(known.numpy(), [1] * len(one.codes) + [-1] * len(other.codes))
+    weights = torch.zeros(len(known), dtype=torch.float64)
+    weights[torch.from_numpy(machine.support_).long()] = torch.from_numpy(machine.dual_coef_[0])
     return weights, float(machine.intercept_[0])
 
 

@@ -363,6 +363,12 @@ def test_values_out_of_range_are_refused_by_the_recipe(data: dict[str, Any]) -> 
     networks.assert_recipe_refuses(SparseConfig, data)
 
 
+def test_frames_without_a_hidden_layer_are_refused() -> None:
+    assert replace(TINY, decoder=()).decoder == ()
+    with pytest.raises(RecipeError, match=r"decoder = \[\]"):
+        replace(FRAMES, decoder=())
+
+
 def test_values_out_of_range_are_refused_in_python_and_the_others_survive_a_recipe() -> None:
     with pytest.raises(RecipeError, match="capsules"):
         SparseConfig(capsules=0)

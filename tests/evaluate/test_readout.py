@@ -72,13 +72,37 @@ def test_it_is_the_machine_of_the_library(names, gamma, monkeypatch):
     library = SVC(C=C, gamma=width, decision_function_shape="ovo", tol=1e-8).fit(rows, labels.numpy())
     wanted = torch.from_numpy(library.decision_function(new)).reshape(100, -1) * (-1 if len(names) == 2 else 1)
     monkeypatch.setattr(readout, "PART", 7)
-    for most in (200, 1):
+    two = sum(sorted(labels.bincount().tolist())[-2:])
+    for most in (two, two - 1):
         monkeypatch.setattr(readout, "MOST", most)
+        asked = spy(monkeypatch, "_together")
         found = fit_svm(train, labels, gamma=gamma)
+        assert {known is None for known in asked} == {most < two}, "one matrix, as long as there is room"
         assert found.pairs.tolist() == [[i, j] for i in names for j in names if i < j]
         assert torch.allclose(found.functions(test.flatten(1)), wanted, atol=0.02)
         agree = found.predict(test) == torch.from_numpy(library.predict(new))
         assert agree[wanted.abs().amin(1) > 0.02].all() and agree.float().mean() > 0.9
+
+
+def spy(monkeypatch: pytest.MonkeyPatch, name: str) -> list[Any]:
+    """What a function of the module returns from now on."""
+    real, returned = getattr(readout, name), []
+
+    def instead(*args: Any) -> Any:
+        returned.append(real(*args))
+        return returned[-1]
+
+    monkeypatch.setattr(readout, name, instead)
+    return returned
+
+
+def test_pairs_are_fitted_at_a_time_as_there_is_room(monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
+    monkeypatch.setattr(readout, "ROOM", 8 * 1000**2 * 3)
+    monkeypatch.setattr(readout, "MOST", 2000)
+    assert [readout._workers(most) for most in (10, 1000, 1700, 1800, 5000)] == [8, 3, 1, 1, 1]
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    assert readout._workers(1000) == 2
 
 
 def test_of_classes_that_win_as_often_the_lowest_is_taken():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -164,16 +165,20 @@ def test_frequencies_have_a_curve_a_capsule_and_count_those_in_the_band(data, sh
     assert shown[1].get_title() == shown[0].get_title()
 
 
-def test_swept_sets_one_number_at_a_time(data):
-    model = made(data)
+@pytest.mark.parametrize("frames", [False, True])
+def test_swept_sets_one_number_at_a_time(data, frames):
+    model = made(data, frames=frames)
     with torch.no_grad():
         pose = model.encode(data.shown(slice(0, 1))).pose[0]
+        pose[2] = torch.tensor([0.1, -0.2, 0.5, 0.3])
         drawn = s.swept(model, pose, 2)
         assert drawn.shape == (4, 11, 1, 16, 16)
         for k in range(4):
             for n in range(11):
                 moved = pose.clone().unsqueeze(0)
                 moved[0, 2, k] = -1 + 0.2 * n
+                if frames:  # the same ink
+                    moved[0, 2] *= math.sqrt(0.39) / math.sqrt(sum(x * x for x in moved[0, 2].tolist()))
                 torch.testing.assert_close(drawn[k, n], model.decode(moved)[0], rtol=1e-5, atol=1e-6)
 
 

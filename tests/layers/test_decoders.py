@@ -223,6 +223,34 @@ def test_frames_start_in_the_middle_at_the_size_of_the_image() -> None:
     assert logits.abs().max() < 1e-5
 
 
+def test_a_fresh_decoder_draws_almost_nothing_in_frames_that_poses_move_a_little() -> None:
+    torch.manual_seed(0)
+    decoder, pose = FrameDecoder(3, 4, (1, 12, 12)), poses(2, 3, 4)
+    assert float(decoder(0 * pose).detach().max()) < 0.02
+    moved = torch.einsum("bjk,jkf->bjf", pose / pose.norm(dim=-1, keepdim=True), decoder.F.detach())
+    assert 0.01 < float(moved.std()) < 0.1
+
+
+def test_a_capsule_that_is_off_has_no_gradient_whoever_is_beside_it() -> None:
+    decoder, pose = framed(), poses(2, 3, 4).double()
+    pose[0, 1] = 0
+    alone, beside = pose[:1].clone().requires_grad_(), pose.clone().requires_grad_()
+    decoder(alone)[0].sum().backward()
+    decoder(beside)[0].sum().backward()
+    assert alone.grad is not None and beside.grad is not None
+    torch.testing.assert_close(alone.grad, beside.grad[:1])
+    assert not alone.grad[0, 1].any() and alone.grad[0, 0].any()
+
+
+@pytest.mark.parametrize("kind", DECODERS)
+def test_no_image_and_any_number_of_images(kind: type) -> None:
+    decoder = build(kind, (2, 5, 7)).eval()
+    assert decoder(torch.zeros(0, 3, 4)).shape == (0, 2, 5, 7)
+    batch = torch.export.Dim("b", min=2)
+    exported = torch.export.export(decoder, (poses(4, 3, 4),), dynamic_shapes=({0: batch},)).module()
+    torch.testing.assert_close(exported(poses(6, 3, 4)), decoder(poses(6, 3, 4)))
+
+
 def test_only_capsules_that_are_on_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     decoder, pose = framed(), poses(3, 3, 4).double()
     pose[0, 0], pose[1, 1:], pose[2] = 0, 0, 0

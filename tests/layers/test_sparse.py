@@ -317,6 +317,11 @@ def test_counts_below_1_are_refused(options: dict[str, int]) -> None:
         SparseMask(**options)
 
 
+def test_a_ramp_of_less_than_no_batch_is_refused() -> None:
+    with pytest.raises(RecipeError, match="ramp = -1"):
+        SparseMask(3, ramp=-1)
+
+
 @pytest.mark.parametrize("band", [(0.2, 0.1), (-0.1, 0.5)])
 def test_a_band_that_is_none_is_refused(band: tuple[float, float]) -> None:
     with pytest.raises(RecipeError, match="low <= high") as caught:

@@ -74,7 +74,7 @@ class SVM:
     def _winners(self, codes: Tensor) -> Tensor:
         lost = (self.functions(codes) <= 0).long()  # [n p]
         won = self.pairs.expand(len(codes), -1, -1).gather(2, lost.unsqueeze(-1)).squeeze(-1)  # [n p]
-        wins = torch.zeros(len(codes), 1 + int(self.pairs.max()), dtype=torch.int64)
+        wins = won.new_zeros(len(codes), 1 + int(self.pairs.max()))
         return wins.scatter_add_(1, won, torch.ones_like(won)).argmax(1)
 
     def accuracy(self, codes: Tensor, labels: Tensor) -> float:
@@ -103,7 +103,7 @@ def fit_svm(codes: Tensor, labels: Tensor, *, c: float = C, gamma: float | None 
     of = [(labels == name).nonzero().squeeze(1) for name in classes]  # [n of the class] each
     pairs = list(combinations(range(len(classes)), 2))
     most = sum(sorted(map(len, of))[-2:])  # codes of two classes
-    with ThreadPoolExecutor(max(1, min(torch.get_num_threads(), ROOM // (8 * min(most, MOST) ** 2)))) as team:
+    with ThreadPoolExecutor(_workers(most)) as team:
         groups = list(team.map(lambda g: _group(rows[g], gamma, whole=most <= MOST), of))
         found = list(team.map(lambda pair: _between(groups[pair[0]], groups[pair[1]], c, gamma), pairs))
     weights = torch.zeros(len(pairs), len(rows), dtype=torch.float64)
@@ -129,16 +129,31 @@ def _between(one: _Group, other: _Group, c: float, gamma: float) -> tuple[Tensor
     """Weights [n] of the codes of two classes, and the bias, of the function that is above 0 for the one."""
     from sklearn.svm import SVC
 
-    if one.gram is None or other.gram is None:
+    known = _together(one, other, gamma)
+    machine = SVC(C=c, kernel="precomputed")
+    if known is None:
         machine, known = SVC(C=c, gamma=gamma, cache_size=CACHE), torch.cat([one.codes, other.codes])
-    else:
-        between = kernel(one.codes, other.codes, gamma)
-        known = torch.cat([torch.cat([one.gram, between], 1), torch.cat([between.T, other.gram], 1)])
-        machine = SVC(C=c, kernel="precomputed")
     machine.fit(known.numpy(), [1] * len(one.codes) + [-1] * len(other.codes))
     weights = torch.zeros(len(known), dtype=torch.float64)
     weights[torch.from_numpy(machine.support_).long()] = torch.from_numpy(machine.dual_coef_[0])
     return weights, float(machine.intercept_[0])
+
+
+def _together(one: _Group, other: _Group, gamma: float) -> Tensor | None:
+    """The kernel of all codes of two classes, if that of each with itself is known; no copy of it is made."""
+    if one.gram is None or other.gram is None:
+        return None
+    a, n = len(one.codes), len(one.codes) + len(other.codes)
+    known = one.gram.new_empty(n, n)
+    known[:a, :a], known[a:, a:] = one.gram, other.gram
+    known[:a, a:] = kernel(one.codes, other.codes, gamma)
+    known[a:, :a] = known[:a, a:].T
+    return known
+
+
+def _workers(most: int) -> int:
+    """How many pairs of classes are fitted at a time, of which the largest has `most` codes."""
+    return max(1, min(torch.get_num_threads(), ROOM // (8 * min(most, MOST) ** 2)))
 
 
 def kernel(x: Tensor, y: Tensor, gamma: float) -> Tensor:

@@ -24,8 +24,10 @@ from torchcaps.data import Dataset
 from torchcaps.errors import DataError, RecipeError, ShapeError, nearest
 from torchcaps.evaluate.capsule_figures import Wish
 from torchcaps.evaluate.figures import image_grid, pixels, png, pyplot
+from torchcaps.layers import FrameDecoder
 from torchcaps.layers.sparse import rank
 from torchcaps.math.random import permutation
+from torchcaps.math.squash import norm
 from torchcaps.models import CapsNet
 from torchcaps.models.capsnet import CapsNetOutput
 from torchcaps.models.sparse import Competitors, SparseOutput, support
@@ -240,11 +242,16 @@ def _examples(scene: Scene) -> dict[int, int]:
 
 
 def swept(model: Competitors, pose: Tensor, j: int) -> Tensor:
-    """[k n c h w] what the masked pose [j k] of an image draws when each number of capsule j is set to -1 ... 1."""
+    """[k n c h w] what the masked pose [j k] of an image draws when each number of capsule j is set to -1 ... 1.
+
+    Where length is ink, the capsule keeps its length: the number turns it towards or away from an axis.
+    """
     k = pose.shape[-1]
     number = torch.arange(k)
     poses = pose.repeat(k, STEPS, 1, 1)  # [k n j k]
     poses[number, :, j, number] = torch.linspace(-1, 1, STEPS).to(pose)
+    if isinstance(model.decoder, FrameDecoder):
+        poses[:, :, j] *= norm(pose[j]) / norm(poses[:, :, j], keepdim=True)
     return torch.unflatten(model.decode(poses.flatten(0, 1)), 0, (k, STEPS))
 
 

@@ -134,24 +134,26 @@ class FrameDecoder(nn.Module):
 
     def forward(self, pose: Tensor) -> Tensor:
         _check_pose(pose, self.capsules, self.dimension)
-        length = norm(pose, keepdim=True)  # [b j 1]
-        direction = pose / length
+        if not pose.shape[0]:
+            return pose.new_zeros(0, *self.image)
+        on = pose.detach().ne(0).any(-1, keepdim=True)  # [b j 1]
+        length = norm(pose, keepdim=True)
+        direction = pose / length.masked_fill(~on, 1.0)
         parts = (
-            length,
+            length * on,
             torch.einsum("bjk,jkh->bjh", direction, self.E) + self.e,
             (torch.einsum("bjk,jkf->bjf", direction, self.F) + self.f) * self.gain + self.start,
         )
-        ink, inner, frame = _of_those_on(pose, parts)  # [b n 1], [b n h], [b n 6]
+        ink, inner, frame = _of_those(on.squeeze(-1), parts)  # [b n 1], [b n h], [b n 6]
         pictures = self.net(inner).view(-1, self.image[0], self.side, self.side)  # [(b n) c s s]
-        size = [len(pictures), *self.image]
+        size = [pictures.shape[0], *self.image]
         grid = affine_grid(frame.reshape(-1, 2, 3), size, align_corners=False)  # [(b n) h w 2]
         drawn = grid_sample(pictures, grid, align_corners=False).view(*ink.shape[:2], *self.image)
         return torch.sigmoid(self.bias + (drawn * ink[..., None, None]).sum(1))
 
 
-def _of_those_on(pose: Tensor, parts: Sequence[Tensor]) -> list[Tensor]:
-    """Parts [b j ...] of those capsules alone that are not 0, as many in every sample: [b n ...]."""
-    on = pose.detach().ne(0).any(-1)  # [b j]
+def _of_those(on: Tensor, parts: Sequence[Tensor]) -> list[Tensor]:
+    """Parts [b j ...] of the capsules alone that are on [b j], as many in every sample: [b n ...]."""
     if torch.compiler.is_compiling() or bool(on.all()):
         return list(parts)
     n = max(int(on.sum(1).max()), 1)

@@ -64,6 +64,8 @@ class SparseMask(nn.Module):
         low, high = band or (0.64 / capsules, 1.6 / capsules)
         if not 0 <= low <= high:
             raise RecipeError(f"the band of lifetime frequencies is ({low}, {high}); 0 <= low <= high is wanted")
+        if ramp < 0:
+            raise RecipeError(f"ramp = {ramp}; 0 batches or more are wanted")
         self.gamma, self.cut, self.alpha, self.delta, self.every = gamma, cut, alpha, delta, every
         self.low, self.high, self.relative, self.ramp = low, high, relative, ramp
         if relative:

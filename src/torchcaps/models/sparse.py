@@ -47,7 +47,8 @@ class Competition:
     band            of lifetime frequencies in which a boost stays; none = (.64, 1.6) / L, the paper's [.04, .1] at
                     L = 16 (the authors' code has [.03, .12])
     relative        rank by the support over its own moving average, for routing that supports some capsules always
-    ramp            training batches over which gamma rises from 0 (our own); 0 = it is there at once
+    ramp            training batches over which gamma rises from 0 (our own); 0 = it is there at once. Elsewhere all
+                    of it counts, so that within the ramp images are redrawn from fewer capsules than have learnt to
     reconstruction  weight of the sum of squared errors
     decoder         units of its hidden layers
     """
@@ -94,6 +95,11 @@ class SparseConfig(Competition):
     frames: bool = False
     side: Count = 28
     routing: Dynamic = field(default_factory=Dynamic)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.frames and not self.decoder:
+            raise RecipeError("decoder = []; with frames, the units of one hidden layer or more are wanted")
 
     def build(self, spec: ImageSpec) -> SparseCaps:
         return SparseCaps(self, spec)

@@ -196,13 +196,16 @@ def test_one_set_of_images_has_one_protocol_whatever_the_seed():
         material_of(recipe, 0)
 
 
-def test_images_are_shown_as_training_shows_them():
+def test_images_are_shown_as_training_shows_them(monkeypatch):
     recipe = sparse(train=80)
     images = recipe.data.load().train.images
     order = epoch_order(3, 0, 80)[:50]
     wanted = torch.stack([shift(images[i, None].float() / 255, 2, 3, 0, torch.tensor([i]))[0] for i in order.tolist()])
     assert torch.equal(material_of(recipe, 50).shown, wanted)
     assert not torch.equal(wanted, images[order].float() / 255)
+    monkeypatch.setattr(readout, "READ", 30)
+    m = material_of(recipe, 50)
+    assert torch.equal(m.shown, wanted[:30]) and m.read == 50
 
 
 def test_affnist_has_three_protocols(drawn_digits):

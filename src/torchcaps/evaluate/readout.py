@@ -176,7 +176,7 @@ class Material:
 
     `sets` are those of the read-out, by name; `protocols` says for each metric which it learns from and is tested on;
     simpler readers and groups are measured by the protocol `main`. `shown` [n c h w] are training images as training
-    shows them.
+    shows them, as many as are read, but 10,000 at the most: enough to count winners and to fit what is fitted to them.
     """
 
     sets: Mapping[str, Dataset]
@@ -200,7 +200,7 @@ def material_of(recipe: Recipe, images: int = READ) -> Material:
         raise DataError("each image shows several classes; the read-out wants data of one label an image")
     count = min(images, len(train))
     order = epoch_order(recipe.seed, 0, len(train))
-    shown = take(train, order, Place(0, 0), count, seed=recipe.seed, max_shift=loop.max_shift).images
+    shown = take(train, order, Place(0, 0), min(count, READ), seed=recipe.seed, max_shift=loop.max_shift).images
     if isinstance(data, AffnistConfig):
         return Material(_digits(data, count) | {"affnist test": splits.test}, AFFNIST, "affnist_svm_a", shown)
     some = subset(train, epoch_order(0, 0, len(train))[:count])

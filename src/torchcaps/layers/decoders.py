@@ -138,9 +138,9 @@ class FrameDecoder(nn.Module):
             return pose.new_zeros(0, *self.image)
         on = pose.detach().ne(0).any(-1, keepdim=True)  # [b j 1]
         length = norm(pose, keepdim=True)
-        direction = pose / length.masked_fill(~on, 1.0)
+        direction = pose / length
         parts = (
-            length * on,
+            length * on,  # exactly 0, so that those that are off have no gradient
             torch.einsum("bjk,jkh->bjh", direction, self.E) + self.e,
             (torch.einsum("bjk,jkf->bjf", direction, self.F) + self.f) * self.gain + self.start,
         )

@@ -292,7 +292,7 @@ def test_images_that_cannot_be_meant_are_refused(refused: networks.Refused) -> N
     [
         {"capsules": 0}, {"sizes": [8, 2, 4]}, {"decoder": [0]}, {"gamma": -1.0}, {"band": [0.2, 0.1]},
         {"reconstruction": 0.0}, {"routing": {"iterations": 0}}, {"class_cooling": 0.0}, {"sparse": 1},
-        {"init": {"classes": 0.0}}, {"loss": "spread"}, {"ramp": 10},
+        {"init": {"classes": 0.0}}, {"loss": "spread"}, {"ramp": -1},
     ],
 )  # fmt: skip
 def test_values_out_of_range_are_refused_by_the_recipe(data: dict[str, Any]) -> None:

@@ -71,9 +71,8 @@ BENCHMARK = {
 def paper_numbers(recipe: Recipe) -> dict[str, float]:
     """Metric -> the number in the paper that the recipe follows; nothing where it has none."""
     data, model = to_dict(recipe)["data"], recipe.model
-    if isinstance(model, CapsNetConfig | SparseConfig) and model.shared:
-        return {}
-    if isinstance(model, SparseConfig) and (model.frames or model.ramp):
+    ours = isinstance(model, CapsNetConfig | SparseConfig) and model.shared
+    if ours or (isinstance(model, SparseConfig) and (model.frames or model.ramp)):
         return {}
     if isinstance(model, CapsNetConfig):
         return SABOUR.get(data["name"], {})

@@ -99,13 +99,13 @@ class ConvDecoder(nn.Module):
 class FrameDecoder(nn.Module):
     """Poses [b j k] -> images [b c h w] in [0, 1]: each capsule draws a picture of its own, into a frame of its own.
 
-        n = v / |v|      T = net(E n + e), the picture      (A t) = F n + f, the frame
+        n = v / |v|      T = net(E n + e), the picture      (A t) = start + gain (F n + f), the frame
         image at x = sigmoid(bias + sum_j |v_j| T_j(A_j x + t_j))
 
     The length of a capsule is how much ink it has, its direction says what it draws and where: one of length 0 draws
     nothing. E, e, F and f are each capsule's own, the layers of the net behind them are shared. Points x of the image,
     and of pictures of `side` pixels, run from -1 to 1; pictures are read bilinearly, and as no ink outside. Frames
-    start near that in which a pixel of the picture is one of the image, in the middle.
+    start near that in which a pixel of the picture is one of the image, in the middle; shifts have the larger gain.
     """
 
     def __init__(

@@ -20,11 +20,11 @@ import torch
 
 from torchcaps.bench.timing import busy, threads
 from torchcaps.errors import TorchcapsError
-from torchcaps.evaluate.report import text_table
 from torchcaps.models import MatrixConfig, SmallMatrixConfig
-from torchcaps.train.files import write_atomically
-from torchcaps.train.training import flushed_denormals
+from torchcaps.systems.report import text_table
+from torchcaps.train.train_state import flushed_denormals
 from torchcaps.types import Batch, ImageSpec
+from torchcaps.utils.files import write_atomically
 
 TOYS, PAIRS = ImageSpec(2, 32, 32, 5), 24_300
 """smallNORB as networks see it, and how many stereo pairs an epoch has."""

@@ -32,12 +32,12 @@ import torch
 from torchcaps import __version__
 from torchcaps.bench.timing import busy
 from torchcaps.config import to_dict
-from torchcaps.explore.shelf import shipped_run
+from torchcaps.explore.run_registry import shipped_run
 from torchcaps.train import load_recipe
-from torchcaps.train.files import write_atomically
 from torchcaps.train.run import Run
-from torchcaps.train.training import set_up
+from torchcaps.train.train_state import set_up
 from torchcaps.types import ImageSpec
+from torchcaps.utils.files import write_atomically
 
 FRESH = "capsnet-mnist-small"
 PATIENCE = 60.0

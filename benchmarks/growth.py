@@ -24,10 +24,10 @@ from torchcaps.bench import case_of
 from torchcaps.bench.memory import peaks
 from torchcaps.bench.timing import best_times, busy, threads
 from torchcaps.errors import RecipeError, TorchcapsError
-from torchcaps.evaluate.report import text_table
-from torchcaps.train.display import progress
-from torchcaps.train.files import write_atomically
-from torchcaps.train.training import flushed_denormals
+from torchcaps.systems.report import text_table
+from torchcaps.train.train_state import flushed_denormals
+from torchcaps.utils.files import write_atomically
+from torchcaps.utils.progress import progress
 
 FACTORS = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1, 2, 4)
 ITERATIONS = (1, 2, 3, 4, 6, 8)

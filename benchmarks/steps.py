@@ -26,10 +26,10 @@ from torchcaps.bench import case_of
 from torchcaps.bench.timing import busy, threads
 from torchcaps.data import Dataset, Place, take
 from torchcaps.errors import TorchcapsError
-from torchcaps.evaluate.report import text_table
-from torchcaps.math.random import permutation
-from torchcaps.train.files import write_atomically
-from torchcaps.train.training import flushed_denormals
+from torchcaps.systems.report import text_table
+from torchcaps.train.train_state import flushed_denormals
+from torchcaps.utils.files import write_atomically
+from torchcaps.utils.random import permutation
 
 SYSTEMS = {"capsnet-28": 28, "em-64-8-16-16": 32, "sparse-40": 40, "cd-576x8-20x16": None}
 """Cases, and the side of the images that their step begins with; contrastive divergence has features at hand."""

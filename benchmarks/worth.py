@@ -23,13 +23,13 @@ from torch.nn.functional import conv2d
 
 from torchcaps.bench import case_of
 from torchcaps.bench.timing import best_times, busy, threads
-from torchcaps.evaluate.report import text_table
 from torchcaps.kernels.fourier import fourier_conv2d, worth
 from torchcaps.kernels.threads import switched
-from torchcaps.routing import fused
-from torchcaps.train.display import progress
-from torchcaps.train.files import write_atomically
-from torchcaps.train.training import flushed_denormals
+from torchcaps.routing import dispatch
+from torchcaps.systems.report import text_table
+from torchcaps.train.train_state import flushed_denormals
+from torchcaps.utils.files import write_atomically
+from torchcaps.utils.progress import progress
 
 LAYERS = [
     *((f"dynamic-{i}x8-4x16", 4 * i) for i in (4, 16, 64, 256)),
@@ -116,11 +116,11 @@ def convolution_rows(convolutions: Sequence[Convolution], batches: Sequence[int]
 
 def votes(seconds: float) -> list[list[str]]:
     """The table of both routers, whose kernels are taken at any size meanwhile."""
-    taken_from, fused.WORTH = fused.WORTH, 0
+    taken_from, dispatch.WORTH = dispatch.WORTH, 0
     try:
         return rows(LAYERS, BATCHES, seconds)
     finally:
-        fused.WORTH = taken_from
+        dispatch.WORTH = taken_from
 
 
 def convolutions(seconds: float) -> list[list[str]]:

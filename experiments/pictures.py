@@ -8,10 +8,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from torchcaps.evaluate.capsule_figures import Wish, picture
 from torchcaps.models.poe import PoE
+from torchcaps.systems.poe.figures import Wish, picture
 from torchcaps.train import load_run
-from torchcaps.train.files import write_atomically
+from torchcaps.utils.files import write_atomically
 
 SWEPT = 14
 """The capsule of poe-mnist whose axes are shown: one that draws sevens."""

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from torchcaps.evaluate import write_result
-from torchcaps.evaluate.capsules import Experts, material_of, measure
-from torchcaps.evaluate.judge import train_judge
+from torchcaps.evaluate.reference_classifier import train_judge
 from torchcaps.evaluate.results import gather
-from torchcaps.evaluate.runs import evaluate_runs, judge_folder
 from torchcaps.routing import Dynamic
+from torchcaps.systems.evaluation import evaluate_runs, judge_folder
+from torchcaps.systems.poe.metrics import Experts, material_of, measure
 from torchcaps.train import load_run, train
 from torchcaps.train.recipe import OptimiserConfig
 

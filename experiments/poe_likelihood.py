@@ -17,8 +17,8 @@ from torch import Tensor
 
 from torchcaps.evaluate.likelihood import ais, log_likelihood, log_partition_exact, log_volume
 from torchcaps.evaluate.results import Result, gather, versions, write_result
-from torchcaps.models.poe.capsules import CapsuleEnergy
 from torchcaps.models.poe.config import EnergyConfig
+from torchcaps.models.poe.encoder import CapsuleEnergy
 
 SEEDS, CHILDREN, CAPSULES, STEPS, RATE = [0, 1, 2], 4, 3, 2000, 0.05
 

@@ -22,13 +22,13 @@ from torch import Tensor
 from torchcaps.data import AffnistConfig, Dataset, MnistConfig
 from torchcaps.data.affnist import affnist
 from torchcaps.errors import RecipeError
-from torchcaps.evaluate.readout import GAMMA, fit_svm, material_of
-from torchcaps.evaluate.rivals import fit_pca
-from torchcaps.evaluate.sparse import Look, Seen, capsules, see
+from torchcaps.evaluate.baselines import fit_pca
+from torchcaps.evaluate.svm_probe import GAMMA, fit_svm, material_of
 from torchcaps.models import SparseConfig
 from torchcaps.models.sparse import Competitors
-from torchcaps.train.display import progress
-from torchcaps.train.run import Loaded, load_run
+from torchcaps.systems.sparse.metrics import Look, Seen, capsules, see
+from torchcaps.train.run import TrainedRun, load_run
+from torchcaps.utils.progress import progress
 
 COUNTS = (2500, 5000, 10_000, 20_000)
 OTHER = 1_000
@@ -59,8 +59,8 @@ def main(arguments: list[str]) -> int:
 
 
 @torch.no_grad()
-def _looks(runs: list[Loaded], shown: Tensor) -> Iterator[tuple[str, Look, float | None]]:
-    """What is read, by name, with the kernel that suits it, as in torchcaps.evaluate.sparse."""
+def _looks(runs: list[TrainedRun], shown: Tensor) -> Iterator[tuple[str, Look, float | None]]:
+    """What is read, by name, with the kernel that suits it, as in torchcaps.systems.sparse.metrics."""
     sparse, dense = (cast(Competitors, run.model.eval()) for run in runs)
     yield f"{runs[0].recipe.name}, behind the mask", capsules(sparse), GAMMA
     yield f"{runs[0].recipe.name}, before the mask", _before(sparse), GAMMA
@@ -73,7 +73,7 @@ def _before(model: Competitors) -> Look:
     return lambda images: capsules(model)(images).before()
 
 
-def _moved_again(run: Loaded, count: int) -> Dataset:
+def _moved_again(run: TrainedRun, count: int) -> Dataset:
     """So many images of the test digits, under other maps than those of the test."""
     data = cast(AffnistConfig, run.recipe.data)
     digits = MnistConfig(data_dir=data.data_dir).load().test

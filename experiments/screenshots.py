@@ -21,7 +21,7 @@ from pathlib import Path
 from PIL import Image
 from playwright.sync_api import Page, expect, sync_playwright
 
-from torchcaps.train.files import write_atomically
+from torchcaps.utils.files import write_atomically
 
 PICTURES = Path(__file__).parents[1] / "docs" / "pictures"
 WIDTH, SCALE = 900, 1.25

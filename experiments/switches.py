@@ -38,7 +38,7 @@ def rows_of(folder: Path) -> Iterator[list[str]]:
     run = load_run(folder)
     if not isinstance(run.model, MatrixCaps):
         raise RecipeError(f"'{folder}' is no run of matrix capsules; name one that is")
-    images = run.recipe.data.load().test.shown(slice(IMAGES))
+    images = run.recipe.data.load().test.model_input(slice(IMAGES))
     for name, a in activations(run.model, images).items():
         low, middle, high = a.flatten().sort().values[[int(q * (a.numel() - 1)) for q in (0.05, 0.5, 0.95)]].tolist()
         decided = ((a < 0.01) | (a > 0.99)).float().mean()

@@ -22,9 +22,9 @@ from pathlib import Path
 
 from torchcaps.bench import read_rows
 from torchcaps.bench.report import cells_of
-from torchcaps.evaluate.attacks.runs import attack_rows, curves_of, verdicts
-from torchcaps.evaluate.report import rows_of
 from torchcaps.evaluate.results import read_result
+from torchcaps.systems.attack_runs import attack_rows, curves_of, verdicts
+from torchcaps.systems.report import rows_of
 
 ROOT = Path(__file__).parents[1]
 PLACE = re.compile(r"(<!-- (results|bench|cells|attacks|lab|load): ([\w-]+) -->\n)(.*?)(<!-- /\2 -->)", re.DOTALL)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchcaps.math.patches import Window
+from torchcaps.math.grid import Window
 from torchcaps.routing import EM, ROUTERS, Compete, Dynamic
 from torchcaps.routing.base import compete_at_one_place
 

@@ -10,7 +10,7 @@ import torch
 from small import ROUTED, SMALL, SPEC, built, images
 from torchcaps.errors import ShapeError
 from torchcaps.kernels.threads import SWITCH, switched
-from torchcaps.models import MODELS, Model, tiles
+from torchcaps.models import MODELS, Model, chunking
 from torchcaps.types import Batch, Capsules
 
 METHODS = ("encode", "scores", "reconstruct")
@@ -33,11 +33,11 @@ def allow(monkeypatch):
     monkeypatch.setenv(SWITCH, "plain")
 
     def limit(model: Model, method: str, tile: int = TILE) -> None:
-        monkeypatch.setattr(tiles, "BUDGET", 2**26)
+        monkeypatch.setattr(chunking, "BUDGET", 2**26)
         with torch.no_grad():
             call(model, method, images(2))
-        found = next(n for key, n in tiles._TILES[model].items() if key[:2] == (unwrapped(model, method), 2**26))
-        monkeypatch.setattr(tiles, "BUDGET", tile * 2**26 // found)
+        found = next(n for key, n in chunking._TILES[model].items() if key[:2] == (unwrapped(model, method), 2**26))
+        monkeypatch.setattr(chunking, "BUDGET", tile * 2**26 // found)
         with torch.no_grad():
             call(model, method, images(2))  # looks at two images, once
 
@@ -107,7 +107,7 @@ def test_a_tile_is_as_large_as_the_budget_allows(monkeypatch):
     model = built(SMALL["capsnet"])
     seen = batches(model)
     for tile in (1, 5, 30):
-        monkeypatch.setattr(tiles, "BUDGET", tile * 4 * 10 * 10 * 4)
+        monkeypatch.setattr(chunking, "BUDGET", tile * 4 * 10 * 10 * 4)
         with torch.no_grad():
             model.scores(images(2))
             seen.clear()

@@ -14,7 +14,7 @@ from torchcaps.bench.cost import Cost, contrast_cost, cost_of, dense_cost, dynam
 from torchcaps.errors import RecipeError, TorchcapsError
 from torchcaps.kernels.threads import SWITCH, switched, switched_on
 from torchcaps.layers import SharedCapsules
-from torchcaps.math.patches import Grid
+from torchcaps.math.grid import Grid
 from torchcaps.routing import Dynamic
 from torchcaps.types import Capsules
 

@@ -7,7 +7,7 @@ import math
 import pytest
 from script import script
 
-from torchcaps.evaluate.report import text_table
+from torchcaps.systems.report import text_table
 
 
 @pytest.fixture

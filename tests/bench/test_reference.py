@@ -7,8 +7,8 @@ import torch
 
 from torchcaps.bench.reference import couple, plain_contrast
 from torchcaps.math.squash import squash
-from torchcaps.models.poe.capsules import CapsuleEnergy
 from torchcaps.models.poe.config import EnergyConfig
+from torchcaps.models.poe.encoder import CapsuleEnergy
 from torchcaps.routing import Dynamic
 
 

@@ -14,8 +14,8 @@ from talk import talk
 from tiny import tiny
 from torchcaps.data.builtin import GlyphsConfig
 from torchcaps.evaluate.attacks import WAYS
-from torchcaps.evaluate.attacks.runs import attack_rows, curves_of
-from torchcaps.evaluate.report import text_table
+from torchcaps.systems.attack_runs import attack_rows, curves_of
+from torchcaps.systems.report import text_table
 from torchcaps.train import train
 from torchcaps.train.recipe import recipe_of
 

@@ -13,8 +13,8 @@ from tiny import TINY, tiny
 from torchcaps.config import from_dict
 from torchcaps.errors import CheckpointError
 from torchcaps.train import load, load_run, train
-from torchcaps.train.files import sole_owner
 from torchcaps.train.recipe import Recipe
+from torchcaps.utils.files import sole_owner
 
 run, refused = talk("average")
 

@@ -195,8 +195,8 @@ def test_demo_without_mnist_says_that_it_draws_digits(capsys, tmp_path, monkeypa
     def nothing(*words, **more):
         raise DataError("no such file")
 
-    monkeypatch.setattr("torchcaps.data.sources.require", nothing)
-    monkeypatch.setattr("torchcaps.data.sources.fetch_set", nothing)
+    monkeypatch.setattr("torchcaps.data.cache.require", nothing)
+    monkeypatch.setattr("torchcaps.data.cache.fetch_set", nothing)
     demo = Demo(out=tmp_path)
     assert demo._data() == "glyphs"
     assert "drawn by code" in capsys.readouterr().err

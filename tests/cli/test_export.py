@@ -10,8 +10,7 @@ import torch
 from talk import talk
 
 from torchcaps.errors import CheckpointError
-from torchcaps.evaluate import export
-from torchcaps.train import load, load_run, train
+from torchcaps.train import export, load, load_run, train
 from torchcaps.train.checkpoint import load as read_checkpoint
 from torchcaps.train.recipe import recipe_of
 

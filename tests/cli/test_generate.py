@@ -12,8 +12,8 @@ from PIL import Image
 from talk import talk
 
 from tiny import TINY, tiny
-from torchcaps.evaluate import gallery
 from torchcaps.models import CapsNet, PoE, SparseCaps
+from torchcaps.systems import figure_registry
 from torchcaps.train import train
 from torchcaps.train.recipe import recipe_of
 
@@ -102,7 +102,7 @@ def test_sweeps_of_chosen_capsules_and_all_of_one(capsys, folder, tmp_path):
 
 
 def test_samples_need_no_data(capsys, folder, tmp_path, monkeypatch):
-    monkeypatch.setattr("torchcaps.evaluate.gallery._test_images", lambda recipe: pytest.fail("loaded the data"))
+    monkeypatch.setattr("torchcaps.systems.figure_registry._test_images", lambda recipe: pytest.fail("loaded the data"))
     assert set(drawn(capsys, folder, "--what", "pairs", "-n", 1, "--out", tmp_path)) == {"pairs-empirical"}
 
 
@@ -135,7 +135,7 @@ def test_pictures_of_a_capsnet(capsys, classes, tmp_path):
 def test_of_very_many_test_images_some_are_looked_at(capsys, classes, tmp_path, monkeypatch):
     words = (classes, "--what", "calibration", "--out", tmp_path)
     whole = drawn(capsys, *words)
-    monkeypatch.setattr("torchcaps.evaluate.gallery.LOOKED_AT", 20)
+    monkeypatch.setattr("torchcaps.systems.figure_registry.LOOKED_AT", 20)
     part = drawn(capsys, *words)
     assert part == drawn(capsys, *words) and part != whole and part != drawn(capsys, *words, "--seed", 1)
 
@@ -214,7 +214,9 @@ def test_curves_are_drawn_of_any_run(capsys, folder, classes, tmp_path):
 
 def test_curves_begin_with_those_of_the_runs_that_were_started_from(capsys, classes, tmp_path, monkeypatch):
     asked = []
-    monkeypatch.setattr(gallery, "learning_curve", lambda curves, key: asked.append((dict(curves), key)) or b"png")
+    monkeypatch.setattr(
+        figure_registry, "learning_curve", lambda curves, key: asked.append((dict(curves), key)) or b"png"
+    )
     short = tiny(train={"epochs": 0.5})
     train(replace(short, start=str(classes), seed=4), tmp_path / "second", quiet=True)
     train(replace(short, start=str(tmp_path / "second"), seed=5), tmp_path / "third", quiet=True)

@@ -55,7 +55,7 @@ def test_a_result_without_a_number_of_the_paper_says_nothing_of_its_budget(capsy
     code, out, err = evaluate(capsys, folder)
     assert code == 0, err
     assert "test error (%)" in out and "in the paper" not in out and "budget" not in out
-    monkeypatch.setattr("torchcaps.evaluate.runs.paper_numbers", lambda _: {"test_error": 0.018})
+    monkeypatch.setattr("torchcaps.systems.evaluation.paper_numbers", lambda _: {"test_error": 0.018})
     told = evaluate(capsys, folder)[1]
     assert "in the paper" in told and "a smaller budget than the paper's: 4 steps of 16 images" in told
     assert "budget than" not in evaluate(capsys, folder, "--json")[1]

@@ -15,7 +15,7 @@ from tiny import tiny
 from torchcaps.data import DATASETS, Dataset, GlyphsConfig, MultiMnistConfig, Splits
 from torchcaps.data.multimnist import multimnist
 from torchcaps.errors import DataError, ShapeError
-from torchcaps.evaluate.predict import class_names, fitted, pictures_of, predict
+from torchcaps.systems.predict import class_names, fitted, pictures_of, predict
 from torchcaps.train import Loaded, load_run, train
 from torchcaps.train.recipe import recipe_of
 from torchcaps.types import ImageSpec

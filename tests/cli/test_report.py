@@ -9,7 +9,8 @@ import pytest
 from talk import talk
 
 from tiny import tiny
-from torchcaps.evaluate import evaluate_runs, write_result
+from torchcaps.evaluate import write_result
+from torchcaps.systems import evaluate_runs
 from torchcaps.train import train
 
 run, refused = talk("report")

@@ -24,7 +24,7 @@ from torchcaps.data.augment import (
 )
 from torchcaps.data.warp import linear_map, warp
 from torchcaps.errors import TorchcapsError
-from torchcaps.math.random import uniform
+from torchcaps.utils.random import uniform
 
 N = 4000
 Change = Callable[[Tensor, int, int, Tensor], Tensor]

@@ -6,7 +6,7 @@ import pytest
 from test_sets import real
 
 from torchcaps.cli import main
-from torchcaps.data.overview import fetch, is_here, overview
+from torchcaps.data.status import fetch, is_here, overview
 from torchcaps.errors import DataError
 
 

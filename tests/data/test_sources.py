@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from torchcaps.data import sources
-from torchcaps.data.catalogue import FILES, SETS, File, Package, files_of
-from torchcaps.data.sources import cache_dir, fetch_set, find, misfit, require, state
+from torchcaps.data import cache
+from torchcaps.data.cache import cache_dir, fetch_set, find, misfit, require, state
+from torchcaps.data.manifest import FILES, SETS, File, Package, files_of
 from torchcaps.errors import DataError
 
 INSIDE = hashlib.shake_256(b"sources").digest(20_000)
@@ -223,8 +223,8 @@ def test_a_gzip_bomb_is_not_unpacked(places, monkeypatch):
 def test_a_hash_is_computed_once_until_the_file_changes(places, monkeypatch):
     path = write(places / "labels.bin", LABELS)
     calls: list[object] = []
-    real = sources.digest
-    monkeypatch.setattr(sources, "digest", lambda stream, **kind: calls.append(stream) or real(stream, **kind))
+    real = cache.digest
+    monkeypatch.setattr(cache, "digest", lambda stream, **kind: calls.append(stream) or real(stream, **kind))
     assert misfit(path, PLAIN) is None and misfit(path, PLAIN) is None and len(calls) == 1
     write(path, bytes(200))
     os.utime(path, ns=(1, 1))
@@ -397,7 +397,7 @@ def test_fetch_brings_the_first_variant_or_the_named_one(mirror, toy):
 
 
 def test_an_unpinned_file_is_never_fetched(toy, monkeypatch):
-    monkeypatch.setattr(sources, "download", lambda *rest, **options: pytest.fail("asked"))
+    monkeypatch.setattr(cache, "download", lambda *rest, **options: pytest.fail("asked"))
     toy(UNPINNED)
     with pytest.raises(DataError, match="its hash is not known"):
         fetch_set("toy")

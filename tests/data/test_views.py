@@ -21,9 +21,9 @@ from torchcaps.data.augment import (
     standardise,
 )
 from torchcaps.errors import DataError, TorchcapsError
-from torchcaps.math.random import uniform
 from torchcaps.train.loop import _to
 from torchcaps.types import Batch
+from torchcaps.utils.random import uniform
 
 H, W, SEED = 9, 8, 4
 

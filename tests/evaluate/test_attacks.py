@@ -30,11 +30,11 @@ from torchcaps.evaluate.attacks import (
     square,
 )
 from torchcaps.evaluate.attacks.gradients import ball, random_start
-from torchcaps.evaluate.attacks.squares import side_at
+from torchcaps.evaluate.attacks.square import side_at
 from torchcaps.evaluate.classification import classification
 from torchcaps.losses import cross_entropy_loss, margin_loss
 from torchcaps.models import CNNConfig, MatrixConfig, MatrixInit, Model
-from torchcaps.train.training import set_up
+from torchcaps.train.train_state import set_up
 from torchcaps.types import ImageSpec
 
 SPEC = ImageSpec(2, 3, 4, 3)

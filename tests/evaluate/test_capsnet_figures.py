@@ -12,12 +12,12 @@ from tiny import tiny
 from torchcaps.data import Dataset
 from torchcaps.data.multimnist import multimnist
 from torchcaps.errors import DataError, RecipeError, ShapeError
-from torchcaps.evaluate import capsnet_figures as c
-from torchcaps.evaluate import scenes
-from torchcaps.evaluate.capsule_figures import Wish
 from torchcaps.evaluate.factors import class_capsules
 from torchcaps.models import CapsNet
-from torchcaps.train.training import set_up
+from torchcaps.systems import figure_context
+from torchcaps.systems.capsnet import figures as c
+from torchcaps.systems.poe.figures import Wish
+from torchcaps.train.train_state import set_up
 from torchcaps.types import Capsules
 
 
@@ -192,7 +192,7 @@ def test_labels_decide_what_can_be_drawn(single, pairs):
 def test_all_images_are_looked_at_only_where_it_is_said(single, pairs, kind, monkeypatch):
     model, data = pairs if kind == "multimnist" else single
     seen = []
-    monkeypatch.setattr(scenes, "class_capsules", lambda *given: seen.append(given) or class_capsules(*given))
+    monkeypatch.setattr(figure_context, "class_capsules", lambda *given: seen.append(given) or class_capsules(*given))
     c.picture(kind, model, Wish(count=1), data)
     assert len(seen) == (kind in c.FROM_ALL)
 

@@ -12,17 +12,18 @@ from tiny import tiny
 from torchcaps.config import to_dict
 from torchcaps.data import MnistConfig
 from torchcaps.errors import RecipeError, TrainingError
-from torchcaps.evaluate import capsules, evaluate_runs, runs
-from torchcaps.evaluate.capsules import CONTROLS, SAMPLES, Experts, chosen, material_of, measure
-from torchcaps.evaluate.generative import cross_capsule_cka, judge_samples
-from torchcaps.evaluate.judge import judge_probabilities
-from torchcaps.evaluate.report import rows_of, text_table
-from torchcaps.evaluate.rivals import fit_kmeans, fit_local_pca
+from torchcaps.evaluate.baselines import fit_kmeans, fit_local_pca
+from torchcaps.evaluate.reference_classifier import judge_probabilities
+from torchcaps.evaluate.sample_metrics import cross_capsule_cka, judge_samples
 from torchcaps.math.squash import squash
 from torchcaps.models import CNN, CNNConfig
+from torchcaps.systems import evaluate_runs, evaluation
+from torchcaps.systems.poe import metrics as poe_metrics
+from torchcaps.systems.poe.metrics import CONTROLS, SAMPLES, Experts, chosen, material_of, measure
+from torchcaps.systems.report import rows_of, text_table
 from torchcaps.train import Recipe, load, load_run, train
 from torchcaps.train.recipe import OptimiserConfig, recipe_of
-from torchcaps.train.training import set_up
+from torchcaps.train.train_state import set_up
 from torchcaps.types import ImageSpec
 
 METRICS = [
@@ -51,7 +52,7 @@ def experts(**over) -> Recipe:
 def _short_judge():
     """A judge of a few steps: what it thinks is of no matter here."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runs, "JUDGE_STEPS", 20)
+        patch.setattr(evaluation, "JUDGE_STEPS", 20)
         yield
 
 
@@ -93,8 +94,8 @@ def test_every_row_has_every_metric(result):
 
 def test_results_do_not_say_where_a_machine_keeps_its_data():
     recipe = replace(experts(), data=MnistConfig(data_dir="somewhere"))
-    assert runs._config(recipe) == to_dict(replace(recipe, data=MnistConfig()))
-    assert runs._config(experts()) == to_dict(experts())
+    assert evaluation._config(recipe) == to_dict(replace(recipe, data=MnistConfig()))
+    assert evaluation._config(experts()) == to_dict(experts())
 
 
 def test_a_repetition_trains_nothing_and_finds_the_same(shelf, result):
@@ -133,10 +134,12 @@ def test_controls_stand_on_the_autoencoder_of_the_run_and_train_a_quarter_as_lon
 def test_a_control_of_another_autoencoder_is_refused(shelf, result, material):
     other = load(shelf / "s1")
     with pytest.raises(TrainingError, match="another autoencoder"):
-        capsules._trained(capsules._variant(experts(), "paper", 256), shelf / "s0" / "controls" / "paper", other)
+        poe_metrics._trained(poe_metrics._variant(experts(), "paper", 256), shelf / "s0" / "controls" / "paper", other)
     with pytest.raises(TrainingError, match=r"dimension = 4, now it is 2.*; for this control: delete"):
         changed = replace(experts(), model=replace(experts().model, dimension=2))
-        capsules._trained(capsules._variant(changed, "paper", 256), shelf / "s0" / "controls" / "paper", material.model)
+        poe_metrics._trained(
+            poe_metrics._variant(changed, "paper", 256), shelf / "s0" / "controls" / "paper", material.model
+        )
 
 
 def test_the_run_s_numbers_are_those_of_the_model_itself(material):
@@ -213,14 +216,14 @@ def test_a_subject_that_knows_the_classes_has_known_numbers(material):
 
 def test_random_weights_are_the_initial_ones_times_a_number(material):
     recipe = experts()
-    model = capsules._random(recipe, material).model
+    model = poe_metrics._random(recipe, material).model
     start = set_up(replace(recipe, model=model.config), material.model.spec).model.energy.W
     ratio = model.energy.W / start
     assert torch.allclose(ratio, ratio.mean(), rtol=1e-4) and model.energy.mask is None
     z = model.energy.look(model.energy.visible(material.fitted)).z
     assert float(z.square().sum(-1).mean()) == pytest.approx(1, abs=1e-4)
     assert torch.allclose(model.energy.offset, material.fitted.mean(0), atol=1e-4)
-    again = capsules._random(recipe, material).model
+    again = poe_metrics._random(recipe, material).model
     assert torch.equal(model.energy.W, again.energy.W) and torch.equal(model.decoder.U, again.decoder.U)
     with torch.no_grad():  # least squares do better on what they were fitted to than the mean does
         rebuilt = model.decoder(model.energy.look(model.energy.visible(material.fitted)).hidden)
@@ -231,13 +234,13 @@ def test_random_weights_are_the_initial_ones_times_a_number(material):
 def test_views_of_rivals_have_no_gate(material):
     f = material.features
     local = fit_local_pca(material.fitted.flatten(1), 4, 4)
-    views = capsules._RivalOf(local, material.model).views(f)
+    views = poe_metrics._RivalOf(local, material.model).views(f)
     winners, codes = local.winners(f.flatten(1)), local.codes(f.flatten(1))
     rows = torch.arange(len(f))
     assert torch.allclose(views[rows, winners], codes[rows, winners], atol=1e-4)
     assert (views != 0).any(-1).all() and views.shape == codes.shape
     means = fit_kmeans(material.fitted.flatten(1), 4, 4)
-    assert capsules._RivalOf(means, material.model).views(f).shape == (len(f), 4, 1)
+    assert poe_metrics._RivalOf(means, material.model).views(f).shape == (len(f), 4, 1)
 
 
 def test_images_bounds_what_is_measured_and_the_sample_is_fixed(shelf, material):
@@ -286,17 +289,17 @@ def test_a_run_that_was_cut_off_is_refused(shelf, monkeypatch):
     def cut_off(path):
         return SimpleNamespace(meta={"stage": "capsules", "finished": False})
 
-    monkeypatch.setattr(runs, "read_checkpoint", cut_off)
+    monkeypatch.setattr(evaluation, "read_checkpoint", cut_off)
     with pytest.raises(TrainingError, match="not trained to its end"):
         evaluate_runs([shelf / "s0"])
 
 
 def test_the_judge_belongs_to_the_data_not_to_the_run(tmp_path):
-    here = runs.judge_folder(experts(), tmp_path / "a")
+    here = evaluation.judge_folder(experts(), tmp_path / "a")
     assert here.parent == tmp_path and here.name.startswith("judge-glyphs-")
-    assert here == runs.judge_folder(experts(name="b", seed=4), tmp_path / "b")
+    assert here == evaluation.judge_folder(experts(name="b", seed=4), tmp_path / "b")
     data = {**to_dict(experts())["data"], "test": 32}
-    assert here != runs.judge_folder(experts(data=data), tmp_path / "a")
+    assert here != evaluation.judge_folder(experts(data=data), tmp_path / "a")
 
 
 def test_a_wide_table_goes_on_below(result):

@@ -12,9 +12,9 @@ from tiny import tiny
 from torchcaps.data import Dataset
 from torchcaps.errors import DataError
 from torchcaps.evaluate import factors as f
-from torchcaps.math.random import permutation
 from torchcaps.models import CapsNet
-from torchcaps.train.training import set_up
+from torchcaps.train.train_state import set_up
+from torchcaps.utils.random import permutation
 
 
 @pytest.fixture(scope="module")

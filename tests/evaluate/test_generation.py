@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from torchcaps.errors import DataError, RecipeError, ShapeError
-from torchcaps.evaluate import generation as g
-from torchcaps.evaluate.capsule_figures import FIGURES, FROM_IMAGES, Wish, picture
 from torchcaps.evaluate.figures import pixels
 from torchcaps.math.squash import squash
-from torchcaps.models.poe import PoE, PoEConfig, poses
+from torchcaps.models.poe import PoE, PoEConfig, pose_sampling
+from torchcaps.systems.poe import generation as g
+from torchcaps.systems.poe.figures import FIGURES, FROM_IMAGES, Wish, picture
 from torchcaps.train import train
 from torchcaps.train.recipe import recipe_of
 from torchcaps.types import ImageSpec
@@ -67,7 +67,7 @@ def test_samples_have_a_row_a_sample_and_a_column_a_capsule(uniform, domain):
 
 def pose_alone(model: PoE, capsule: int, n: int, seed: int) -> torch.Tensor:
     pose = torch.zeros(n, model.capsules, model.dimension)
-    pose[:, capsule] = poses.draw(model.decoder, capsule, n, "empirical", seed)
+    pose[:, capsule] = pose_sampling.draw(model.decoder, capsule, n, "empirical", seed)
     return pose
 
 

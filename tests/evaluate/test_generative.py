@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchcaps.errors import DataError, RecipeError, ShapeError
-from torchcaps.evaluate.generative import capsules_used, cross_capsule_cka, frechet, judge_samples
+from torchcaps.evaluate.sample_metrics import capsules_used, cross_capsule_cka, frechet, judge_samples
 from torchcaps.metrics import linear_cka
 
 

@@ -7,8 +7,8 @@ import torch
 
 from torchcaps.data import GlyphsConfig
 from torchcaps.errors import DataError, ShapeError, TrainingError
-from torchcaps.evaluate import judge
-from torchcaps.evaluate.judge import judge_features, judge_probabilities, train_judge
+from torchcaps.evaluate import reference_classifier
+from torchcaps.evaluate.reference_classifier import judge_features, judge_probabilities, train_judge
 from torchcaps.models import CNN, CNNConfig
 from torchcaps.train import load_run
 from torchcaps.types import ImageSpec
@@ -67,8 +67,8 @@ def test_one_label_an_image_is_wanted(tmp_path):
 
 
 def test_an_interrupted_judge_is_not_handed_out(tmp_path, monkeypatch):
-    whole = judge.train
-    monkeypatch.setattr(judge, "train", lambda *a, **k: replace(whole(*a, **k), finished=False))
+    whole = reference_classifier.train
+    monkeypatch.setattr(reference_classifier, "train", lambda *a, **k: replace(whole(*a, **k), finished=False))
     with pytest.raises(TrainingError, match="run the command again"):
         train_judge(SMALL, tmp_path, epochs=1.0, quiet=True)
 

@@ -10,13 +10,13 @@ from decoded import panels
 
 from torchcaps.data import Dataset
 from torchcaps.errors import RecipeError, ShapeError
-from torchcaps.evaluate import matrix_figures as m
-from torchcaps.evaluate import scenes
-from torchcaps.evaluate.capsule_figures import Wish
 from torchcaps.evaluate.factors import class_capsules
 from torchcaps.evaluate.figures import image_grid
 from torchcaps.models import MatrixCaps, MatrixConfig, TinyMatrixConfig
 from torchcaps.routing import EM
+from torchcaps.systems import figure_context
+from torchcaps.systems.matrix import figures as m
+from torchcaps.systems.poe.figures import Wish
 
 CONFIG = replace(TinyMatrixConfig(), sizes=(4, 2, 3, 2), routing=EM(3, 0.1, damping=0.1))
 VARIANTS = {
@@ -165,7 +165,7 @@ def test_labels_decide_what_can_be_drawn(data, monkeypatch):
 def test_all_images_are_looked_at_only_where_it_is_said(data, kind, monkeypatch):
     seen = []
     monkeypatch.setattr(m, "_sheet", lambda *_, log: b"")
-    monkeypatch.setattr(scenes, "class_capsules", lambda *given: seen.append(given) or class_capsules(*given))
+    monkeypatch.setattr(figure_context, "class_capsules", lambda *given: seen.append(given) or class_capsules(*given))
     m.picture(kind, made(data), Wish(count=1), data)
     assert len(seen) == (kind in m.FROM_ALL)
     m.picture(kind, made(data), Wish(count=1), data, class_capsules(made(data), data))

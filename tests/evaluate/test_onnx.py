@@ -9,10 +9,10 @@ import torch
 
 from small import ROUTED, SMALL, SPEC, built, images
 from torchcaps.errors import RecipeError, TrainingError
-from torchcaps.evaluate import export
-from torchcaps.evaluate.export import export_onnx
 from torchcaps.kernels.threads import SWITCH
 from torchcaps.models import MODELS
+from torchcaps.train import export
+from torchcaps.train.export import export_onnx
 
 onnxruntime = pytest.importorskip("onnxruntime")
 

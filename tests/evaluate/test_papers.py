@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from torchcaps.config import to_dict
-from torchcaps.evaluate.papers import AUTHORS_STEPS, budget_note, paper_numbers
 from torchcaps.evaluate.results import Result
+from torchcaps.systems.papers import AUTHORS_STEPS, budget_note, paper_numbers
 from torchcaps.train import load_recipe
 
 TABLE_1 = {

@@ -9,8 +9,8 @@ import torch
 
 from tiny import tiny
 from torchcaps.errors import RecipeError
-from torchcaps.evaluate.reader import STEEP, ReadOut, load_readable, with_reader
-from torchcaps.evaluate.readout import fit_svm, material_of
+from torchcaps.evaluate.svm_probe import fit_svm, material_of
+from torchcaps.systems.sparse.svm_classifier import STEEP, ReadOut, load_readable, with_reader
 from torchcaps.train import Recipe, load, train
 
 SPARSE: dict[str, Any] = {

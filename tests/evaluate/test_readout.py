@@ -14,8 +14,8 @@ from torchcaps.data import AffnistConfig, GlyphsConfig, MnistConfig, NpzConfig, 
 from torchcaps.data.affnist import affnist
 from torchcaps.data.augment import shift
 from torchcaps.errors import DataError, RecipeError, ShapeError
-from torchcaps.evaluate import readout
-from torchcaps.evaluate.readout import AFFNIST, GAMMA, SVM, C, fit_svm, material_of, require_sklearn
+from torchcaps.evaluate import svm_probe
+from torchcaps.evaluate.svm_probe import AFFNIST, GAMMA, SVM, C, fit_svm, material_of, require_sklearn
 from torchcaps.train import Recipe
 
 SPARSE: dict[str, Any] = {
@@ -71,10 +71,10 @@ def test_it_is_the_machine_of_the_library(names, gamma, monkeypatch):
     width = gamma or 1 / (6 * float(train.double().var(correction=0)))
     library = SVC(C=C, gamma=width, decision_function_shape="ovo", tol=1e-8).fit(rows, labels.numpy())
     wanted = torch.from_numpy(library.decision_function(new)).reshape(100, -1) * (-1 if len(names) == 2 else 1)
-    monkeypatch.setattr(readout, "PART", 7)
+    monkeypatch.setattr(svm_probe, "PART", 7)
     two = sum(sorted(labels.bincount().tolist())[-2:])
     for most in (two, two - 1):
-        monkeypatch.setattr(readout, "MOST", most)
+        monkeypatch.setattr(svm_probe, "MOST", most)
         asked = spy(monkeypatch, "_together")
         found = fit_svm(train, labels, gamma=gamma)
         assert {known is None for known in asked} == {most < two}, "one matrix, as long as there is room"
@@ -86,23 +86,23 @@ def test_it_is_the_machine_of_the_library(names, gamma, monkeypatch):
 
 def spy(monkeypatch: pytest.MonkeyPatch, name: str) -> list[Any]:
     """What a function of the module returns from now on."""
-    real, returned = getattr(readout, name), []
+    real, returned = getattr(svm_probe, name), []
 
     def instead(*args: Any) -> Any:
         returned.append(real(*args))
         return returned[-1]
 
-    monkeypatch.setattr(readout, name, instead)
+    monkeypatch.setattr(svm_probe, name, instead)
     return returned
 
 
 def test_pairs_are_fitted_at_a_time_as_there_is_room(monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
-    monkeypatch.setattr(readout, "ROOM", 8 * 1000**2 * 3)
-    monkeypatch.setattr(readout, "MOST", 2000)
-    assert [readout._workers(most) for most in (10, 1000, 1700, 1800, 5000)] == [8, 3, 1, 1, 1]
+    monkeypatch.setattr(svm_probe, "ROOM", 8 * 1000**2 * 3)
+    monkeypatch.setattr(svm_probe, "MOST", 2000)
+    assert [svm_probe._workers(most) for most in (10, 1000, 1700, 1800, 5000)] == [8, 3, 1, 1, 1]
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    assert readout._workers(1000) == 2
+    assert svm_probe._workers(1000) == 2
 
 
 def test_of_classes_that_win_as_often_the_lowest_is_taken():
@@ -203,7 +203,7 @@ def test_images_are_shown_as_training_shows_them(monkeypatch):
     wanted = torch.stack([shift(images[i, None].float() / 255, 2, 3, 0, torch.tensor([i]))[0] for i in order.tolist()])
     assert torch.equal(material_of(recipe, 50).shown, wanted)
     assert not torch.equal(wanted, images[order].float() / 255)
-    monkeypatch.setattr(readout, "READ", 30)
+    monkeypatch.setattr(svm_probe, "READ", 30)
     m = material_of(recipe, 50)
     assert torch.equal(m.shown, wanted[:30]) and m.read == 50
 

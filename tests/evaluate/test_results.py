@@ -9,14 +9,15 @@ import torch
 from tiny import tiny
 from torchcaps.data import AffnistConfig, Splits
 from torchcaps.errors import DataError, RecipeError
-from torchcaps.evaluate import Result, class_scores, classification, evaluate_runs, read_result, write_result
+from torchcaps.evaluate import Result, class_scores, classification, read_result, write_result
 from torchcaps.evaluate.classification import measures, nearest_mean, pose_controls, untrained
-from torchcaps.evaluate.papers import paper_numbers
-from torchcaps.evaluate.report import html_report, rows_of, text_table
 from torchcaps.evaluate.results import gather
 from torchcaps.models import CNNConfig, Model
+from torchcaps.systems import evaluate_runs
+from torchcaps.systems.papers import paper_numbers
+from torchcaps.systems.report import html_report, rows_of, text_table
 from torchcaps.train import load_recipe, train
-from torchcaps.train.training import set_up
+from torchcaps.train.train_state import set_up
 from torchcaps.types import ImageSpec
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from torchcaps.errors import DataError, RecipeError, ShapeError
-from torchcaps.evaluate.rivals import PCA, RIVALS, fit_kmeans, fit_kmeans_centroid, fit_local_pca, fit_pca, fit_rbm
+from torchcaps.evaluate.baselines import PCA, RIVALS, fit_kmeans, fit_kmeans_centroid, fit_local_pca, fit_pca, fit_rbm
 from torchcaps.metrics import nmi
 
 J, K, P = 3, 2, 8

@@ -12,12 +12,12 @@ from torchcaps.cli.evaluate import Evaluate
 from torchcaps.config import flatten, to_dict
 from torchcaps.data import Dataset, GlyphsConfig, MnistConfig, Splits
 from torchcaps.errors import RecipeError
-from torchcaps.evaluate import evaluate_runs
-from torchcaps.evaluate.papers import SPARSE_STEPS, budget_note, paper_numbers, paper_tables
-from torchcaps.evaluate.readout import AFFNIST, Material, fit_svm, material_of
 from torchcaps.evaluate.results import Result
-from torchcaps.evaluate.sparse import CONTROLS, Look, Seen, capsules, chosen, in_band, measure, see_all
+from torchcaps.evaluate.svm_probe import AFFNIST, Material, fit_svm, material_of
 from torchcaps.models import MODELS, SmallSparseConfig, SparseConfig
+from torchcaps.systems import evaluate_runs
+from torchcaps.systems.papers import SPARSE_STEPS, budget_note, paper_numbers, paper_tables
+from torchcaps.systems.sparse.metrics import CONTROLS, Look, Seen, capsules, chosen, in_band, measure, see_all
 from torchcaps.train import Recipe, create, load, load_recipe, total_steps, train
 from torchcaps.types import ImageSpec
 

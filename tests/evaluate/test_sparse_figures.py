@@ -13,12 +13,12 @@ from decoded import panels
 from tiny import tiny
 from torchcaps.data import Dataset
 from torchcaps.errors import DataError, RecipeError, ShapeError
-from torchcaps.evaluate import sparse_figures as s
-from torchcaps.evaluate.capsule_figures import Wish
 from torchcaps.models import CapsNet, Model, SparseCaps, SparseConfig
 from torchcaps.models.sparse import Competitors
 from torchcaps.models.sparse_matrix import SparseMatrixConfig
-from torchcaps.train.training import set_up
+from torchcaps.systems.poe.figures import Wish
+from torchcaps.systems.sparse import figures as s
+from torchcaps.train.train_state import set_up
 
 SIZES: dict[str, Any] = {
     "capsules": 5, "dimension": 4, "channels": 4, "kernel": 5, "types": 2, "type_dimension": 4, "primary_kernel": 5,

@@ -12,10 +12,10 @@ from torchcaps.data import Dataset, Splits
 from torchcaps.data.augment import standardise
 from torchcaps.errors import DataError
 from torchcaps.evaluate.classification import class_scores, measures, nearest_mean
-from torchcaps.evaluate.report import rows_of
 from torchcaps.evaluate.results import Result
 from torchcaps.evaluate.viewpoints import has_views, novel_errors, view_scores, viewpoint_metrics
 from torchcaps.models import Model
+from torchcaps.systems.report import rows_of
 from torchcaps.types import ImageSpec
 
 N, SIDE, VIEW, J = 30, 12, 8, 4

@@ -19,7 +19,7 @@ import torch
 
 from torchcaps.errors import CheckpointError
 from torchcaps.train.checkpoint import Checkpoint, load, loads, save
-from torchcaps.train.state import pack_state
+from torchcaps.train.state_packing import pack_state
 
 DIGEST = slice(8 + len('{"__metadata__":{"sha256":"'), 8 + len('{"__metadata__":{"sha256":"') + 64)
 Mutation = Callable[[random.Random, bytes], bytes]

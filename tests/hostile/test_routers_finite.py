@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from torchcaps.math.patches import Grid, Window
+from torchcaps.math.grid import Grid, Window
 from torchcaps.routing import EM, ROUTERS, Dynamic, route, router_of
 from torchcaps.testing import assert_finite, variants
 from torchcaps.types import Capsules

@@ -18,10 +18,10 @@ from sparing import Largest, pairwise
 from torch import Tensor
 
 from problems import PROBLEMS, Problem
-from torchcaps.kernels import dynamic, tiles
+from torchcaps.kernels import chunked_dynamic, dynamic
 from torchcaps.kernels.dynamic import dynamic_routing
-from torchcaps.kernels.lanes import Looped
-from torchcaps.kernels.loops import elementary, loop, vector
+from torchcaps.kernels.loops import elementary, loop, simd
+from torchcaps.kernels.simd_layout import Looped
 from torchcaps.kernels.threads import SWITCH
 from torchcaps.math.pose import vector_votes
 from torchcaps.math.squash import norm, squash
@@ -43,7 +43,7 @@ def way(request: pytest.FixtureRequest) -> Iterator[str]:
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "tiles":
             patch.setattr(dynamic, "suits", lambda *tensors: False)
-            patch.setattr(tiles, "TILE", 200)
+            patch.setattr(chunked_dynamic, "TILE", 200)
         yield request.param
 
 
@@ -315,12 +315,12 @@ def test_what_is_kept_for_the_way_back(way: str, choice: Dynamic) -> None:
 @loop
 def exponentials(a: Any, out: Any) -> None:
     for n in range(a.shape[0]):
-        vector.store(out, (n,), elementary.exp(vector.load(a, (n,))))
+        simd.store(out, (n,), elementary.exp(simd.load(a, (n,))))
 
 
 @pytest.mark.parametrize(("kind", "least", "most"), [(np.float32, -87, 88), (np.float64, -708, 709)])
 def test_exp_of_lanes(kind: type, least: float, most: float) -> None:
-    a = np.linspace(least, most, 64 * 64).astype(kind).reshape(-1, vector.BYTES // kind().itemsize)
+    a = np.linspace(least, most, 64 * 64).astype(kind).reshape(-1, simd.BYTES // kind().itemsize)
     came = np.empty_like(a)
     exponentials(a, came)
     exact = np.exp(a.astype(np.longdouble))

@@ -14,9 +14,11 @@ from hypothesis import strategies as st
 from sparing import Largest, pairwise
 from torch import Tensor
 
+from torchcaps.kernels import chunked_em, simd_layout
 from torchcaps.kernels import em as kernel
 from torchcaps.kernels.em import em_routing
-from torchcaps.math.patches import Grid, Window
+from torchcaps.kernels.loops import simd
+from torchcaps.math.grid import Grid, Window
 from torchcaps.math.pose import add_coordinates, matrix_votes
 from torchcaps.routing import EM, em
 from torchcaps.routing.base import compete_at_one_place
@@ -348,11 +350,9 @@ def test_the_votes_are_never_stored() -> None:
 @ONLY_LOOPS
 def test_loops_and_operators_mean_the_same_rows() -> None:
     """Both name them, since the operators must not import numba."""
-    from torchcaps.kernels import em_tiles, lanes
     from torchcaps.kernels.loops import em as loops
-    from torchcaps.kernels.loops import vector
 
-    assert lanes.BYTES == vector.BYTES
+    assert simd_layout.BYTES == simd.BYTES
     assert kernel.BYTES == loops.BYTES
     for name in ("FIT", "LOGIT", "LSE", "MASS", "POSE"):
-        assert getattr(loops, name) == getattr(em_tiles, name)
+        assert getattr(loops, name) == getattr(chunked_em, name)

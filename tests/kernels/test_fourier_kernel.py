@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import conv2d
 
-from torchcaps.kernels import fourier, spectra
+from torchcaps.kernels import fft_planes, fourier
 from torchcaps.kernels.fourier import fourier_conv2d
-from torchcaps.kernels.lanes import lanes
 from torchcaps.kernels.loops import fourier as loops
-from torchcaps.kernels.loops import loop, vector
+from torchcaps.kernels.loops import loop, simd
+from torchcaps.kernels.simd_layout import lanes
 from torchcaps.layers import Convolution
 from torchcaps.testing import assert_finite
 
@@ -220,7 +220,7 @@ def test_threads_change_no_more_than_rounding(dtype: torch.dtype) -> None:
 
 
 def test_only_what_is_asked_for_has_a_gradient() -> None:
-    spectra._waves.cache_clear()
+    fft_planes._waves.cache_clear()
     x, w, a = problem(Shape(3, 1, 1, (6, 7), (3, 3), 2), 17)
     with torch.inference_mode():
         y = fourier_conv2d(x, w, 2)
@@ -332,14 +332,14 @@ def test_a_part_of_the_vectors_leaves_the_others_alone() -> None:
 def braids(a: Any, out: Any) -> None:
     """Rows by twos, braided; then the same unbraided again."""
     for n in range(0, a.shape[0], 2):
-        pair = vector.braid(vector.load(a, (n,)), vector.load(a, (n + 1,)))
-        vector.store(out, (0, n), pair)
-        vector.store(out, (1, n), vector.unbraid(pair[0], pair[1]))
+        pair = simd.braid(simd.load(a, (n,)), simd.load(a, (n + 1,)))
+        simd.store(out, (0, n), pair)
+        simd.store(out, (1, n), simd.unbraid(pair[0], pair[1]))
 
 
 @pytest.mark.parametrize("kind", [np.float32, np.float64])
 def test_braid_and_unbraid(kind: type) -> None:
-    L = vector.BYTES // kind().itemsize
+    L = simd.BYTES // kind().itemsize
     a = np.arange(6 * L, dtype=kind).reshape(6, L)
     out = np.zeros((2, 6, L), kind)
     braids(a, out)

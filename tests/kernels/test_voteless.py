@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from sparing import Largest, pairwise
 from torch import Tensor
 
-from torchcaps.kernels import voteless
+from torchcaps.kernels import contrastive_ops
 from torchcaps.kernels.threads import SWITCH
 from torchcaps.math.pose import vector_votes
 from torchcaps.math.squash import squash
@@ -56,7 +56,7 @@ def plain(x: Tensor, W: Tensor, choice: Dynamic) -> tuple[Tensor, Tensor]:
 
 def couple(x: Tensor, W: Tensor, **settings: Any) -> Tensor:
     """The coupling alone."""
-    return voteless.route(x, W, **settings)[0]
+    return contrastive_ops.route(x, W, **settings)[0]
 
 
 def cancellation(x: Tensor, W: Tensor) -> float:
@@ -69,7 +69,7 @@ def cancellation(x: Tensor, W: Tensor) -> float:
 
 
 def test_settings_are_the_routers() -> None:
-    taken = inspect.signature(voteless.route).parameters
+    taken = inspect.signature(contrastive_ops.route).parameters
     assert {name: taken[name].default for name in keywords(Dynamic())} == keywords(Dynamic())
 
 
@@ -82,10 +82,10 @@ def test_coupling_is_the_routers(
     b, i, j, k, d = shape
     x, W = normal(b, i, d, seed=seed, dtype=dtype), normal(i, j, k, d, seed=seed + 1, dtype=dtype)
     c, pose = plain(x, W, choice)
-    came, z = voteless.route(x, W, **keywords(choice))
+    came, z = contrastive_ops.route(x, W, **keywords(choice))
     tolerance = 100 * torch.finfo(dtype).eps * cancellation(x, W)
     torch.testing.assert_close(came, c, rtol=tolerance, atol=tolerance)
-    for s in (z, voteless.forward(x, W, came)):
+    for s in (z, contrastive_ops.forward(x, W, came)):
         torch.testing.assert_close(squash(s), pose, rtol=tolerance, atol=tolerance)
 
 
@@ -101,7 +101,7 @@ def test_small_tiles_change_nothing(choice: Dynamic, monkeypatch: pytest.MonkeyP
     x, W = normal(3, 7, 4, seed=2), normal(7, 5, 6, 4, seed=3)
     whole = couple(x, W, **keywords(choice))
     for votes in (1, 200):  # one child at a time; two, with one left over
-        monkeypatch.setattr(voteless, "TILE", votes)
+        monkeypatch.setattr(contrastive_ops, "TILE", votes)
         torch.testing.assert_close(couple(x, W, **keywords(choice)), whole, rtol=1e-13, atol=0)
 
 
@@ -137,7 +137,7 @@ def test_sums_are_their_definitions(
     x, W = normal(b, i, d, seed=seed, dtype=dtype), normal(i, j, k, d, seed=seed + 1, dtype=dtype)
     h = normal(b, j, k, seed=seed + 2, dtype=dtype)
     c = normal(b, i, j, seed=seed + 3, dtype=dtype) if number is None else number
-    came = voteless.forward(x, W, c), voteless.reverse(h, W, c), voteless.grad(x, c, h)
+    came = contrastive_ops.forward(x, W, c), contrastive_ops.reverse(h, W, c), contrastive_ops.grad(x, c, h)
     tolerance = {torch.float32: 1e-5, torch.float64: 1e-13}[dtype]
     for ours, wanted in zip(came, looped(x, W, c, h), strict=True):
         assert ours.dtype == dtype
@@ -149,9 +149,9 @@ def test_gradient_is_that_of_the_forward_sum(c: Tensor | float) -> None:
     x, W, a = normal(6, 9, 4, seed=0), normal(9, 5, 3, 4, seed=1).requires_grad_(), normal(6, 5, 3, seed=2)
     share = c if isinstance(c, Tensor) else torch.full((6, 9, 5), c, dtype=torch.float64)
     (wanted,) = torch.autograd.grad((torch.einsum("bij,ijkd,bid->bjk", share, W, x) * a).sum(), W)
-    torch.testing.assert_close(voteless.grad(x, c, a), wanted)
+    torch.testing.assert_close(contrastive_ops.grad(x, c, a), wanted)
     other = normal(*wanted.shape, seed=4)
-    torch.testing.assert_close(voteless.grad(x, c, a, onto=other.clone()), wanted + other)
+    torch.testing.assert_close(contrastive_ops.grad(x, c, a, onto=other.clone()), wanted + other)
 
 
 def test_any_strides_will_do_and_nothing_given_is_changed() -> None:
@@ -161,7 +161,11 @@ def test_any_strides_will_do_and_nothing_given_is_changed() -> None:
         strided = [x, W, c, h]
         before = [t.clone(memory_format=torch.contiguous_format) for t in strided]
         torch.testing.assert_close(couple(*before[:2], agreement="cosine"), c)
-        for f, places in ((voteless.forward, (0, 1, 2)), (voteless.reverse, (3, 1, 2)), (voteless.grad, (0, 2, 3))):
+        for f, places in (
+            (contrastive_ops.forward, (0, 1, 2)),
+            (contrastive_ops.reverse, (3, 1, 2)),
+            (contrastive_ops.grad, (0, 2, 3)),
+        ):
             torch.testing.assert_close(f(*(strided[p] for p in places)), f(*(before[p] for p in places)))
         assert all(torch.equal(t, u) for t, u in zip(strided, before, strict=True))
 
@@ -169,7 +173,7 @@ def test_any_strides_will_do_and_nothing_given_is_changed() -> None:
 def test_nothing_is_recorded_for_autograd() -> None:
     x, W = normal(2, 3, 4, seed=0).requires_grad_(), normal(3, 5, 6, 4, seed=1).requires_grad_()
     c, h = couple(x, W, agreement="cosine"), normal(2, 5, 6, seed=2).requires_grad_()
-    made = [c, voteless.forward(x, W, c), voteless.reverse(h, W, c), voteless.grad(x, c, h)]
+    made = [c, contrastive_ops.forward(x, W, c), contrastive_ops.reverse(h, W, c), contrastive_ops.grad(x, c, h)]
     assert not any(t.requires_grad for t in made)
     assert not any(t.is_inference() for t in made)
 
@@ -265,10 +269,10 @@ def test_the_votes_are_never_stored(choice: Dynamic) -> None:
     votes = b * i * j * k * 4
     with Largest() as ours:
         c = couple(x, W, **keywords(choice))
-        z = voteless.forward(x, W, c)
-        voteless.reverse(z, W, c), voteless.grad(x, c, z)
-        voteless.reverse(z, W, 0.1), voteless.grad(x, 0.1, z)
+        z = contrastive_ops.forward(x, W, c)
+        contrastive_ops.reverse(z, W, c), contrastive_ops.grad(x, c, z)
+        contrastive_ops.reverse(z, W, 0.1), contrastive_ops.grad(x, 0.1, z)
     with Largest() as theirs:
         plain(x, W, choice)
     assert theirs.bytes >= votes
-    assert ours.bytes <= max(W.nbytes, c.nbytes, 4 * voteless.TILE) < votes / 3
+    assert ours.bytes <= max(W.nbytes, c.nbytes, 4 * contrastive_ops.TILE) < votes / 3

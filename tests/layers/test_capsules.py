@@ -15,7 +15,7 @@ from torch.autograd import gradcheck
 
 from torchcaps.errors import RecipeError, ShapeError, TorchcapsError
 from torchcaps.layers import ClassCapsules, ConvCapsules, DenseCapsules, SharedCapsules
-from torchcaps.math.patches import Grid
+from torchcaps.math.grid import Grid
 from torchcaps.routing import EM, Dynamic, route
 from torchcaps.types import Capsules
 

@@ -10,7 +10,7 @@ from torch.autograd import gradcheck
 from torchcaps.errors import RecipeError, ShapeError
 from torchcaps.layers import PrimaryCapsules
 from torchcaps.layers.primary import group_channels
-from torchcaps.math.patches import Grid
+from torchcaps.math.grid import Grid
 from torchcaps.math.squash import squash
 
 SIZES = [(1, 1), (1, 5), (7, 4), (5, 5), (3, 8)]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from torchcaps.errors import RecipeError, ShapeError, TorchcapsError
 from torchcaps.layers import SparseMask
-from torchcaps.layers.sparse import rank, rank_mask, update_boost, update_frequency
+from torchcaps.layers.rank_mask import rank, rank_mask, update_boost, update_frequency
 
 
 def slow_rank(row: list[float]) -> list[int]:

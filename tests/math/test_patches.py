@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd import gradcheck
 
 from torchcaps.errors import ShapeError, TorchcapsError
-from torchcaps.math.patches import Grid, Window
+from torchcaps.math.grid import Grid, Window
 
 Place = tuple[int, int]
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from torchcaps.errors import DataError
-from torchcaps.math.random import hash_counters, normal, permutation, resample, seed_of, uniform
+from torchcaps.utils.random import hash_counters, normal, permutation, resample, seed_of, uniform
 
 WORD = 2**64
 any_int64 = st.integers(-(2**63), 2**63 - 1)
@@ -139,7 +139,7 @@ def test_normal_has_the_moments_and_quantiles_of_a_gaussian() -> None:
 
 @pytest.mark.parametrize("word", [0, -1, 2**63 - 1, -(2**63)])
 def test_normal_is_finite_for_the_outermost_hashes(monkeypatch: pytest.MonkeyPatch, word: int) -> None:
-    monkeypatch.setattr("torchcaps.math.random._positions", lambda *a: torch.tensor([word]))
+    monkeypatch.setattr("torchcaps.utils.random._positions", lambda *a: torch.tensor([word]))
     z, u = normal(0, count=1), uniform(0, count=1)
     assert z.isfinite().all() and z.abs().max() < 8.3
     assert 0 <= float(u) < 1

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.autograd import gradcheck
 
-from torchcaps.math.simplex import NOTHING, entropy, log_floor
+from torchcaps.math.logspace import NOTHING, entropy, log_floor
 
 FLOATS = [torch.float32, torch.float64]
 

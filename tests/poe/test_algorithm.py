@@ -10,12 +10,12 @@ import reference as paper
 import torch
 from torch import Tensor
 
-from torchcaps.kernels import voteless
-from torchcaps.math.random import uniform
+from torchcaps.kernels import contrastive_ops
 from torchcaps.math.squash import squash
 from torchcaps.models.poe import EnergyConfig, energy
-from torchcaps.models.poe.capsules import CapsuleEnergy, Seen
+from torchcaps.models.poe.encoder import CapsuleEnergy, Seen
 from torchcaps.routing import Dynamic
+from torchcaps.utils.random import uniform
 
 B, I, J, K, D = 4, 5, 3, 3, 2
 OVERS = ("children", "parents")
@@ -85,7 +85,7 @@ def test_every_line_of_algorithm_1(over: str, gradient: str) -> None:
     near(model.expect(seen.hidden, seen.coupling), line.model_z_i)  # reconstruct input capsules
     near(energy.reverse(seen.hidden, model.W, seen.coupling), line.model_x_i)  # squash
     near(model.dream(seen, 0, draws()), line.model_x_i)
-    model_z = voteless.forward(line.model_x_i, model.W, seen.coupling)
+    model_z = contrastive_ops.forward(line.model_x_i, model.W, seen.coupling)
     near(model_z, line.model_z)  # reconstruct output capsules
     near(energy.hidden(model_z), line.model_x)  # squash
 
@@ -314,7 +314,7 @@ def test_every_child_twice_is_the_same_model_after_a_step(over: str) -> None:
     near(two.look(twice[0]).z, one.look(x).z)
     W_1, W_2 = given_phases(one, x, y), given_phases(two, *twice)
     near(W_2 * two.share, W_1.repeat(2, 1, 1, 1) * one.share / 2)
-    near(voteless.forward(twice[0], W_2, two.share), voteless.forward(x, W_1, one.share))
+    near(contrastive_ops.forward(twice[0], W_2, two.share), contrastive_ops.forward(x, W_1, one.share))
     assert float((W_1 - one.W).detach().abs().max()) > 1e-3
 
 
@@ -333,7 +333,7 @@ def test_a_step_of_the_reconstruction_does_not_know_the_gain() -> None:
     for gain in (1.0, 20.0):
         model = build(iterations=1, mode="competition", gain=gain)
         after = given_phases(model, x, y)
-        changes.append(gain * voteless.reverse(h, after - model.W.detach(), model.share))
+        changes.append(gain * contrastive_ops.reverse(h, after - model.W.detach(), model.share))
     near(changes[0], changes[1])
 
 
@@ -439,7 +439,7 @@ def test_bernoulli_magnitudes_are_functions_of_seed_step_place_and_image() -> No
     h = energy.hidden(seen.z, None, numbers[0])
     assert torch.equal(squash(model.expect(h, seen.coupling)), whole)
     twice, _ = switches(n, steps=2)
-    again = energy.hidden(voteless.forward(whole, model.W, seen.coupling), None, numbers[1])
+    again = energy.hidden(contrastive_ops.forward(whole, model.W, seen.coupling), None, numbers[1])
     near(twice.dream(seen, 3, draws(n)), squash(model.expect(again, seen.coupling)))
 
 

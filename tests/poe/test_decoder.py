@@ -14,8 +14,8 @@ from torch.nn.functional import binary_cross_entropy
 
 from torchcaps.math.squash import squash
 from torchcaps.models.poe import DecoderConfig, EnergyConfig
-from torchcaps.models.poe.capsules import CapsuleEnergy
 from torchcaps.models.poe.decoder import EXAMPLES, CapsuleDecoder, paper_update, share_out
+from torchcaps.models.poe.encoder import CapsuleEnergy
 from torchcaps.models.poe.stages import DecoderStage, collect
 from torchcaps.types import Batch
 

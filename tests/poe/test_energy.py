@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from torchcaps.kernels import voteless
+from torchcaps.kernels import contrastive_ops
 from torchcaps.math.squash import norm, squash
 from torchcaps.models.poe import energy
 from torchcaps.testing import assert_finite
@@ -131,7 +131,7 @@ def test_the_expectation_over_hidden_states_is_the_probability_times_the_slope()
     for h, m in mass.items():
         mean += m / sum(mass.values()) * slope * number(h).view(1, J, 1, 1)
     near(energy.probability_on(number(z)).view(1, J, 1, 1) * slope, mean)
-    near(voteless.grad(x, c, energy.pull(number([z]))), mean)
+    near(contrastive_ops.grad(x, c, energy.pull(number([z]))), mean)
 
 
 def equation_18(phases: list[tuple[Tensor, Tensor, Tensor | None]], W: Tensor, b: Tensor) -> Tensor:

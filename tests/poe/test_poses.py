@@ -13,7 +13,7 @@ from torch import Tensor
 from torchcaps.errors import DataError, RecipeError, ShapeError, TorchcapsError
 from torchcaps.math.squash import unsquash
 from torchcaps.models import AutoencoderConfig
-from torchcaps.models.poe import DecoderConfig, EnergyConfig, PoE, PoEConfig, energy, poses
+from torchcaps.models.poe import DecoderConfig, EnergyConfig, PoE, PoEConfig, energy, pose_sampling
 from torchcaps.models.poe.decoder import CapsuleDecoder
 from torchcaps.routing import Dynamic
 from torchcaps.types import Capsules, ImageSpec
@@ -47,7 +47,7 @@ def with_moments(mean: Tensor, covariance: Tensor, n: int = 200) -> Tensor:
 
 def drawn(j: int, domain: str, n: int = 20_000, seed: int = 0, made: CapsuleDecoder | None = None) -> Tensor:
     """z [n k], before squash."""
-    return unsquash(poses.draw(made or decoder(), j, n, domain, seed))
+    return unsquash(pose_sampling.draw(made or decoder(), j, n, domain, seed))
 
 
 # --- Domains ----------------------------------------------------------------------------------------------------------
@@ -85,21 +85,21 @@ def test_of_poses_around_0_the_side_is_that_of_their_short_mean(way: float) -> N
     assert (way * z[:, 1] >= 0).all() and (z @ mean[0] < 0).any()
 
 
-@pytest.mark.parametrize("domain", poses.DOMAINS)
+@pytest.mark.parametrize("domain", pose_sampling.DOMAINS)
 def test_a_pose_is_a_function_of_seed_capsule_and_number(domain: str) -> None:
-    many = poses.draw(decoder(), 0, 9, domain, 4)
-    assert torch.equal(poses.draw(decoder(), 0, 3, domain, 4), many[:3])
-    assert not torch.equal(poses.draw(decoder(), 0, 9, domain, 5), many)
+    many = pose_sampling.draw(decoder(), 0, 9, domain, 4)
+    assert torch.equal(pose_sampling.draw(decoder(), 0, 3, domain, 4), many[:3])
+    assert not torch.equal(pose_sampling.draw(decoder(), 0, 9, domain, 5), many)
     alike = decoder(MEAN[:1].repeat(2, 1), COVARIANCE[:1].repeat(2, 1, 1))
-    assert not torch.equal(poses.draw(alike, 1, 9, domain, 4), poses.draw(alike, 0, 9, domain, 4))
+    assert not torch.equal(pose_sampling.draw(alike, 1, 9, domain, 4), pose_sampling.draw(alike, 0, 9, domain, 4))
     assert len({tuple(row) for row in many.tolist()}) == 9
     assert (many.norm(dim=1) < 1).all()
 
 
 def test_a_capsule_that_won_nothing_has_poses_all_the_same() -> None:
     empty = CapsuleDecoder(DecoderConfig(), 2, 2, 2, 3)
-    for domain in poses.DOMAINS:
-        z = poses.draw(empty, 1, 4, domain, 0)
+    for domain in pose_sampling.DOMAINS:
+        z = pose_sampling.draw(empty, 1, 4, domain, 0)
         assert torch.isfinite(z).all() and z.dtype == torch.float32
         assert bool(z.any()) == (domain != "empirical")
 
@@ -108,7 +108,7 @@ def test_a_capsule_that_won_nothing_has_poses_all_the_same() -> None:
 
 
 def test_a_principal_sweep_moves_along_the_axes_of_the_covariance_widest_first() -> None:
-    made = unsquash(poses.sweep(decoder(), 0, steps=3, reach=1.5, principal=True).double())  # [k n k]
+    made = unsquash(pose_sampling.sweep(decoder(), 0, steps=3, reach=1.5, principal=True).double())  # [k n k]
     values = torch.linalg.eigvalsh(COVARIANCE[0]).flip(0).tolist()
     for row, value in zip(made, values, strict=True):
         step = (row[2] - row[1]) / 1.5
@@ -118,7 +118,7 @@ def test_a_principal_sweep_moves_along_the_axes_of_the_covariance_widest_first()
 
 
 def test_a_sweep_moves_one_number_at_a_time() -> None:
-    made = poses.sweep(decoder(), 0, steps=5, reach=2.0)
+    made = pose_sampling.sweep(decoder(), 0, steps=5, reach=2.0)
     assert made.shape == (3, 5, 3)
     for k in range(3):
         for n in range(5):
@@ -129,7 +129,7 @@ def test_a_sweep_moves_one_number_at_a_time() -> None:
 
 def test_a_way_from_one_code_to_another() -> None:
     a, b = torch.rand(2, 3).double(), torch.rand(2, 3).double()
-    way = poses.interpolate(a, b, steps=5)
+    way = pose_sampling.interpolate(a, b, steps=5)
     assert torch.equal(way[0], a) and torch.equal(way[-1], b)
     for n in range(5):
         near(way[n], (4 - n) / 4 * a + n / 4 * b)
@@ -218,7 +218,7 @@ def couplings(c: energy.Coupling, W: Tensor, b: int = 5) -> list[Any]:
     return full.tolist()
 
 
-@pytest.mark.parametrize("domain", poses.DOMAINS)
+@pytest.mark.parametrize("domain", pose_sampling.DOMAINS)
 def test_samples(domain: Any) -> None:
     model = build()
     model.decoder.weight.fill_(1)
@@ -231,10 +231,10 @@ def test_samples(domain: Any) -> None:
     assert model.training and model.autoencoder.training  # as it was, and yet without dropout:
     assert torch.equal(model.sample(1, n=6, domain=domain, seed=3), made)
     pose = torch.zeros(6, 3, 4)
-    pose[:, 1] = poses.draw(model.decoder, 1, 6, domain, 3)
+    pose[:, 1] = pose_sampling.draw(model.decoder, 1, 6, domain, 3)
     with torch.no_grad():
         torch.testing.assert_close(model.eval().decode(pose), made)
-        pose[:, 0] = poses.draw(model.decoder, 0, 6, domain, 3)
+        pose[:, 0] = pose_sampling.draw(model.decoder, 0, 6, domain, 3)
         torch.testing.assert_close(model.decode(pose), model.sample([0, 1], n=6, domain=domain, seed=3))
     assert model.sample(2).shape[0] == 8
     assert not torch.equal(model.sample(1, n=6, domain=domain, seed=4), made)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from problems import PROBLEMS, Problem
 from references import agree, assert_equals_reference, seen_by
-from torchcaps.math.patches import Grid
+from torchcaps.math.grid import Grid
 from torchcaps.math.squash import cosine, squash
 from torchcaps.routing import Dynamic, dynamic
 from torchcaps.routing.base import compete_at_one_place

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from problems import PROBLEMS, Problem
 from references import assert_equals_reference, seen_by
-from torchcaps.math.patches import Grid
+from torchcaps.math.grid import Grid
 from torchcaps.routing import EM, em
 from torchcaps.routing.base import InWindow, compete_at_one_place
 from torchcaps.testing import variants

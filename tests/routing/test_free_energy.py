@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from torchcaps.math.gaussian import diagonal_log_density
-from torchcaps.math.patches import Grid
+from torchcaps.math.grid import Grid
 from torchcaps.routing import EM, em
 from torchcaps.routing.base import compete_at_one_place
 

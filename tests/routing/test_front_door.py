@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchcaps.errors import RecipeError, ShapeError, TorchcapsError
-from torchcaps.math.patches import Grid
+from torchcaps.math.grid import Grid
 from torchcaps.routing import EM, ROUTERS, Dynamic, route, router_of, settings_of
 from torchcaps.types import Capsules
 

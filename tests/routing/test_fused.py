@@ -13,8 +13,8 @@ from torch import Tensor
 from torchcaps.errors import RecipeError
 from torchcaps.kernels.threads import SWITCH
 from torchcaps.layers import ClassCapsules, ConvCapsules, DenseCapsules
-from torchcaps.math.patches import Grid
-from torchcaps.routing import EM, Dynamic, fused, route
+from torchcaps.math.grid import Grid
+from torchcaps.routing import EM, Dynamic, dispatch, route
 from torchcaps.types import Capsules
 
 GRID = Grid.of_image(6, 5)
@@ -23,8 +23,8 @@ GRID = Grid.of_image(6, 5)
 @pytest.fixture(autouse=True)
 def _any_size(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """However small the layer and the batch, a kernel is worth it."""
-    monkeypatch.setattr(fused, "WORTH", 0)
-    monkeypatch.setattr(fused, "FEWEST", 0)
+    monkeypatch.setattr(dispatch, "WORTH", 0)
+    monkeypatch.setattr(dispatch, "FEWEST", 0)
     yield
 
 
@@ -75,11 +75,11 @@ def test_a_layer_gives_the_same_with_and_without_kernels(name: str, b: int, monk
 
 
 def test_dynamic_routing_of_few_samples_is_plain(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused, "FEWEST", 4)
+    monkeypatch.setattr(dispatch, "FEWEST", 4)
     layer = DenseCapsules(7, 3, 4, 5)
     for b in (3, 4):
         children = Capsules(torch.ones(b, 7, 4), torch.ones(b, 7))
-        found = fused.route_without_votes(children, layer.W, Dynamic(), "vector", None, None, {})
+        found = dispatch.route_without_votes(children, layer.W, Dynamic(), "vector", None, None, {})
         assert (found is None) == (b < 4)
 
 
@@ -89,8 +89,8 @@ def test_kernels_are_taken_unless_switched_off_or_every_iteration_is_to_be_seen(
 ) -> None:
     taken: list[str] = []
     for kernel in ("dynamic_routing", "em_routing"):
-        plain = getattr(fused, kernel)
-        monkeypatch.setattr(fused, kernel, lambda *a, _k=kernel, _p=plain, **o: (taken.append(_k), _p(*a, **o))[1])
+        plain = getattr(dispatch, kernel)
+        monkeypatch.setattr(dispatch, kernel, lambda *a, _k=kernel, _p=plain, **o: (taken.append(_k), _p(*a, **o))[1])
     layer, children = LAYERS[name]().double(), children_of(name)
     layer(children)
     assert taken == ["dynamic_routing" if name.startswith("dynamic") else "em_routing"]
@@ -98,7 +98,7 @@ def test_kernels_are_taken_unless_switched_off_or_every_iteration_is_to_be_seen(
     monkeypatch.setenv(SWITCH, "plain")
     layer(children)
     monkeypatch.setenv(SWITCH, "fast")
-    monkeypatch.setattr(fused, "WORTH", 10**9)
+    monkeypatch.setattr(dispatch, "WORTH", 10**9)
     layer(children)
     assert len(taken) == 1
 
@@ -116,7 +116,7 @@ def test_where_there_is_no_kernel_the_votes_are_made() -> None:
 
 
 def test_mixing_proportions_take_the_plain_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused, "em_routing", lambda *_, **__: pytest.fail("the kernel knows switches by cost only"))
+    monkeypatch.setattr(dispatch, "em_routing", lambda *_, **__: pytest.fail("the kernel knows switches by cost only"))
     for routing in (EM(switch="mixing"), EM(switch="mixing", competition="positions", damping=0.1)):
         layer = ConvCapsules(GRID, 2, 3, kernel=3, stride=2, routing=routing).double()
         parents, _ = layer(children_of("em in windows"))

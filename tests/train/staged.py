@@ -23,11 +23,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from torchcaps.config import Count, Share, merge
-from torchcaps.math.team import mean_over_team
 from torchcaps.models import MODELS
 from torchcaps.models.base import Model
 from torchcaps.train.recipe import Recipe, recipe_of
 from torchcaps.types import Batch, ImageSpec
+from torchcaps.utils.distributed import mean_over_team
 
 STAGES = ("code", "head", "moments")
 events: list[tuple[str, int | str]] = []

@@ -32,7 +32,7 @@ from torch.optim import SGD, Adam, Optimizer, RMSprop, lr_scheduler
 from torchcaps.errors import CheckpointError, TrainingError
 from torchcaps.train import checkpoint as module
 from torchcaps.train.checkpoint import Checkpoint, load, loads, save
-from torchcaps.train.state import pack_state, unpack_state
+from torchcaps.train.state_packing import pack_state, unpack_state
 
 
 def raw(tensor: Tensor) -> bytes:

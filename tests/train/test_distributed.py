@@ -13,7 +13,7 @@ from easy import easy
 from tiny import tiny_toml
 from torchcaps.errors import TrainingError
 from torchcaps.train import load_recipe, load_run, train
-from torchcaps.train.distributed import Team
+from torchcaps.utils.process_group import Team
 
 STEPS = ["--train.epochs", "2", "--quiet"]  # 20 steps
 

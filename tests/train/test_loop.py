@@ -13,15 +13,15 @@ import torch
 from tiny import tiny
 from torchcaps.data.augment import shift
 from torchcaps.errors import CheckpointError, DataError, RecipeError, ShapeError, TrainingError
-from torchcaps.math.random import permutation
 from torchcaps.models.capsnet import CapsNet
 from torchcaps.train import load_run, total_steps, train
 from torchcaps.train.checkpoint import Checkpoint
 from torchcaps.train.checkpoint import load as read_checkpoint
 from torchcaps.train.checkpoint import save as write_checkpoint
 from torchcaps.train.journal import read_journal
-from torchcaps.train.training import flushed_denormals, set_up
+from torchcaps.train.train_state import flushed_denormals, set_up
 from torchcaps.types import Batch
+from torchcaps.utils.random import permutation
 
 
 def weights(folder) -> dict[str, torch.Tensor]:

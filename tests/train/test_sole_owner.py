@@ -11,15 +11,15 @@ import pytest
 from tiny import tiny
 from torchcaps.errors import TrainingError
 from torchcaps.train import train
-from torchcaps.train.files import sole_owner
 from torchcaps.train.run import Run
+from torchcaps.utils.files import sole_owner
 
 pytest.importorskip("fcntl", reason="this system has no locks on folders")
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from torchcaps.train.files import sole_owner
+from torchcaps.utils.files import sole_owner
 with sole_owner(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(600)

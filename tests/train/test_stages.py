@@ -18,8 +18,6 @@ from torch.nn import functional as F
 
 from torchcaps.cli import main
 from torchcaps.errors import CheckpointError, DataError, RecipeError, TrainingError
-from torchcaps.math.random import permutation, seed_of
-from torchcaps.math.team import mean_over_team
 from torchcaps.models import MODELS
 from torchcaps.testing import assert_resumes
 from torchcaps.testing import resume as instrument
@@ -27,10 +25,12 @@ from torchcaps.train import load_run, total_steps, train
 from torchcaps.train.checkpoint import Checkpoint
 from torchcaps.train.checkpoint import load as read_checkpoint
 from torchcaps.train.checkpoint import save as write_checkpoint
-from torchcaps.train.distributed import Team
 from torchcaps.train.journal import read_journal
 from torchcaps.train.recipe import Stage, load_recipe, resolved, stage_of
-from torchcaps.train.training import set_up, stage_seed
+from torchcaps.train.train_state import set_up, stage_seed
+from torchcaps.utils.distributed import mean_over_team
+from torchcaps.utils.process_group import Team
+from torchcaps.utils.random import permutation, seed_of
 
 
 class LostError(Exception):

@@ -15,14 +15,14 @@ import torch
 
 from tiny import tiny
 from torchcaps.config import to_dict
-from torchcaps.explore.guards import PATIENCE
+from torchcaps.explore.middleware import PATIENCE
 from torchcaps.explore.queue import Queue
+from torchcaps.explore.run_registry import Shelf
 from torchcaps.explore.server import listen, server_on
-from torchcaps.explore.shelf import Shelf
 from torchcaps.train.checkpoint import Checkpoint
 from torchcaps.train.recipe import Recipe
 from torchcaps.train.run import Run
-from torchcaps.train.training import set_up
+from torchcaps.train.train_state import set_up
 from torchcaps.types import ImageSpec
 
 

@@ -9,8 +9,8 @@ import time
 import pytest
 from served import all_of, ask, say, served, tiny_run
 
-from torchcaps.explore.guards import DISCARDED, HEADERS, LARGEST, Guards, is_loopback, origins_of
-from torchcaps.explore.shelf import find_shelf
+from torchcaps.explore.middleware import DISCARDED, HEADERS, LARGEST, Guards, is_loopback, origins_of
+from torchcaps.explore.run_registry import find_shelf
 
 JSON = (b"content-type", b"application/json")
 HOST = (b"host", b"localhost:80")

@@ -11,7 +11,7 @@ import pytest
 from served import Address, all_of, ask, say, served, tiny_run
 
 from torchcaps.explore.queue import FullError, GoneError, Queue
-from torchcaps.explore.shelf import find_shelf
+from torchcaps.explore.run_registry import find_shelf
 
 CLIENTS, EACH = 50, 4
 DRAW = "/api/runs/0/draw"

@@ -26,7 +26,7 @@ pytest.importorskip("uvicorn", reason="the explorer needs the extra `explore`")
 
 from served import Address, ask, served, tiny_run  # noqa: E402
 
-from torchcaps.explore.shelf import find_shelf  # noqa: E402
+from torchcaps.explore.run_registry import find_shelf  # noqa: E402
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on the path: apt-get install chromium")

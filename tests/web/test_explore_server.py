@@ -22,10 +22,10 @@ from torchcaps.cli import main
 from torchcaps.data import Dataset
 from torchcaps.errors import CheckpointError, DataError, RecipeError, ShapeError
 from torchcaps.explore import routes, server, subject_of
-from torchcaps.explore.answers import QUESTIONS, example, facts
 from torchcaps.explore.examples import Examples
+from torchcaps.explore.handlers import QUESTIONS, example, facts
 from torchcaps.explore.messages import Draw, Picture, Route, numbers, pixels_of, read, wire
-from torchcaps.explore.shelf import KINDS, OPEN, Entry, Opened, Shelf, find_shelf, shipped_run
+from torchcaps.explore.run_registry import KINDS, OPEN, Entry, Opened, Shelf, find_shelf, shipped_run
 from torchcaps.models import MODELS
 from torchcaps.train import Loaded
 
@@ -304,7 +304,7 @@ def test_runs_are_found_and_others_passed_over(folders, tmp_path, monkeypatch):
     names = [entry.name for entry in find_shelf([], root=folders).entries if not entry.shipped]
     assert names == ["a", "b", "c", "d"]
     assert (shipped_run() is not None) == any(entry.shipped for entry in find_shelf([], root=folders).entries)
-    monkeypatch.setattr("torchcaps.explore.shelf.shipped_run", lambda: None)
+    monkeypatch.setattr("torchcaps.explore.run_registry.shipped_run", lambda: None)
     with pytest.raises(RecipeError, match="torchcaps explore RUN"):
         find_shelf([], root=tmp_path)
 

@@ -18,14 +18,15 @@ from torch.nn.functional import pad
 from networks import refusal
 from small import ROUTED, SMALL, SPEC, built, images
 from torchcaps.errors import DataError, RecipeError, ShapeError
-from torchcaps.evaluate import generation
-from torchcaps.evaluate.capsnet_figures import maps_of, perturbed
-from torchcaps.evaluate.matrix_figures import histogram, vote_distances
-from torchcaps.evaluate.sparse_figures import parts, swept
-from torchcaps.explore import Subject, subject_of, traces
+from torchcaps.explore import Subject, subject_of
 from torchcaps.layers import SharedCapsules
 from torchcaps.math.squash import squash
 from torchcaps.routing import EM, Dynamic, route
+from torchcaps.systems import routing_trace
+from torchcaps.systems.capsnet.figures import maps_of, perturbed
+from torchcaps.systems.matrix.figures import histogram, vote_distances
+from torchcaps.systems.poe import generation
+from torchcaps.systems.sparse.figures import parts, swept
 from torchcaps.types import Batch, Capsules
 
 CONFIGS: dict[str, Any] = {
@@ -294,7 +295,7 @@ def test_the_cloud_is_of_those_who_send_most(kind, monkeypatch):
     subject = subject_for(kind)
     reading = read(subject.model)
     last = sent(subject.model, reading, -1, 0)
-    monkeypatch.setattr(traces, "CLOUD", 5)
+    monkeypatch.setattr(routing_trace, "CLOUD", 5)
     found = subject.routing(IMAGE, 0)
     values = [last[i] for i in found.index.tolist()]
     assert values == pytest.approx(sorted(last, reverse=True)[:5], rel=1e-4)
@@ -331,13 +332,13 @@ def test_histograms_are_of_em_routing_alone(kind):
 
 def test_axes_have_one_sign_and_may_lack_a_second():
     points = torch.tensor([[3.0, 0.1], [-3.0, 0.1], [0.0, -0.4], [0.0, 0.2]])
-    centre, axes = traces.plane(points)
+    centre, axes = routing_trace.plane(points)
     torch.testing.assert_close(centre, torch.zeros(2).double())
     torch.testing.assert_close(axes, torch.eye(2).double())
-    torch.testing.assert_close(traces.plane(-points)[1], axes)
-    assert traces.plane(points[:, :1])[1].tolist() == [[1.0, 0.0]]
-    assert bool(traces.plane(torch.zeros(3, 4))[1].isfinite().all())
-    assert traces.most(torch.tensor([1.0, 2.0, 1.0, 2.0]), 3).tolist() == [1, 3, 0]
+    torch.testing.assert_close(routing_trace.plane(-points)[1], axes)
+    assert routing_trace.plane(points[:, :1])[1].tolist() == [[1.0, 0.0]]
+    assert bool(routing_trace.plane(torch.zeros(3, 4))[1].isfinite().all())
+    assert routing_trace.most(torch.tensor([1.0, 2.0, 1.0, 2.0]), 3).tolist() == [1, 3, 0]
 
 
 # --- Drawing ------------------------------------------------------------------------------------------------

@@ -31,8 +31,8 @@ from torchcaps.layers import DenseCapsules
 from torchcaps.math.pose import MATRIX
 from torchcaps.math.squash import norm, squash
 from torchcaps.models import MODELS, Model
-from torchcaps.models.poe.capsules import CapsuleEnergy
 from torchcaps.models.poe.config import EnergyConfig
+from torchcaps.models.poe.encoder import CapsuleEnergy
 from torchcaps.routing import EM, Dynamic
 from torchcaps.train.recipe import Loop, OptimiserConfig
 from torchcaps.types import Batch, Capsules, ImageSpec

@@ -27,7 +27,7 @@ import torch
 
 from torchcaps.bench.cases import Work, case_of
 from torchcaps.kernels import loops
-from torchcaps.routing.fused import FEWEST
+from torchcaps.routing.dispatch import FEWEST
 from torchcaps.train.recipe import OptimiserConfig
 
 __all__ = ["Peaks", "What", "available_mb", "measurable", "now_mb", "peak_mb", "peaks", "probe"]

@@ -15,7 +15,7 @@ import torch
 from torchcaps.bench.memory import probe
 from torchcaps.bench.timing import threads
 from torchcaps.errors import TorchcapsError
-from torchcaps.train.training import flushed_denormals
+from torchcaps.train.train_state import flushed_denormals
 
 __all__ = ["main"]
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 from torchcaps.errors import DataError
-from torchcaps.train.files import write_atomically
+from torchcaps.utils.files import write_atomically
 
 __all__ = ["Key", "Row", "as_json", "compare", "read_rows", "write_rows"]
 

@@ -22,7 +22,7 @@ from torchcaps.bench.memory import Peaks, available_mb, measurable, peaks
 from torchcaps.bench.rows import Row
 from torchcaps.bench.timing import SGEMM_FLOP, best_times, sgemm, threads
 from torchcaps.errors import RecipeError
-from torchcaps.train.training import flushed_denormals
+from torchcaps.train.train_state import flushed_denormals
 
 __all__ = ["FULL", "KINDS", "QUICK", "Plan", "Sitting", "further", "measure", "plain_batch", "rows_of", "sit"]
 

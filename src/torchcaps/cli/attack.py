@@ -53,8 +53,8 @@ class Attack:
     """Print what attacks.json holds."""
 
     def run(self) -> int:
-        from torchcaps.evaluate.attacks.runs import attack_runs, load_contest, plain
         from torchcaps.evaluate.figures import require_matplotlib
+        from torchcaps.systems.attack_runs import attack_runs, load_contest, plain
 
         require_matplotlib()
         settings = self._settings()
@@ -86,9 +86,9 @@ class Attack:
         import json
 
         from torchcaps.evaluate.attacks import curve_plot
-        from torchcaps.evaluate.attacks.runs import attack_rows, verdicts
-        from torchcaps.evaluate.report import text_table
-        from torchcaps.train.files import write_atomically
+        from torchcaps.systems.attack_runs import attack_rows, verdicts
+        from torchcaps.systems.report import text_table
+        from torchcaps.utils.files import write_atomically
 
         text = json.dumps(data, indent=2)
         for path in paths:

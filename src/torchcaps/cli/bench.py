@@ -47,7 +47,7 @@ class Bench:
         from torchcaps.bench.report import print_table
         from torchcaps.bench.rows import as_json
         from torchcaps.bench.timing import busy
-        from torchcaps.train.display import progress
+        from torchcaps.utils.progress import progress
 
         names, file = self._words()
         plan = self._plan(names)

@@ -48,7 +48,7 @@ class Data:
     def _list(self) -> None:
         import json
 
-        from torchcaps.data.overview import overview
+        from torchcaps.data.status import overview
 
         rows = overview(self.data_dir)
         if self.json:
@@ -59,7 +59,7 @@ class Data:
             print(f"{'':14} {row['size']}, {row['licence']}")
 
     def _fetch(self) -> None:
-        from torchcaps.data.overview import fetch
+        from torchcaps.data.status import fetch
 
         assert self.name is not None
         for line in fetch(self.name):
@@ -67,7 +67,7 @@ class Data:
 
     def _check(self) -> None:
         from torchcaps.data import DATASETS, check_splits
-        from torchcaps.data.overview import is_here
+        from torchcaps.data.status import is_here
 
         names = [self.name] if self.name else [n for n in DATASETS if is_here(n, self.data_dir)]
         for name in names:
@@ -77,8 +77,8 @@ class Data:
             print(f"not here: {', '.join(absent)}")
 
     def _show(self) -> None:
-        from torchcaps.evaluate.sheets import sheet
-        from torchcaps.train.files import write_atomically
+        from torchcaps.evaluate.dataset_preview import sheet
+        from torchcaps.utils.files import write_atomically
 
         assert self.name is not None
         write_atomically(self.out, [sheet(self._config(self.name).load().test)])

@@ -53,10 +53,11 @@ class Demo:
     """No progress bars."""
 
     def run(self) -> int:
-        from torchcaps.evaluate import evaluate_runs, write_result
-        from torchcaps.evaluate.capsules import chosen
+        from torchcaps.evaluate import write_result
         from torchcaps.evaluate.figures import require_matplotlib
-        from torchcaps.evaluate.report import rows_of, text_table
+        from torchcaps.systems import evaluate_runs
+        from torchcaps.systems.poe.metrics import chosen
+        from torchcaps.systems.report import rows_of, text_table
         from torchcaps.train import train
 
         require_matplotlib()
@@ -87,7 +88,7 @@ class Demo:
 
     def _data(self) -> Literal["mnist", "glyphs"]:
         """The data set to use: MNIST must be here, or be fetched, before it is chosen."""
-        from torchcaps.data.sources import fetch_set, require
+        from torchcaps.data.cache import fetch_set, require
         from torchcaps.errors import DataError
 
         if self.data == "glyphs":
@@ -108,12 +109,12 @@ class Demo:
         return "mnist"
 
     def _report(self, recipe: Recipe, folder: Path, result: Result) -> Path:
-        from torchcaps.evaluate.capsule_figures import Wish
-        from torchcaps.evaluate.capsules import SAMPLES
-        from torchcaps.evaluate.report import report_of, rows_of
         from torchcaps.models import PoE
+        from torchcaps.systems.poe.figures import Wish
+        from torchcaps.systems.poe.metrics import SAMPLES
+        from torchcaps.systems.report import report_of, rows_of
         from torchcaps.train import load_run
-        from torchcaps.train.files import write_atomically
+        from torchcaps.utils.files import write_atomically
 
         run = load_run(folder)
         assert isinstance(run.model, PoE)

@@ -42,9 +42,10 @@ class Evaluate:
         import json
 
         from torchcaps.errors import RecipeError
-        from torchcaps.evaluate import evaluate_runs, write_result
-        from torchcaps.evaluate.papers import budget_note, paper_tables
-        from torchcaps.evaluate.report import rows_of, text_table
+        from torchcaps.evaluate import write_result
+        from torchcaps.systems import evaluate_runs
+        from torchcaps.systems.papers import budget_note, paper_tables
+        from torchcaps.systems.report import rows_of, text_table
 
         if not self.runs:
             raise RecipeError("no run to evaluate; name the folder of one, as in: torchcaps evaluate runs/demo")

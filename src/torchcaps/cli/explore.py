@@ -41,7 +41,7 @@ class Explore:
             if missing.name not in ("starlette", "uvicorn"):
                 raise
             raise RecipeError(f'the explorer needs {missing.name}: pip install "torchcaps[explore]"') from None
-        from torchcaps.explore.shelf import find_shelf
+        from torchcaps.explore.run_registry import find_shelf
 
         try:
             serve(find_shelf(self.runs, self.data_dir), self.host, self.port, self._ready)
@@ -51,7 +51,7 @@ class Explore:
 
     def _ready(self, address: str) -> None:
         """Say where it is, once it answers, and show it."""
-        from torchcaps.explore.guards import is_loopback
+        from torchcaps.explore.middleware import is_loopback
 
         print(f"torchcaps explore: {address}", flush=True)
         if not is_loopback(self.host):

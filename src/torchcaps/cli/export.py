@@ -38,8 +38,8 @@ class Export:
 
     def run(self) -> int:
         from torchcaps.errors import RecipeError
-        from torchcaps.evaluate.export import TOLERANCE, WEIGHTS, check_target, export_onnx, export_weights
         from torchcaps.train import load_run
+        from torchcaps.train.export import TOLERANCE, WEIGHTS, check_target, export_onnx, export_weights
 
         if not 0 <= self.examples <= MOST:
             raise RecipeError(f"--examples {self.examples} is asked for; 0 to {MOST} is wanted")

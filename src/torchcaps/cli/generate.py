@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 if TYPE_CHECKING:
-    from torchcaps.evaluate.gallery import Gallery
     from torchcaps.models import Model
+    from torchcaps.systems.figure_registry import Gallery
 
 __all__ = ["Generate"]
 
@@ -65,9 +65,9 @@ class Generate:
     """Folders of other runs, of sparse capsules or of a CapsNet: ranked has a curve of each, on its own test images."""
 
     def run(self) -> int:
-        from torchcaps.evaluate.capsule_figures import Wish
         from torchcaps.evaluate.figures import require_matplotlib
-        from torchcaps.evaluate.gallery import gallery
+        from torchcaps.systems.figure_registry import gallery
+        from torchcaps.systems.poe.figures import Wish
         from torchcaps.train import load_run
 
         require_matplotlib()
@@ -95,8 +95,8 @@ class Generate:
 
     def _draw(self, pictures: Gallery) -> None:
         """Write every figure as soon as it is drawn; print the paths when the progress bar is gone."""
-        from torchcaps.train.display import progress
-        from torchcaps.train.files import write_atomically
+        from torchcaps.utils.files import write_atomically
+        from torchcaps.utils.progress import progress
 
         folder = self.out or self.folder / "pictures"
         _make(folder)

@@ -13,13 +13,13 @@ from torchcaps import __version__
 from torchcaps.cli.attack import Attack
 from torchcaps.cli.average import Average
 from torchcaps.cli.bench import Bench
-from torchcaps.cli.catalogue import List
 from torchcaps.cli.data import Data
 from torchcaps.cli.demo import Demo
 from torchcaps.cli.evaluate import Evaluate
 from torchcaps.cli.explore import Explore
 from torchcaps.cli.export import Export
 from torchcaps.cli.generate import Generate
+from torchcaps.cli.list_command import List
 from torchcaps.cli.predict import Predict
 from torchcaps.cli.report import Report
 from torchcaps.cli.train import Train

@@ -11,8 +11,8 @@ import tyro
 
 if TYPE_CHECKING:
     from torchcaps.data import Dataset
-    from torchcaps.evaluate.predict import Answer
     from torchcaps.models import CapsNet, Model
+    from torchcaps.systems.predict import Answer
 
 __all__ = ["Predict"]
 
@@ -44,7 +44,7 @@ class Predict:
 
     def run(self) -> int:
         from torchcaps.evaluate.classification import load_classifier
-        from torchcaps.evaluate.predict import pictures_of, predict
+        from torchcaps.systems.predict import pictures_of, predict
 
         self._check()
         run = load_classifier(self.folder)
@@ -80,9 +80,9 @@ class Predict:
     def _draw(self, model: CapsNet, out: Path, data: Dataset, answers: Sequence[Answer]) -> list[Path]:
         """Write the sheets; their paths."""
         from torchcaps.errors import RecipeError
-        from torchcaps.evaluate.predict import redrawn_sheet
-        from torchcaps.train.display import progress
-        from torchcaps.train.files import write_atomically
+        from torchcaps.systems.predict import redrawn_sheet
+        from torchcaps.utils.files import write_atomically
+        from torchcaps.utils.progress import progress
 
         try:
             out.mkdir(parents=True, exist_ok=True)
@@ -94,7 +94,7 @@ class Predict:
         return paths
 
     def _print_table(self, data: Dataset, answers: Sequence[Answer]) -> None:
-        from torchcaps.evaluate.report import text_table
+        from torchcaps.systems.report import text_table
 
         names = data.names if self.all else ()
         rows = [["picture", "class", "score", *names]]

@@ -34,12 +34,12 @@ class Report:
     def run(self) -> int:
         from torchcaps.cli.generate import MOST
         from torchcaps.errors import RecipeError
-        from torchcaps.evaluate.capsule_figures import Wish
         from torchcaps.evaluate.figures import require_matplotlib
-        from torchcaps.evaluate.report import report_of, rows_of
         from torchcaps.evaluate.results import read_result
+        from torchcaps.systems.poe.figures import Wish
+        from torchcaps.systems.report import report_of, rows_of
         from torchcaps.train import load_run
-        from torchcaps.train.files import write_atomically
+        from torchcaps.utils.files import write_atomically
 
         require_matplotlib()
         if not 1 <= self.count <= MOST:

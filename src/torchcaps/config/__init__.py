@@ -17,8 +17,7 @@ Imports inside go one way: marks < schema < text < convert < plain, and text < s
 
 from __future__ import annotations
 
-from torchcaps.config.convert import check, from_dict
-from torchcaps.config.marks import (
+from torchcaps.config.constraints import (
     Choice,
     Count,
     NonFinite,
@@ -31,8 +30,9 @@ from torchcaps.config.marks import (
     Scalar,
     Share,
 )
-from torchcaps.config.plain import describe, to_dict
-from torchcaps.config.sources import flatten, merge, parse_overrides, read_toml
+from torchcaps.config.convert import check, from_dict
+from torchcaps.config.loading import flatten, merge, parse_overrides, read_toml
+from torchcaps.config.serialize import describe, to_dict
 
 __all__ = [
     "Choice",

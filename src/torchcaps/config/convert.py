@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import MISSING, is_dataclass, replace
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
-from torchcaps.config.marks import Choice, NonFinite, Range
+from torchcaps.config.constraints import Choice, NonFinite, Range
+from torchcaps.config.formatting import SCALARS, Place, short, show, type_text, value_text
 from torchcaps.config.schema import default_of, first_mark, hints_of, split_marks
-from torchcaps.config.text import SCALARS, Place, short, show, type_text, value_text
 from torchcaps.errors import RecipeError, nearest
 
 __all__ = ["check", "from_dict"]

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
-from torchcaps.config.marks import Choice
+from torchcaps.config.constraints import Choice
 
 __all__ = ["choice_in", "default_of", "first_mark", "hints_of", "split_marks"]
 

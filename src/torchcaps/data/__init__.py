@@ -15,9 +15,9 @@ from torchcaps.data.base import (
     take,
 )
 from torchcaps.data.builtin import GlyphsConfig
-from torchcaps.data.own import FolderConfig, NpzConfig
 from torchcaps.data.sets import AffnistConfig, Cifar10Config, FashionMnistConfig, MnistConfig, MultiMnistConfig
 from torchcaps.data.smallnorb import SmallNorbConfig
+from torchcaps.data.user_data import FolderConfig, NpzConfig
 
 __all__ = [
     "DATASETS",

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from torchcaps.data.warp import linear_map, warp
 from torchcaps.errors import DataError, ShapeError
-from torchcaps.math.random import uniform
+from torchcaps.utils.random import uniform
 
 __all__ = [
     "BRIGHTNESS",

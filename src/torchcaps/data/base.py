@@ -27,8 +27,8 @@ from torchcaps.data.augment import (
     standardise,
 )
 from torchcaps.errors import DataError
-from torchcaps.math.random import permutation
 from torchcaps.types import Batch, ImageSpec
+from torchcaps.utils.random import permutation
 
 __all__ = [
     "DataConfig",

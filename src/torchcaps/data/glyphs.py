@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from torchcaps.errors import DataError
-from torchcaps.math.random import hash_counters, uniform
+from torchcaps.utils.random import hash_counters, uniform
 
 __all__ = ["RANGES", "SEGMENTS", "Factors", "draw_factors", "draw_jitter", "glyphs", "render"]
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from torchcaps.data.augment import check_index, windows
 from torchcaps.errors import DataError
-from torchcaps.math.random import uniform
+from torchcaps.utils.random import uniform
 
 __all__ = ["multimnist"]
 

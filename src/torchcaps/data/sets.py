@@ -20,9 +20,9 @@ from torchcaps.config import Count, NonNegativeInt, Range
 from torchcaps.data.affnist import affnist
 from torchcaps.data.augment import shift
 from torchcaps.data.base import Dataset, Splits, hold_out
+from torchcaps.data.cache import require
 from torchcaps.data.multimnist import multimnist
 from torchcaps.data.readers import read_affnist, read_cifar_archive, read_idx
-from torchcaps.data.sources import require
 from torchcaps.errors import DataError
 
 __all__ = ["AffnistConfig", "Cifar10Config", "FashionMnistConfig", "MnistConfig", "MultiMnistConfig"]

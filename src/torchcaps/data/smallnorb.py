@@ -12,9 +12,9 @@ from torch import Tensor
 
 from torchcaps.config import NonNegativeInt, Range
 from torchcaps.data.base import Dataset, Splits, hold_out, subset
+from torchcaps.data.cache import require
 from torchcaps.data.readers import read_norb, read_npz
 from torchcaps.data.sets import as_tensor, folder
-from torchcaps.data.sources import require
 from torchcaps.errors import DataError, RecipeError
 
 __all__ = ["SmallNorbConfig", "familiar"]

@@ -26,11 +26,11 @@ from torchcaps.errors import DataError, TrainingError
 from torchcaps.estimators.columns import Array, Columns, flat, settings_of
 from torchcaps.layers import DenseCapsules
 from torchcaps.losses import margin_loss
-from torchcaps.math.random import permutation
 from torchcaps.math.squash import norm, squash
 from torchcaps.models import CapsNetConfig, Model
 from torchcaps.routing import Dynamic
 from torchcaps.types import Batch, Capsules, ImageSpec
+from torchcaps.utils.random import permutation
 
 __all__ = ["CapsuleClassifier"]
 

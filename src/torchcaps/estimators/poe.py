@@ -24,10 +24,10 @@ from torch import Tensor
 from torchcaps.config import Count, PositiveFloat
 from torchcaps.errors import ShapeError, TrainingError
 from torchcaps.estimators.columns import Array, Columns, settings_of
-from torchcaps.math.random import permutation
 from torchcaps.models.poe import EnergyConfig
-from torchcaps.models.poe.capsules import CapsuleEnergy, Seen
+from torchcaps.models.poe.encoder import CapsuleEnergy, Seen
 from torchcaps.models.poe.energy import free_energy
+from torchcaps.utils.random import permutation
 
 __all__ = ["PoECapsules"]
 

@@ -23,10 +23,10 @@ from torchcaps.evaluate.multilabel import best_threshold, pair_error, single_err
 from torchcaps.evaluate.viewpoints import VIEWS, novel_errors, viewpoint_metrics
 from torchcaps.metrics import accuracy, expected_calibration_error
 from torchcaps.models import CapsNet, Model
-from torchcaps.train.display import progress
 from torchcaps.train.recipe import Recipe
 from torchcaps.train.run import Loaded, load_run
-from torchcaps.train.training import set_up
+from torchcaps.train.train_state import set_up
+from torchcaps.utils.progress import progress
 
 __all__ = [
     "check_classifier",

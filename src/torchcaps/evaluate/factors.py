@@ -16,12 +16,12 @@ from torch import Tensor
 
 from torchcaps.data import Dataset
 from torchcaps.errors import DataError
-from torchcaps.math.random import normal, permutation
 from torchcaps.metrics import spearman
 from torchcaps.models.capsnet import CapsNet
 from torchcaps.models.matrix import MatrixCaps
-from torchcaps.train.display import progress
 from torchcaps.types import Capsules
+from torchcaps.utils.progress import progress
+from torchcaps.utils.random import normal, permutation
 
 __all__ = [
     "CONTROLS",

@@ -28,8 +28,8 @@ import torch
 from torch import Tensor
 
 from torchcaps.errors import DataError, RecipeError, ShapeError
-from torchcaps.math.random import seed_of
-from torchcaps.train.display import progress
+from torchcaps.utils.progress import progress
+from torchcaps.utils.random import seed_of
 
 __all__ = ["AIS", "ais", "free_energy", "log_hidden_exact", "log_likelihood", "log_partition_exact", "log_volume"]
 

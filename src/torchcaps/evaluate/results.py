@@ -19,7 +19,7 @@ import torch
 
 from torchcaps import __version__
 from torchcaps.errors import DataError
-from torchcaps.train.files import write_atomically
+from torchcaps.utils.files import write_atomically
 
 __all__ = ["Metrics", "Result", "gather", "read_result", "versions", "write_result"]
 

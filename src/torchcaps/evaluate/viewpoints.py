@@ -13,7 +13,7 @@ from torchcaps.data import Dataset
 from torchcaps.errors import DataError
 from torchcaps.metrics import accuracy
 from torchcaps.models import Model
-from torchcaps.train.display import progress
+from torchcaps.utils.progress import progress
 
 __all__ = ["VIEWS", "has_views", "novel_errors", "view_scores", "viewpoint_metrics"]
 

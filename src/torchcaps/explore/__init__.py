@@ -11,13 +11,13 @@ from typing import Any
 from torch import Tensor
 
 from torchcaps.errors import RecipeError
-from torchcaps.explore.classes import ClassSubject
-from torchcaps.explore.competitors import SparseMatrixSubject, SparseSubject
-from torchcaps.explore.experts import ExpertSubject
-from torchcaps.explore.matrix import MatrixSubject
-from torchcaps.explore.records import Histogram, Looked, Routed, Wall
-from torchcaps.explore.subject import Subject
 from torchcaps.models import CapsNet, MatrixCaps, Model, PoE, SparseCaps, SparseMatrixCaps
+from torchcaps.systems.capsnet.explorer import ClassSubject
+from torchcaps.systems.explorer_records import Histogram, Looked, Routed, Wall
+from torchcaps.systems.explorer_view import Subject
+from torchcaps.systems.matrix.explorer import MatrixSubject
+from torchcaps.systems.poe.explorer import ExpertSubject
+from torchcaps.systems.sparse.explorer import SparseMatrixSubject, SparseSubject
 
 __all__ = ["SUBJECTS", "Histogram", "Looked", "Routed", "Subject", "Wall", "subject_of"]
 

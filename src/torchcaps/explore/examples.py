@@ -13,9 +13,9 @@ from torch import Tensor
 from torchcaps.data import DataConfig, Dataset, FolderConfig, GlyphsConfig, NpzConfig, subset
 from torchcaps.data.augment import standardise
 from torchcaps.errors import ShapeError, TorchcapsError
-from torchcaps.evaluate.predict import class_names
+from torchcaps.systems.predict import class_names
 from torchcaps.train import Recipe
-from torchcaps.train.slim import EXAMPLES
+from torchcaps.train.weights_export import EXAMPLES
 from torchcaps.types import ImageSpec
 
 __all__ = ["COUNT", "Examples", "examples_of"]

@@ -27,11 +27,11 @@ from starlette.routing import Route
 
 from torchcaps import __version__
 from torchcaps.errors import TorchcapsError
-from torchcaps.explore.answers import QUESTIONS, Answer, example, facts, runs
-from torchcaps.explore.guards import PATIENCE, App, Guards
+from torchcaps.explore.handlers import QUESTIONS, Answer, example, facts, runs
 from torchcaps.explore.messages import read
+from torchcaps.explore.middleware import PATIENCE, App, Guards
 from torchcaps.explore.queue import FullError, GoneError, Queue
-from torchcaps.explore.shelf import Opened, Shelf
+from torchcaps.explore.run_registry import Opened, Shelf
 
 __all__ = ["Explorer", "application", "files"]
 

@@ -11,10 +11,10 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from torchcaps.errors import RecipeError
-from torchcaps.explore.guards import PATIENCE, origins_of
+from torchcaps.explore.middleware import PATIENCE, origins_of
 from torchcaps.explore.queue import Queue
 from torchcaps.explore.routes import application
-from torchcaps.explore.shelf import Shelf
+from torchcaps.explore.run_registry import Shelf
 
 __all__ = ["address_of", "listen", "serve", "server_on"]
 

@@ -17,8 +17,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from torchcaps.kernels.lanes import Looped, suits
-from torchcaps.kernels.tiles import Tiled
+from torchcaps.kernels.chunked_dynamic import Tiled
+from torchcaps.kernels.simd_layout import Looped, suits
 from torchcaps.math.squash import norm, squash
 
 __all__ = ["Passes", "dynamic_routing", "iterate"]

@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchcaps.kernels import em_tiles
-from torchcaps.kernels.em_tiles import FIT, LOGIT, POSE, Layer
-from torchcaps.kernels.lanes import from_lanes, lanes, suits, to_lanes
+from torchcaps.kernels import chunked_em
+from torchcaps.kernels.chunked_em import FIT, LOGIT, POSE, Layer
+from torchcaps.kernels.simd_layout import from_lanes, lanes, suits, to_lanes
 from torchcaps.kernels.threads import in_threads
-from torchcaps.math.simplex import log_floor
+from torchcaps.math.logspace import log_floor
 
 __all__ = ["em_routing"]
 
@@ -64,7 +64,7 @@ def _forward(
     layer = Layer(pose, log_a, W, offset, beta_a, beta_u, seen, lam, min_variance, damping, descent, across)
     if suits(pose):
         return _forward_loops(layer, keep)
-    shares, fits = em_tiles.forward(layer)
+    shares, fits = chunked_em.forward(layer)
     last = fits[:, -1]  # [b p j FIT]
     log_R = shares[:, -1] if len(lam) > 1 else layer.first[layer.who].unsqueeze(1).expand(len(pose), -1, W.shape[1], -1)
     coupling = log_R.exp().transpose(2, 3).contiguous()
@@ -83,7 +83,7 @@ def _backward(
     layer = Layer(pose, log_a, W, offset, beta_a, beta_u, seen, lam, min_variance, damping, descent, across)
     if suits(pose):
         return _backward_loops(layer, shares, fits, g_mean, g_logit)
-    return em_tiles.backward(layer, shares[..., 0], fits[..., 0], g_mean, g_logit)
+    return chunked_em.backward(layer, shares[..., 0], fits[..., 0], g_mean, g_logit)
 
 
 @_forward.register_fake

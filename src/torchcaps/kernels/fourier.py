@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchcaps.kernels.lanes import lanes, suits
-from torchcaps.kernels.spectra import Planes
+from torchcaps.kernels.fft_planes import Planes
+from torchcaps.kernels.simd_layout import lanes, suits
 from torchcaps.kernels.threads import switched_on
 
 __all__ = ["fourier_conv2d", "worth"]

@@ -1,11 +1,11 @@
 """Layers: parameters plus one call. Every capsule layer returns `(Capsules, RoutingInfo)`."""
 
+from torchcaps.layers.batch_norm import CapsuleNorm, TypeNorm
 from torchcaps.layers.capsules import ClassCapsules, ConvCapsules, DenseCapsules, SharedCapsules
 from torchcaps.layers.convolution import Convolution
 from torchcaps.layers.decoders import ConvDecoder, DenseDecoder, FrameDecoder, select
-from torchcaps.layers.norm import CapsuleNorm, TypeNorm
 from torchcaps.layers.primary import PrimaryCapsules
-from torchcaps.layers.sparse import SparseMask
+from torchcaps.layers.rank_mask import SparseMask
 
 __all__ = [
     "CapsuleNorm",

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from torchcaps.config import check
 from torchcaps.errors import RecipeError, ShapeError, nearest
-from torchcaps.math.patches import Grid
+from torchcaps.math.grid import Grid
 from torchcaps.math.pose import MATRIX, add_coordinates
 from torchcaps.routing import EM, Dynamic, route, router_of
 from torchcaps.types import Capsules, RoutingInfo

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torchcaps.errors import RecipeError, ShapeError, nearest
 from torchcaps.layers.capsules import positive
 from torchcaps.layers.convolution import Convolution
-from torchcaps.math.patches import Grid
+from torchcaps.math.grid import Grid
 from torchcaps.math.squash import norm, squash
 from torchcaps.types import Capsules
 

@@ -1,9 +1,9 @@
 """Pure tensor functions: the capsule algebra. Nothing here owns a parameter or knows of routing."""
 
 from torchcaps.math.gaussian import diagonal_log_density, weighted_mean, weighted_variance
-from torchcaps.math.patches import Grid, Window
+from torchcaps.math.grid import Grid, Window
+from torchcaps.math.logspace import entropy, log_floor
 from torchcaps.math.pose import matrix_votes, vector_votes
-from torchcaps.math.simplex import entropy, log_floor
 from torchcaps.math.squash import cosine, norm, squash, unsquash
 
 __all__ = [

@@ -19,7 +19,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, conv_transpose
 from torchcaps.config import Count, NonNegativeFloat, Share, check
 from torchcaps.errors import DataError, ShapeError
 from torchcaps.layers import Convolution
-from torchcaps.math.patches import Grid
+from torchcaps.math.grid import Grid
 from torchcaps.models.base import Model, check_images, check_spec
 from torchcaps.types import Batch, ImageSpec
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.errors import DataError, ShapeError
-from torchcaps.models.tiles import in_tiles
+from torchcaps.models.chunking import in_tiles
 from torchcaps.types import Batch, ImageSpec
 
 __all__ = ["Model", "ModelConfig", "check_classes", "check_images", "check_spec", "hits"]

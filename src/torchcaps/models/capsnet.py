@@ -17,7 +17,7 @@ from torchcaps.errors import ShapeError
 from torchcaps.layers import DenseDecoder, select
 from torchcaps.losses import margin_loss, present, reconstruction_loss
 from torchcaps.models.base import Model, check_classes, check_images, hits
-from torchcaps.models.trunk import routed_of, trunk_of
+from torchcaps.models.conv_stem import routed_of, trunk_of
 from torchcaps.routing import Dynamic
 from torchcaps.types import Batch, Capsules, ImageSpec, RoutingInfo
 

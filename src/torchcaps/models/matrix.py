@@ -20,7 +20,7 @@ from torchcaps.config import Count, NonNegativeFloat, PositiveFloat, check
 from torchcaps.layers import CapsuleNorm, ClassCapsules, ConvCapsules, PrimaryCapsules, TypeNorm
 from torchcaps.losses import LOSSES, spread_loss, spread_margin
 from torchcaps.math.gaussian import LOG_2PI
-from torchcaps.math.patches import Grid
+from torchcaps.math.grid import Grid
 from torchcaps.math.pose import MATRIX
 from torchcaps.models.base import Model, check_images, check_spec
 from torchcaps.routing import EM

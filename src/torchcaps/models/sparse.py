@@ -17,11 +17,11 @@ from torchcaps.config import Count, NonNegativeFloat, NonNegativeInt, PositiveFl
 from torchcaps.errors import RecipeError
 from torchcaps.layers import DenseDecoder, FrameDecoder, SparseMask
 from torchcaps.losses import reconstruction_loss
-from torchcaps.math.team import mean_over_team
 from torchcaps.models.base import Model, check_images
-from torchcaps.models.trunk import routed_of, trunk_of
+from torchcaps.models.conv_stem import routed_of, trunk_of
 from torchcaps.routing import Dynamic
 from torchcaps.types import Batch, Capsules, ImageSpec, RoutingInfo
+from torchcaps.utils.distributed import mean_over_team
 
 __all__ = [
     "Competition",

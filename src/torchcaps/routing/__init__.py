@@ -15,14 +15,14 @@ from torch import Tensor
 
 from torchcaps.config import check
 from torchcaps.errors import RecipeError, nearest
-from torchcaps.math.patches import Window
+from torchcaps.math.grid import Window
 from torchcaps.math.pose import matrix_votes, vector_votes
 from torchcaps.routing import dynamic, em
 from torchcaps.routing.base import Compete, InWindow, Router, compete_at_one_place
 from torchcaps.routing.checks import check_input
+from torchcaps.routing.dispatch import route_without_votes
 from torchcaps.routing.dynamic import Dynamic
 from torchcaps.routing.em import EM
-from torchcaps.routing.fused import route_without_votes
 from torchcaps.types import Capsules, RoutingInfo
 
 __all__ = ["EM", "ROUTERS", "Compete", "Dynamic", "Router", "route", "router_of", "settings_of"]

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from torchcaps.math.patches import Window
+from torchcaps.math.grid import Window
 from torchcaps.types import Capsules, RoutingInfo
 
 __all__ = ["Compete", "InWindow", "Router", "compete_at_one_place", "places_of", "stack_info"]

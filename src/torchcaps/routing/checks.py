@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from torchcaps.errors import RecipeError, ShapeError
-from torchcaps.math.patches import Window
+from torchcaps.math.grid import Window
 from torchcaps.types import Capsules
 
 __all__ = ["check_input"]

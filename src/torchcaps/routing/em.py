@@ -17,7 +17,7 @@ from torch.nn.functional import logsigmoid
 
 from torchcaps.config import Count, PositiveFloat, Range, Share
 from torchcaps.math.gaussian import LOG_2PI, diagonal_log_density, weighted_mean, weighted_variance
-from torchcaps.math.simplex import log_floor
+from torchcaps.math.logspace import log_floor
 from torchcaps.routing.base import Compete, Router, places_of, stack_info
 from torchcaps.types import Capsules, RoutingInfo
 

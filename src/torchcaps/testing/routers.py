@@ -22,7 +22,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import torch
 from torch import Tensor
 
-from torchcaps.math.patches import Grid, Window
+from torchcaps.math.grid import Grid, Window
 from torchcaps.math.pose import vector_votes
 from torchcaps.routing import ROUTERS, Compete, Router, route, router_of, settings_of
 from torchcaps.routing.base import compete_at_one_place

@@ -21,7 +21,7 @@ from torchcaps.train.checkpoint import Checkpoint
 from torchcaps.train.checkpoint import load as read_checkpoint
 from torchcaps.train.recipe import Recipe
 from torchcaps.train.run import Loaded, checkpoint_path, load_run, open_run
-from torchcaps.train.slim import slim
+from torchcaps.train.weights_export import slim
 
 __all__ = ["average"]
 

@@ -28,8 +28,8 @@ import torch
 from torch import Tensor
 
 from torchcaps.errors import CheckpointError
-from torchcaps.train.files import write_atomically
-from torchcaps.train.state import is_plain
+from torchcaps.train.state_packing import is_plain
+from torchcaps.utils.files import write_atomically
 
 __all__ = ["Checkpoint", "load", "loads", "save"]
 

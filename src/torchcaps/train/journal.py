@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any
 
 from torchcaps.errors import RecipeError, TrainingError
-from torchcaps.train.files import write_atomically
+from torchcaps.utils.files import write_atomically
 
 __all__ = ["Journal", "read_journal"]
 

@@ -21,15 +21,11 @@ from torch import Tensor, nn
 from torchcaps.config import to_dict
 from torchcaps.data import Dataset, epoch_order, place_of, take
 from torchcaps.errors import TorchcapsError, TrainingError
-from torchcaps.math.random import seed_of
 from torchcaps.models import Model
-from torchcaps.train.display import Display
-from torchcaps.train.distributed import Team, team
 from torchcaps.train.journal import Journal
 from torchcaps.train.recipe import Loop, Recipe, stage_names, stage_of
 from torchcaps.train.run import Run, load_run, open_run
-from torchcaps.train.stop import Flag, stop_signal
-from torchcaps.train.training import (
+from torchcaps.train.train_state import (
     Training,
     begin,
     flushed_denormals,
@@ -41,6 +37,10 @@ from torchcaps.train.training import (
 )
 from torchcaps.train.validation import check_validation, validation_accuracy
 from torchcaps.types import Batch
+from torchcaps.utils.process_group import Team, team
+from torchcaps.utils.progress import Display
+from torchcaps.utils.random import seed_of
+from torchcaps.utils.signals import Flag, stop_signal
 
 __all__ = ["Outcome", "total_steps", "train"]
 

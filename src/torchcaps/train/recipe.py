@@ -23,7 +23,7 @@ from torchcaps.config import (
 from torchcaps.data import DATASETS, DataConfig, GlyphsConfig
 from torchcaps.errors import RecipeError, nearest
 from torchcaps.models import MODELS, CapsNetConfig, ModelConfig
-from torchcaps.train.optimiser import OptimiserConfig, ScheduleConfig
+from torchcaps.train.optimizer import OptimiserConfig, ScheduleConfig
 
 __all__ = [
     "Loop",

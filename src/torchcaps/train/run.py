@@ -18,11 +18,11 @@ from torchcaps.models import Model
 from torchcaps.train.checkpoint import Checkpoint
 from torchcaps.train.checkpoint import load as read_checkpoint
 from torchcaps.train.checkpoint import save as write_checkpoint
-from torchcaps.train.files import sole_owner, write_atomically
 from torchcaps.train.journal import Journal
 from torchcaps.train.recipe import Recipe, load_recipe, resolved
-from torchcaps.train.training import resumed, set_up
+from torchcaps.train.train_state import resumed, set_up
 from torchcaps.types import ImageSpec
+from torchcaps.utils.files import sole_owner, write_atomically
 
 __all__ = ["Loaded", "Run", "checkpoint_path", "create", "load", "load_run", "open_run"]
 

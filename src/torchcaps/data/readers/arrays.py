@@ -19,7 +19,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from torchcaps.data.readers.bounded import EXPANSION, MOST, Stream, bad, byte_count, opened, plain, size_of
+from torchcaps.data.readers.safe_io import EXPANSION, MOST, Stream, bad, byte_count, opened, plain, size_of
 
 __all__ = ["read_npy", "read_npz"]
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from torchcaps.data.readers.bounded import MOST, Stream, bad, content, plain
+from torchcaps.data.readers.safe_io import MOST, Stream, bad, content, plain
 
 __all__ = ["read_cifar", "read_cifar_archive"]
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from torchcaps.data.readers.bounded import MOST, bad, byte_count, content
+from torchcaps.data.readers.safe_io import MOST, bad, byte_count, content
 
 __all__ = ["read_idx"]
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from torchcaps.data.readers.bounded import MOST, Stream, bad, plain
+from torchcaps.data.readers.safe_io import MOST, Stream, bad, plain
 
 __all__ = ["read_affnist"]
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from torchcaps.data.readers.bounded import MOST, Stream, bad, byte_count, content
+from torchcaps.data.readers.safe_io import MOST, Stream, bad, byte_count, content
 
 __all__ = ["read_norb"]
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from torchcaps.data.readers.bounded import MOST, bad, byte_count, opened
+from torchcaps.data.readers.safe_io import MOST, bad, byte_count, opened
 from torchcaps.errors import DataError
 
 if TYPE_CHECKING:

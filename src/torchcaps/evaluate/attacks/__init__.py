@@ -1,32 +1,27 @@
 """Attacks on classifiers: how little must an image in [0, 1] change, in its largest pixel, to be taken for another?
 
 gradients  FGSM (Goodfellow 2014), also targeted; BIM (Kurakin 2016); PGD (Madry 2018)
-squares    Square (Andriushchenko 2020), which asks for no gradient
+square     Square (Andriushchenko 2020), which asks for no gradient
 curves     accuracy against epsilon, also of images made on another model (transfer), and what is masked
-runs       the same of the folders of runs, as plain data, a table and a picture
 """
 
 from torchcaps.evaluate.attacks.curves import EPSILONS, Attacked, Masked, attack_curves, masked
 from torchcaps.evaluate.attacks.gradients import bim, cross_entropy, fgsm, gradient, logits_of, own_loss, pgd
 from torchcaps.evaluate.attacks.picture import curve_plot
-from torchcaps.evaluate.attacks.runs import Contest, attack_runs, load_contest
-from torchcaps.evaluate.attacks.squares import margin, square
-from torchcaps.evaluate.attacks.ways import WAYS
+from torchcaps.evaluate.attacks.registry import WAYS
+from torchcaps.evaluate.attacks.square import margin, square
 
 __all__ = [
     "EPSILONS",
     "WAYS",
     "Attacked",
-    "Contest",
     "Masked",
     "attack_curves",
-    "attack_runs",
     "bim",
     "cross_entropy",
     "curve_plot",
     "fgsm",
     "gradient",
-    "load_contest",
     "logits_of",
     "margin",
     "masked",

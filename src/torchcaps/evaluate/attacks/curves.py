@@ -13,10 +13,10 @@ import torch
 
 from torchcaps.data import Dataset
 from torchcaps.errors import DataError, RecipeError, nearest
-from torchcaps.evaluate.attacks.ways import WAYS, Counts, Scene, target_of
-from torchcaps.math.random import permutation
+from torchcaps.evaluate.attacks.registry import WAYS, Counts, Scene, target_of
 from torchcaps.models import Model
-from torchcaps.train.display import progress
+from torchcaps.utils.progress import progress
+from torchcaps.utils.random import permutation
 
 __all__ = ["EPSILONS", "FREE", "GRADIENT", "Attacked", "Curve", "Masked", "attack_curves", "chosen", "masked", "rising"]
 

@@ -21,9 +21,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from torchcaps.errors import DataError, RecipeError, ShapeError
-from torchcaps.math.random import uniform
 from torchcaps.models import Model
 from torchcaps.types import Batch
+from torchcaps.utils.random import uniform
 
 __all__ = [
     "Logits",

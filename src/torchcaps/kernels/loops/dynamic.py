@@ -29,7 +29,7 @@ import numpy as np
 
 from torchcaps.kernels.loops import loop, part
 from torchcaps.kernels.loops.elementary import exp, root
-from torchcaps.kernels.loops.vector import fill, fma, fma4, larger, load, load4, spread, store
+from torchcaps.kernels.loops.simd import fill, fma, fma4, larger, load, load4, spread, store
 
 __all__ = [
     "NEAR",

@@ -9,7 +9,7 @@ import numpy as np
 from torchcaps.kernels.loops import loop
 from torchcaps.kernels.loops.dynamic import NEAR, ROWS, along, gather, inverse_length, normalise, vote
 from torchcaps.kernels.loops.elementary import exp
-from torchcaps.kernels.loops.vector import fill, fma, larger, load, store
+from torchcaps.kernels.loops.simd import fill, fma, larger, load, store
 
 __all__ = ["pull_children", "pull_parents"]
 

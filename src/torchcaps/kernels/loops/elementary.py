@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from torchcaps.kernels.loops.vector import Lanes, call, unary
+from torchcaps.kernels.loops.simd import Lanes, call, unary
 
 __all__ = ["exp", "exponent", "log", "mantissa", "root"]
 

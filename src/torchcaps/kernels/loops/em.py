@@ -23,7 +23,7 @@ import numpy as np
 
 from torchcaps.kernels.loops import loop, part
 from torchcaps.kernels.loops.elementary import exp, exponent, log, mantissa
-from torchcaps.kernels.loops.vector import fma4, larger, memory, pick
+from torchcaps.kernels.loops.simd import fma4, larger, memory, pick
 
 __all__ = ["BYTES", "FIT", "LOGIT", "LSE", "MASS", "POSE", "cast_votes", "fill", "forward", "load", "load4"]
 __all__ += ["log_volume", "logistic", "loudest", "store"]

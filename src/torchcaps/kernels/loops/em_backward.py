@@ -51,7 +51,7 @@ from torchcaps.kernels.loops.em import (
     loudest,
     store,
 )
-from torchcaps.kernels.loops.vector import fma4, total
+from torchcaps.kernels.loops.simd import fma4, total
 
 __all__ = ["backward"]
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from torchcaps.kernels.loops import loop, part
-from torchcaps.kernels.loops.vector import BYTES, braid, fill, load, store, unbraid
+from torchcaps.kernels.loops.simd import BYTES, braid, fill, load, store, unbraid
 
 __all__ = ["from_spectra", "to_spectra"]
 

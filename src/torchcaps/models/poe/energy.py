@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchcaps.kernels import voteless
+from torchcaps.kernels import contrastive_ops
 from torchcaps.math.squash import norm, squash
 
 __all__ = ["Coupling", "contrast", "free_energy", "hidden", "probability_on", "pull", "reverse"]
@@ -63,7 +63,7 @@ def reverse(x: Tensor, W: Tensor, c: Coupling, gain: float = 1.0) -> Tensor:
 
     The gain before squash is ours, 1 in the paper.
     """
-    return squash(gain * voteless.reverse(x, W, c))
+    return squash(gain * contrastive_ops.reverse(x, W, c))
 
 
 class _Contrast(torch.autograd.Function):
@@ -76,7 +76,7 @@ class _Contrast(torch.autograd.Function):
         total = W.new_zeros(())
         kept = []
         for sign, (x, c, gate), known in ((1, data, seen), (-1, model, None)):
-            z = voteless.forward(x, W, c) + b if known is None else known
+            z = contrastive_ops.forward(x, W, c) + b if known is None else known
             total = total + sign * free_energy(z, gate).mean()
             kept.append((sign, x, c, pull(z, gate) / len(x)))
         ctx.kept = kept
@@ -88,7 +88,7 @@ class _Contrast(torch.autograd.Function):
         db: list[Tensor] = []
         for sign, x, c, a in ctx.kept:
             slope = -sign * grads[0] * a  # [b j k]
-            dW = voteless.grad(x, c, slope, onto=dW)  # [i j k d]
+            dW = contrastive_ops.grad(x, c, slope, onto=dW)  # [i j k d]
             db.append(slope.sum(0))  # [j k]
         return dW, db[0] + db[1], None, None, None
 

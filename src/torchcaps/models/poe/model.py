@@ -14,10 +14,10 @@ from torch import Tensor
 
 from torchcaps.errors import RecipeError, ShapeError
 from torchcaps.models.base import Model
-from torchcaps.models.poe import energy, poses
-from torchcaps.models.poe.capsules import CapsuleEnergy, Seen
+from torchcaps.models.poe import energy, pose_sampling
 from torchcaps.models.poe.config import PoEConfig
 from torchcaps.models.poe.decoder import CapsuleDecoder
+from torchcaps.models.poe.encoder import CapsuleEnergy, Seen
 from torchcaps.models.poe.stages import CapsuleStage, DecoderStage
 from torchcaps.types import Capsules, ImageSpec
 
@@ -105,7 +105,7 @@ class PoE(Model):
         training images that capsule j won.
         """
         chosen = [int(j) for j in (capsule if isinstance(capsule, Sequence) else [capsule])]
-        poses.check_domain(domain)
+        pose_sampling.check_domain(domain)
         for j in chosen:
             if not 0 <= j < self.capsules:
                 raise ShapeError(f"capsule {j} is wanted; there are 0 to {self.capsules - 1}")
@@ -113,7 +113,7 @@ class PoE(Model):
             raise ShapeError(f"n = {n} images are wanted; at least 1 makes sense")
         pose = self.energy.W.new_zeros(n, self.capsules, self.dimension)
         for j in chosen:
-            pose[:, j] = poses.draw(self.decoder, j, n, domain, seed)
+            pose[:, j] = pose_sampling.draw(self.decoder, j, n, domain, seed)
         was = self.training
         self.eval()
         images = self.decode(pose)

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy
 
-from torchcaps.math.team import mean_over_team
 from torchcaps.models.base import Model
-from torchcaps.models.poe.capsules import CapsuleEnergy, Seen
 from torchcaps.models.poe.decoder import EXAMPLES, CapsuleDecoder, paper_update, share_out
+from torchcaps.models.poe.encoder import CapsuleEnergy, Seen
 from torchcaps.types import Batch
+from torchcaps.utils.distributed import mean_over_team
 
 __all__ = ["CapsuleStage", "DecoderStage", "collect"]
 

@@ -1,0 +1,274 @@
+"""Rivals: what needs no capsules, fitted to the same features f [n p] and given the same J groups of K numbers.
+
+A table that shows a capsule model alone shows nothing: principal components also look like "one object a column", and
+k-means also specialises. Each rival answers what a capsule model is asked (`Rival`), so that one evaluation measures
+all. `RIVALS[name](f, capsules, dimension, seed)` fits one to the rows it is given; k-means and the RBM are those of
+scikit-learn (the extra `sklearn`). Letters: j group (capsule), k number in a group, n row, p feature.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from torchcaps.errors import DataError, RecipeError, ShapeError
+from torchcaps.utils.random import normal, resample, uniform
+
+__all__ = [
+    "PCA",
+    "RBM",
+    "RIVALS",
+    "KMeans",
+    "LocalPCA",
+    "Rival",
+    "fit_kmeans",
+    "fit_kmeans_centroid",
+    "fit_local_pca",
+    "fit_pca",
+    "fit_rbm",
+]
+
+RBM_SETTINGS = {"learning_rate": 0.05, "batch_size": 20, "n_iter": 20}
+"""Tried on 2,000 drawn digits: half the rebuild error of batches of 100; 60 rounds would take off another sixth."""
+
+
+class Rival(Protocol):
+    """What every rival can be asked."""
+
+    def codes(self, f: Tensor) -> Tensor:
+        """[n j k] or [n j] the numbers that stand for each row."""
+
+    def winners(self, f: Tensor) -> Tensor:
+        """[n] the group that each row belongs to."""
+
+    def rebuild(self, f: Tensor) -> Tensor:
+        """[n p] each row from its code and winner alone."""
+
+    def samples(self, n: int, seed: int) -> Tensor:
+        """[j n p] n feature vectors of each group; the first of them do not depend on n."""
+
+
+@dataclass(frozen=True, eq=False)
+class PCA:
+    """f = mean + sum_m s_m a_m with the J K leading principal axes a_m; group j is made of axes j K ... j K + K - 1.
+
+    For pictures and winners each of the first J axes stands for itself, the usual "mean +- component".
+    """
+
+    capsules: int
+    mean: Tensor  # [p]
+    axes: Tensor  # [(j k) p]
+    deviation: Tensor  # [(j k)]
+
+    def codes(self, f: Tensor) -> Tensor:
+        return ((f - self.mean) @ self.axes.T).view(len(f), self.capsules, -1)  # [n j k]
+
+    def winners(self, f: Tensor) -> Tensor:
+        """The one of the first J components with the largest |score| / deviation."""
+        size, deviation = self.codes(f).flatten(1)[:, : self.capsules].abs(), self.deviation[: self.capsules]
+        return torch.where(deviation > 0, size / deviation, 0.0).argmax(-1)
+
+    def rebuild(self, f: Tensor) -> Tensor:
+        return self.mean + self.codes(f).flatten(1) @ self.axes
+
+    def samples(self, n: int, seed: int) -> Tensor:
+        """mean + N(0, lambda_j) a_j."""
+        along = self.axes[: self.capsules] * self.deviation[: self.capsules, None]  # [j p]
+        return self.mean + _noise(seed, self.capsules, n, 1) * along[:, None]  # [j n p]
+
+
+@dataclass(frozen=True, eq=False)
+class KMeans:
+    """J centroids; as a density, J spherical Gaussians of one variance sigma^2, the mean squared residual a feature.
+
+    With sigma = 0 all samples of a group are the same picture: specialised, but with no instantiation.
+    """
+
+    centroids: Tensor  # [j p]
+    sigma: float
+
+    def codes(self, f: Tensor) -> Tensor:
+        """Distances to the centroids: J numbers, since k-means has no more."""
+        return torch.cdist(f, self.centroids)  # [n j]
+
+    def winners(self, f: Tensor) -> Tensor:
+        return self.codes(f).argmin(-1)
+
+    def rebuild(self, f: Tensor) -> Tensor:
+        return self.centroids[self.winners(f)]
+
+    def samples(self, n: int, seed: int) -> Tensor:
+        j, p = self.centroids.shape
+        if self.sigma == 0:
+            return self.centroids[:, None].repeat(1, n, 1)  # [j n p]
+        return self.centroids[:, None] + self.sigma * _noise(seed, j, n, p)
+
+
+@dataclass(frozen=True, eq=False)
+class LocalPCA:
+    """The strongest fair rival: in each of J k-means clusters the K leading axes, a mixture of K-dimensional Gaussians.
+
+    As for capsules in competition, the code of a row is 0 in all groups but the winner; and as theirs, its samples are
+    drawn from the scores of the rows that a group won.
+    """
+
+    means: Tensor  # [j p]
+    axes: Tensor  # [j k p]
+    scores: tuple[Tensor, ...]  # [n k] of each group
+
+    def codes(self, f: Tensor) -> Tensor:
+        scores = torch.einsum("np,jkp->njk", f, self.axes) - torch.einsum("jp,jkp->jk", self.means, self.axes)
+        return scores * torch.nn.functional.one_hot(self.winners(f), len(self.means)).unsqueeze(-1)
+
+    def winners(self, f: Tensor) -> Tensor:
+        return torch.cdist(f, self.means).argmin(-1)
+
+    def rebuild(self, f: Tensor) -> Tensor:
+        return self.means[self.winners(f)] + torch.einsum("njk,jkp->np", self.codes(f), self.axes)
+
+    def samples(self, n: int, seed: int) -> Tensor:
+        drawn = [resample(own, seed, j, torch.arange(n)) for j, own in enumerate(self.scores)]
+        scores = torch.stack(drawn)  # [j n k]
+        return self.means[:, None] + torch.einsum("jnk,jkp->jnp", scores, self.axes)
+
+
+@dataclass(frozen=True, eq=False)
+class RBM:
+    """A Bernoulli RBM with J K hidden units on v = (f - low) / width, clipped to [0, 1]; group j is K units of it."""
+
+    W: Tensor  # [j k p]
+    hidden: Tensor  # [j k]
+    visible: Tensor  # [p]
+    low: Tensor  # [p]
+    width: Tensor  # [p]
+    activity: Tensor  # [j k] mean of P(h | v) over the rows it was fitted to
+
+    def codes(self, f: Tensor) -> Tensor:
+        """P(h | v)."""
+        v = torch.where(self.width > 0, (f - self.low) / self.width, 0.0).clamp(0, 1)
+        return (torch.einsum("np,jkp->njk", v, self.W) + self.hidden).sigmoid()
+
+    def winners(self, f: Tensor) -> Tensor:
+        """The group whose mean activation is farthest above what it is on average."""
+        return (self.codes(f) - self.activity).mean(-1).argmax(-1)
+
+    def rebuild(self, f: Tensor) -> Tensor:
+        """P(v | P(h | v)), mapped back."""
+        return self._back(torch.einsum("njk,jkp->np", self.codes(f), self.W))
+
+    def samples(self, n: int, seed: int) -> Tensor:
+        """One reverse pass: each unit of group j is on as often as on average, all others are off; then P(v | h)."""
+        j, k = self.activity.shape
+        on = (uniform(seed, torch.arange(j)[:, None], torch.arange(n), count=k) < self.activity[:, None]).float()
+        return self._back(torch.einsum("jnk,jkp->jnp", on, self.W))
+
+    def _back(self, up: Tensor) -> Tensor:
+        """P(v | h) as features, where `up` is what the hidden units send down."""
+        return self.low + self.width * (up + self.visible).sigmoid()
+
+
+def fit_pca(f: Tensor, capsules: int, dimension: int, seed: int = 0) -> PCA:
+    """PCA of f [n p]; where the data have fewer than J K dimensions the axes left over are 0. The seed is not used."""
+    x = _check(f, capsules, dimension)
+    return PCA(capsules, *_principal(x, capsules * dimension))
+
+
+def fit_kmeans(f: Tensor, capsules: int, dimension: int, seed: int = 0) -> KMeans:
+    """k-means with k = J and the better of two starts; the dimension is not used."""
+    x = _check(f, capsules, dimension)
+    found = _sklearn().cluster.KMeans(capsules, n_init=2, random_state=seed % 2**32).fit(x.numpy())
+    centroids = torch.from_numpy(found.cluster_centers_).float()
+    return KMeans(centroids, float(found.inertia_ / x.numel()) ** 0.5)
+
+
+def fit_kmeans_centroid(f: Tensor, capsules: int, dimension: int, seed: int = 0) -> KMeans:
+    """k-means that samples its centroids without noise."""
+    return replace(fit_kmeans(f, capsules, dimension, seed), sigma=0.0)
+
+
+def fit_local_pca(f: Tensor, capsules: int, dimension: int, seed: int = 0) -> LocalPCA:
+    """k-means, then PCA of every cluster; an empty cluster is its centroid alone."""
+    x, found = _check(f, capsules, dimension), fit_kmeans(f, capsules, dimension, seed)
+    winners = found.winners(x)
+    clusters = [x[winners == j] if (winners == j).any() else found.centroids[j, None] for j in range(capsules)]
+    parts = [_principal(cluster, dimension) for cluster in clusters]
+    scores = tuple((cluster - p.mean) @ p.axes.T for cluster, p in zip(clusters, parts, strict=True))
+    return LocalPCA(torch.stack([p.mean for p in parts]), torch.stack([p.axes for p in parts]), scores)
+
+
+def fit_rbm(f: Tensor, capsules: int, dimension: int, seed: int = 0) -> RBM:
+    """BernoulliRBM of scikit-learn (persistent CD) on columns that are scaled to [0, 1] by their extremes."""
+    x = _check(f, capsules, dimension)
+    low, width = x.amin(0), x.amax(0) - x.amin(0)
+    v = torch.where(width > 0, (x - low) / width, 0.0)
+    make = _sklearn().neural_network.BernoulliRBM
+    found = make(capsules * dimension, random_state=seed % 2**32, **RBM_SETTINGS).fit(v.numpy())
+    W = torch.from_numpy(found.components_).float().view(capsules, dimension, -1)  # [j k p]
+    hidden = torch.from_numpy(found.intercept_hidden_).float().view(capsules, dimension)
+    visible = torch.from_numpy(found.intercept_visible_).float()
+    rbm = RBM(W, hidden, visible, low, width, activity=torch.zeros_like(hidden))
+    return replace(rbm, activity=rbm.codes(x).mean(0))
+
+
+RIVALS: dict[str, Callable[[Tensor, int, int, int], Rival]] = {
+    "PCA": fit_pca,
+    "k-means": fit_kmeans,
+    "k-means centroid": fit_kmeans_centroid,
+    "local PCA": fit_local_pca,
+    "RBM": fit_rbm,
+}
+
+
+class _Axes(NamedTuple):
+    """Mean [p], leading axes [m p] and the deviation [m] along each."""
+
+    mean: Tensor
+    axes: Tensor
+    deviation: Tensor
+
+
+def _principal(x: Tensor, count: int) -> _Axes:
+    """The `count` leading eigenvectors of the covariance C of x [n p], and the deviation along each; 0 beyond its rank.
+
+    From C = X^T X / n or, if that is smaller, from X X^T / n: where u is an eigenvector of it, X^T u is one of C.
+    """
+    mean = x.double().mean(0)
+    X = x.double() - mean
+    wide = X.shape[0] < X.shape[1]
+    values, vectors = torch.linalg.eigh((X @ X.T if wide else X.T @ X) / len(X))  # rising
+    values, vectors = values.flip(0)[:count], vectors.flip(1)[:, :count]
+    axes = torch.nn.functional.normalize((X.T @ vectors if wide else vectors).T, dim=-1)  # [m p]
+    real = values > 1e-10 * values[0].clamp_min(torch.finfo(values.dtype).tiny)
+    padded = torch.zeros(count, 1 + x.shape[1], dtype=torch.double)
+    padded[: len(values)] = torch.cat([values.clamp_min(0).sqrt()[:, None], axes], 1) * real[:, None]
+    return _Axes(mean.float(), padded[:, 1:].float(), padded[:, 0].float())
+
+
+def _noise(seed: int, j: int, n: int, count: int) -> Tensor:  # [j n count]
+    return normal(seed, torch.arange(j)[:, None], torch.arange(n), count=count)
+
+
+def _check(f: Tensor, capsules: int, dimension: int) -> Tensor:
+    """The features as finite float32 [n p], n at least J."""
+    if min(capsules, dimension) < 1:
+        raise RecipeError(f"{capsules} capsules of {dimension} numbers; at least 1 of each is wanted")
+    if f.ndim != 2 or 0 in f.shape:
+        raise ShapeError(f"features are {list(f.shape)}, wanted [n p], no empty axis: flatten them")
+    if len(f) < capsules:
+        raise DataError(f"{len(f)} images for {capsules} capsules; at least as many are wanted: take more images")
+    if not bool(f.isfinite().all()):
+        raise DataError("features hold NaN or infinity: look for what diverged before fitting to them")
+    return f.detach().float().cpu()
+
+
+def _sklearn() -> Any:
+    try:
+        import sklearn.cluster
+        import sklearn.neural_network
+    except ImportError:
+        raise RecipeError("k-means and RBM need scikit-learn: pip install 'torchcaps[sklearn]'") from None
+    return sklearn

@@ -1,0 +1,200 @@
+"""Dynamic routing that never stores the votes V_ij = W_ij x_i [b i j k], and the sums of contrastive divergence.
+
+On a CPU these are passes of the compiled loops (`kernels.lanes`), which make the votes of a child, use and forget them.
+For other devices and types, and with TORCHCAPS_KERNELS=plain, there is a form without loops. What routing asks of the
+votes are sums over them, and each is a matrix product for every parent j:
+
+    z_j = sum_i c_ij W_ij x_i          the children times their coupling [b (d i)], times W_j [(d i) k]
+    V_ij . v_j = x_i . (W_ij^T v_j)    v_j [b k] times W_j^T, then times the children and summed over d
+    |V_ij|                             from the votes of a few children at a time, once for all iterations
+
+One buffer of the children's size serves all parents. Inside, the batch is the last axis and d the first, so that
+coupling a child and summing over d are plain passes over memory: x is [d i b], c is [j i b], W is [d i j k]. The
+lengths could come from Gram matrices, x_i^T (W_ij^T W_ij) x_i, in about half the time; but that form loses half of the
+digits of a vote that nearly cancels.
+
+There is no gradient: nothing is recorded for autograd. With one number for c, `forward`, `reverse` and `grad` are one
+matrix product each, loops or not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from torchcaps.kernels import simd_layout
+from torchcaps.kernels.dynamic import iterate
+from torchcaps.kernels.threads import switched_on
+from torchcaps.math.squash import norm, squash
+
+__all__ = ["forward", "grad", "reverse", "route"]
+
+TILE = 2**19
+"""Votes that may exist at once (2 MB in float32), unless those of a single child are more."""
+
+
+@torch.no_grad()
+def route(
+    x: Tensor,
+    W: Tensor,
+    *,
+    iterations: int = 3,
+    agreement: Literal["dot", "cosine"] = "dot",
+    over: Literal["parents", "children"] = "parents",
+    logits: Literal["accumulated", "replaced"] = "accumulated",
+) -> tuple[Tensor, Tensor]:
+    """The last iteration's coupling c [b i j] and sum z [b j k], before squash, for children x [b i d].
+
+    The settings are those of `routing.Dynamic`, and it equals `routing.dynamic` to rounding. The coupling is a view in
+    which the batch lies together, as the other functions here want it. Finite for all finite float32 (routed in
+    float64 where a squared length may overflow) and for float64 whose votes stay below 1e150.
+    """
+    wide = torch.float64 if _may_overflow(x, W) else x.dtype
+    if iterations > 1 and _loops(x, W):
+        passes = simd_layout.Looped(
+            x.to(wide), W.to(wide), cosine=agreement == "cosine", over=over, share=_uniform(W, over)
+        )
+        totals, _, C = iterate(passes, iterations, agreement, logits)
+        return passes.seen(C).to(x.dtype), totals[-1].to(x.dtype)  # [b i j], [b j k]
+    x_t, P = _turn(x).to(wide), _ordered(W).to(wide)  # [d i b], [d i j k]
+    inverse = _inverse_lengths(x_t, P) if agreement == "cosine" and iterations > 1 else None
+    b: Tensor | None = None
+    c: Tensor | float = _uniform(W, over)
+    for _ in range(iterations - 1):
+        z = _forward(x_t, P, c)  # [b j k]
+        agreed = _agree(x_t, P, squash(z) if inverse is None else z / norm(z, keepdim=True), inverse)  # [j i b]
+        b = agreed if b is None or logits == "replaced" else b.add_(agreed)
+        c = b.softmax(0 if over == "parents" else 1)
+    z = _forward(x_t, P, c).to(x.dtype)
+    if not isinstance(c, Tensor):
+        c = x_t.new_full((P.shape[2], *x_t.shape[1:]), c)
+    return c.permute(2, 1, 0).to(x.dtype), z  # [b i j], [b j k]
+
+
+@torch.no_grad()
+def forward(x: Tensor, W: Tensor, c: Tensor | float) -> Tensor:
+    """z_j = sum_i c_ij W_ij x_i: children [b i d] and coupling [b i j], or one number for all, -> [b j k]."""
+    if isinstance(c, Tensor) and _loops(x, W, c):
+        return simd_layout.from_lanes(
+            simd_layout.weigh(W, simd_layout.to_lanes(x, children=True), simd_layout.shares(c)), len(x)
+        )
+    return _forward(_turn(x), _ordered(W), _turned(c))
+
+
+@torch.no_grad()
+def reverse(h: Tensor, W: Tensor, c: Tensor | float) -> Tensor:
+    """sum_j c_ij W_ij^T h_j: parents [b j k] and coupling [b i j], or one number for all, -> [b i d], a view."""
+    if isinstance(c, Tensor) and _loops(h, W, c):
+        return simd_layout.reverse(W, simd_layout.shares(c), simd_layout.to_lanes(h), len(h))
+    P, c = _ordered(W), _turned(c)
+    d, i, j, k = P.shape
+    if not isinstance(c, Tensor):
+        y = torch.mm(P.view(d * i, j * k), h.flatten(1).t()).mul_(c)  # [(d i) b]
+        return y.view(d, i, -1).permute(2, 1, 0)  # [b i d]
+    total = h.new_zeros(d, i, len(h))
+    buffer = torch.empty_like(total)
+    for n, P_n in _parents(P):
+        torch.mm(P_n, h[:, n].t(), out=buffer.view(d * i, -1))
+        total.addcmul_(buffer, c[n])
+    return total.permute(2, 1, 0)  # [b i d]
+
+
+@torch.no_grad()
+def grad(x: Tensor, c: Tensor | float, a: Tensor, onto: Tensor | None = None) -> Tensor:
+    """sum_b c_ij a_j x_i^T: children [b i d], coupling [b i j] or one number, and a [b j k] -> [i j k d].
+
+    Given another such sum, it is added `onto` that one, which may not be used any more.
+
+    With a = 2 z / (1 + |z|^2) it is one phase of Hauser 2019, eq. 18, summed over the batch.
+    """
+    (_, i, d), (_, j, k) = x.shape, a.shape
+    if isinstance(c, Tensor) and _loops(x, a, c):
+        return simd_layout.grad(
+            simd_layout.to_lanes(x, children=True), simd_layout.shares(c), simd_layout.to_lanes(a), onto
+        )
+    x_t, c = _turn(x), _turned(c)
+    total = a.new_empty(d, i, j, k)
+    if not isinstance(c, Tensor):
+        torch.mm(x_t.view(d * i, -1), a.flatten(1), out=total.view(d * i, j * k)).mul_(c)
+    else:
+        buffer = torch.empty_like(x_t)
+        for n, total_n in _parents(total):
+            torch.mul(x_t, c[n], out=buffer)
+            torch.mm(buffer.view(d * i, -1), a[:, n], out=total_n)
+    made = total.permute(1, 2, 3, 0)  # [i j k d]
+    return made.contiguous() if onto is None else onto.add_(made)
+
+
+def _loops(*tensors: Tensor) -> bool:
+    return switched_on() and simd_layout.suits(*tensors)
+
+
+def _uniform(W: Tensor, over: str) -> float:
+    return 1 / W.shape[1 if over == "parents" else 0]
+
+
+def _ordered(W: Tensor) -> Tensor:
+    """Weights [i j k d] -> [d i j k], the order in which every product here reads them."""
+    return W.permute(3, 0, 1, 2).contiguous()
+
+
+def _turn(x: Tensor) -> Tensor:
+    """[b i d] -> [d i b] and, the same, [b i j] -> [j i b]."""
+    return x.permute(2, 1, 0).contiguous()
+
+
+def _turned(c: Tensor | float) -> Tensor | float:
+    """A coupling as `_turn` makes it; a number stays one."""
+    return _turn(c) if isinstance(c, Tensor) else c
+
+
+def _parents(P: Tensor) -> Iterator[tuple[int, Tensor]]:
+    """The number n of each parent and its part [(d i) k] of [d i j k], a view."""
+    return enumerate(P.flatten(0, 1).unbind(1))
+
+
+def _forward(x: Tensor, P: Tensor, c: Tensor | float) -> Tensor:
+    """z [b j k] from x [d i b], W as [d i j k] and c [j i b] or a number."""
+    d, i, j, k = P.shape
+    if not isinstance(c, Tensor):
+        return torch.mm(x.view(d * i, -1).t(), P.view(d * i, j * k)).mul_(c).view(-1, j, k)
+    z, buffer = x.new_empty(x.shape[2], j, k), torch.empty_like(x)
+    for n, P_n in _parents(P):
+        torch.mul(x, c[n], out=buffer)
+        torch.mm(buffer.view(d * i, -1).t(), P_n, out=z[:, n])
+    return z
+
+
+def _agree(x: Tensor, P: Tensor, v: Tensor, inverse: Tensor | None) -> Tensor:
+    """x_i . (W_ij^T v_j) [j i b], times 1 / |V_ij| where that is given, which makes it a cosine."""
+    agreed, buffer = x.new_empty(P.shape[2], *x.shape[1:]), torch.empty_like(x)
+    for n, P_n in _parents(P):
+        torch.mm(P_n, v[:, n].t(), out=buffer.flatten(0, 1))
+        torch.sum(buffer.mul_(x), 0, out=agreed[n])
+    return agreed if inverse is None else agreed.mul_(inverse).clamp_(-1, 1)
+
+
+def _inverse_lengths(x: Tensor, P: Tensor) -> Tensor:
+    """1 / |W_ij x_i| [j i b], and 0 for a vote of length 0, which agrees with nobody."""
+    (_, i, j, k), b = P.shape, x.shape[2]
+    square = x.new_empty(j, i, b)
+    rows = max(1, TILE // (b * j * k))
+    for n in range(0, i, rows):
+        W_n = P[:, n : n + rows].flatten(2).permute(1, 2, 0)  # [n (j k) d]
+        x_n = x[:, n : n + rows].transpose(0, 1).contiguous()  # [n d b]
+        votes = torch.bmm(W_n, x_n).view(-1, j, k, b)  # [n j k b]
+        torch.sum(votes.mul_(votes), 2, out=square[:, n : n + rows].transpose(0, 1))
+    some = square > 0
+    floor = float(norm(x.new_zeros(1))) ** 2  # what `norm` adds below the root
+    return square.add_(floor).rsqrt_().mul_(some)
+
+
+def _may_overflow(x: Tensor, W: Tensor) -> bool:
+    """Whether the squared length of a vote or of a sum of votes could be more than the largest number."""
+    i, _, k, d = W.shape
+    largest = [max(-float(low), float(high)) for low, high in (x.aminmax(), W.aminmax())]
+    return i * d * math.sqrt(k) * math.prod(largest) > math.sqrt(torch.finfo(x.dtype).max)

@@ -1,0 +1,81 @@
+"""Batch norms of features and of capsules.
+
+    x' = s (x - m) / sqrt(v + eps) + t        m, v: mean and variance of one type over the batch and all else
+
+In training m and v are those of the whole batch, over all processes of a team, so that many processes still do what
+one would do; in evaluation they are moving averages of these, which are part of every checkpoint. They lag behind the
+weights by some ten steps: before a learning rate has come down, evaluation may look much worse than training.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from torchcaps.errors import ShapeError
+from torchcaps.layers.capsules import positive
+from torchcaps.types import Capsules
+from torchcaps.utils.distributed import mean_over_team, team_size
+
+__all__ = ["CapsuleNorm", "TypeNorm"]
+
+
+class TypeNorm(nn.Module):
+    """Any x with `types` along one of its axes -> the same shape, each type of mean t and deviation s."""
+
+    mean: Tensor
+    variance: Tensor
+
+    def __init__(self, types: int, axis: int, *, momentum: float = 0.1, eps: float = 1e-5) -> None:
+        super().__init__()
+        positive(types=types)
+        self.axis, self.momentum, self.eps = axis, momentum, eps
+        self.scale, self.shift = nn.Parameter(torch.ones(types)), nn.Parameter(torch.zeros(types))
+        self.register_buffer("mean", torch.zeros(types))
+        self.register_buffer("variance", torch.ones(types))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.ndim < 2 or x.shape[self.axis] != len(self.scale):
+            raise ShapeError(f"{len(self.scale)} types along axis {self.axis} are wanted; x has shape {list(x.shape)}")
+        x = x.to(self.scale.dtype)  # whatever mixed precision is around: means need the digits
+        along = [-1 if n == self.axis % x.ndim else 1 for n in range(x.ndim)]
+        m, v = self._observed(x, along) if self.training else (self.mean, self.variance)
+        slope = self.scale * (v + self.eps).rsqrt()
+        return (x - m.view(along)) * slope.view(along) + self.shift.view(along)
+
+    def _observed(self, x: Tensor, along: list[int]) -> tuple[Tensor, Tensor]:
+        """Mean and variance of this batch, by which the moving averages go on."""
+        others = [n for n, size in enumerate(along) if size == 1]
+        if x.numel() * team_size() == len(self.scale):
+            raise ShapeError("a norm in training needs more than one value a type; use batches of two images or more")
+        m = mean_over_team(x.mean(others))
+        v = mean_over_team((x - m.view(along)).square().mean(others))
+        with torch.no_grad():
+            fresh = (self.mean == 0).all() & (self.variance == 1).all()
+            share = torch.where(fresh, 1.0, self.momentum).to(m)  # the first batch counts in full
+            self.mean.lerp_(m, share)
+            self.variance.lerp_(v, share)
+        return m, v
+
+    def extra_repr(self) -> str:
+        return f"{len(self.scale)}, axis={self.axis}"
+
+
+class CapsuleNorm(nn.Module):
+    """Capsules [b ... i d] -> the same, log-odds of activations and, if wanted, poses each with a norm of its type.
+
+    A switch then answers to how much more, or less, than usual speaks for its capsule, whatever the scale of that: in
+    a fresh network all are half open for half of the images. Without it switches start open or shut for all.
+    """
+
+    TINY = 1e-6
+    """Activations closer than this to 0 or 1 count as this close: no float says how close they are."""
+
+    def __init__(self, types: int, *, poses: bool = True) -> None:
+        super().__init__()
+        self.odds = TypeNorm(types, -1, eps=1e-9)  # of a fresh switch, which hardly answers, they are small numbers
+        self.pose = TypeNorm(types, -2) if poses else nn.Identity()
+
+    def forward(self, capsules: Capsules) -> Capsules:
+        odds = torch.logit(capsules.activation.to(self.odds.scale.dtype), self.TINY)
+        return Capsules(self.pose(capsules.pose), self.odds(odds).sigmoid())

@@ -1,0 +1,62 @@
+"""What CapsNet and sparse capsules share: a convolution, primary capsules, and what is routed from them (Sabour 2017,
+section 4)."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from torchcaps.layers import Convolution, DenseCapsules, PrimaryCapsules, SharedCapsules
+from torchcaps.math.grid import Grid
+from torchcaps.models.base import check_spec
+from torchcaps.types import ImageSpec
+
+__all__ = ["TrunkConfig", "routed_of", "trunk_of"]
+
+
+class TrunkConfig(Protocol):
+    """The sizes that a configuration must have."""
+
+    @property
+    def channels(self) -> int: ...
+    @property
+    def kernel(self) -> int: ...
+    @property
+    def stride(self) -> int: ...
+    @property
+    def types(self) -> int: ...
+    @property
+    def type_dimension(self) -> int: ...
+    @property
+    def primary_kernel(self) -> int: ...
+    @property
+    def primary_stride(self) -> int: ...
+    @property
+    def dimension(self) -> int: ...
+    @property
+    def shared(self) -> bool: ...
+    @property
+    def coordinates(self) -> float: ...
+    @property
+    def routing(self) -> Any: ...
+
+
+def trunk_of(config: TrunkConfig, spec: ImageSpec) -> tuple[Convolution, PrimaryCapsules]:
+    """The two layers for images of a shape; images that are too small are refused."""
+    check_spec(spec, smallest=config.kernel + config.stride * (config.primary_kernel - 1))
+    below = Grid.of_image(spec.height, spec.width).window(config.kernel, config.stride)
+    conv = Convolution(spec.channels, config.channels, config.kernel, config.stride)
+    primary = PrimaryCapsules(
+        below.out, config.channels, config.types, config.type_dimension,
+        kernel=config.primary_kernel, stride=config.primary_stride,
+    )  # fmt: skip
+    return conv, primary
+
+
+def routed_of(config: TrunkConfig, primary: PrimaryCapsules, parents: int) -> DenseCapsules:
+    """The layer above primary capsules: each place has its own W, or all places share one and votes say where from."""
+    d, k = config.type_dimension, config.dimension
+    if config.shared:
+        return SharedCapsules(
+            primary.grid, config.types, parents, d, k, routing=config.routing, coordinate_scale=config.coordinates
+        )
+    return DenseCapsules(primary.count, parents, d, k, routing=config.routing)

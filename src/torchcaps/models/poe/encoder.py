@@ -1,0 +1,194 @@
+"""The capsule encoder: W, what it takes images for, and one step of contrastive divergence."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from torchcaps.kernels import contrastive_ops
+from torchcaps.layers.rank_mask import SparseMask, rank, rank_mask
+from torchcaps.math.squash import norm, squash
+from torchcaps.models.poe import energy
+from torchcaps.models.poe.config import EnergyConfig
+from torchcaps.routing import route
+from torchcaps.types import Capsules
+from torchcaps.utils.distributed import mean_over_team
+from torchcaps.utils.random import uniform
+
+__all__ = ["CapsuleEnergy", "Seen"]
+
+
+class Seen(NamedTuple):
+    """What the capsules make of visible children x [b i d].
+
+    coupling  [b i j] or one number       gate   [b j] in [0, 1], None where nothing competes
+    z         [b j k] before squash       ranks  [b j], 0 = the capsule that wins, None likewise
+    """
+
+    x: Tensor
+    coupling: energy.Coupling
+    z: Tensor
+    gate: Tensor | None
+    ranks: Tensor | None
+
+    @property
+    def hidden(self) -> Tensor:
+        """x_j [b j k] = squash(z_j) behind the gate."""
+        return energy.hidden(self.z, self.gate)
+
+
+class CapsuleEnergy(nn.Module):
+    """I visible children of d numbers <-> J hidden capsules of k numbers, W [i j k d]."""
+
+    bias: Tensor
+    offset: Tensor
+    power: Tensor
+    particles: Tensor
+
+    def __init__(
+        self, config: EnergyConfig, children: int, capsules: int, child_dimension: int, dimension: int
+    ) -> None:
+        super().__init__()
+        self.config = config
+        self.competes = config.mode == "competition"
+        self.gain = config.gain if self.competes else 1.0
+        self.share = 1 / (children if config.routing.over == "children" else capsules)
+        std = 0.1 if config.mode == "paper" else config.init / self.share
+        self.W = nn.Parameter(torch.randn(children, capsules, dimension, child_dimension) * std)
+        self.register_buffer("bias", torch.zeros(capsules, dimension))
+        self._lean(0)
+        self.register_buffer("offset", torch.zeros(children, child_dimension))
+        self.register_buffer("power", torch.ones(()))
+        particles = config.particles if config.chain == "persistent" else 0
+        self.register_buffer("particles", torch.zeros(particles, children, child_dimension))
+        self.mask = SparseMask(capsules, gamma=config.sharpness, delta=config.boost) if self.competes else None
+
+    def visible(self, features: Tensor) -> Tensor:
+        """Features [b i d] -> children x_i = squash(features - offset); the paper's own have no offset."""
+        return squash(features - self.offset)
+
+    @torch.no_grad()
+    def look(self, x: Tensor, sharpness: float | None = None, boosted: bool = False) -> Seen:
+        """Route, find z, and let the capsules compete; `sharpness` is the final one unless given."""
+        coupling, z = self.route(x)
+        z = z + self.bias
+        if self.mask is None:
+            return Seen(x, coupling, z, None, None)
+        support = self.support(x, z) * (self.mask.boost if boosted else 1)
+        ranks = rank(support)
+        gate = rank_mask(ranks, self.config.sharpness if sharpness is None else sharpness).to(z.dtype)
+        return Seen(x, coupling, z, gate, ranks)
+
+    def route(self, x: Tensor) -> tuple[energy.Coupling, Tensor]:
+        """Algorithm 1, line 1: the coupling, and z [b j k] without the bias."""
+        r = self.config.routing
+        if r.iterations == 1:
+            return self.share, contrastive_ops.forward(x, self.W, self.share)
+        if torch.compiler.is_exporting():  # a graph of any batch: no values to look at, no blocks of children
+            coupling = route(Capsules(x, norm(x)), self.W, r)[1].coupling[-1]
+            return coupling, contrastive_ops.forward(x, self.W, coupling)
+        return contrastive_ops.route(
+            x, self.W, iterations=r.iterations, agreement=r.agreement, over=r.over, logits=r.logits
+        )
+
+    def support(self, x: Tensor, z: Tensor) -> Tensor:
+        """[b j] in [0, 2]: 1 + the cosine between x and what capsule j alone, uniformly coupled, would expect of it.
+
+        With t_j = W_jᵀ z_j, the cosine is x . t_j / (|x| |t_j|) = (W_j x) . z_j / (|x| sqrt(z_jᵀ W_j W_jᵀ z_j)), where
+        W_j x is z_j - b_j unless z_j was routed.
+        """
+        W = self.W.permute(1, 2, 0, 3).flatten(2) * self.share  # [j k (i d)]
+        gram = W @ W.transpose(1, 2)  # [j k k]
+        own = z - self.bias if self.config.routing.iterations == 1 else contrastive_ops.forward(x, self.W, self.share)
+        along = (own * z).sum(-1)
+        length = torch.einsum("bjk,jkl,bjl->bj", z, gram, z).clamp_min(0).sqrt() * x.flatten(1).norm(
+            dim=1, keepdim=True
+        )
+        cosine: Tensor = along / length.clamp_min(torch.finfo(z.dtype).tiny)
+        return 1 + cosine
+
+    def expect(self, hidden: Tensor, coupling: energy.Coupling) -> Tensor:
+        """Pre-activations [b i d] that hidden capsules [b j k] expect: gain * sum_j c_ij W_ijᵀ x_j."""
+        return self.gain * contrastive_ops.reverse(hidden, self.W, coupling)
+
+    def winners(self, seen: Seen) -> Tensor:
+        """[b] the capsule that an image belongs to: the first in rank, or else the one most surely on."""
+        return seen.z.square().sum(-1).argmax(-1) if seen.ranks is None else seen.ranks.argmin(-1)
+
+    def contrast(self, x: Tensor, step: int, draws: tuple[int, Tensor]) -> dict[str, Tensor]:
+        """One step of contrastive divergence on children x [b i d], as a loss.
+
+        `draws` (seed, indices [b]) make the random numbers of "bernoulli" magnitudes functions of the image, not of
+        the process that has it.
+        """
+        self._lean(step)
+        seen = self.look(x, self.sharpness_at(step), boosted=True)
+        start = self._from_particles(step) if self.config.chain == "persistent" else seen
+        model = self.dream(start, step, draws if start is seen else (draws[0], torch.arange(len(start.x))))
+        gap = energy.contrast(
+            self.W, self.bias, (seen.x, seen.coupling, seen.gate), (model, start.coupling, start.gate),
+            z=seen.z, closed_form=self.config.gradient == "closed",
+        )  # fmt: skip
+        self._remember(seen, model)
+        error = (model[: len(x)] - x[: len(model)]).square().sum() / x[: len(model)].square().sum().clamp_min(1e-12)
+        return {"loss": gap * self.scale(seen.gate), "gap": gap, "error": error}
+
+    def sharpness_at(self, step: int) -> float:
+        """gamma rises from 0 over `ramp` steps: without that, capsules that lose at first never learn."""
+        return self.config.sharpness * min(1.0, step / self.config.ramp)
+
+    @torch.no_grad()
+    def _lean(self, step: int) -> None:
+        """The hidden bias of a step, along the first axis: W may turn a capsule's space, so any direction will do."""
+        if self.competes:
+            way = min(1.0, step / self.config.loosen)
+            self.bias[:, 0] = (1 - way) * self.config.bias_start + way * self.config.bias
+
+    def scale(self, gate: Tensor | None) -> float:
+        """What makes a learning rate mean the same for any number of capsules and children, and any coupling.
+
+        A step of c W, which is what z and the reconstruction see, is c² times the step that eq. 18 takes of W, and its
+        effect grows with the power |x|² of the data and with the gain; a gate takes most images from a capsule.
+        """
+        taken = 1.0 if gate is None else float(gate[:1].mean())  # ranks are a permutation: every image's is the same
+        return 1 / (self.share**2 * self.gain * float(self.power) * taken)
+
+    @torch.no_grad()
+    def dream(self, seen: Seen, step: int, draws: tuple[int, Tensor]) -> Tensor:
+        """The model's own children after `steps` of the chain: hidden from visible, visible from hidden, and again,
+        with the coupling and the gate that the chain began with (Algorithm 1: "again with the same c")."""
+        x, z = seen.x, seen.z
+        for n in range(self.config.steps):
+            if n:
+                z = contrastive_ops.forward(x, self.W, seen.coupling) + self.bias
+            drawn = None
+            if self.config.magnitudes == "bernoulli":
+                drawn = uniform(draws[0], step, n, draws[1], count=z.shape[1], dtype=z.dtype)
+            x = energy.reverse(energy.hidden(z, seen.gate, drawn), self.W, seen.coupling, self.gain)
+        return x
+
+    def _from_particles(self, step: int) -> Seen:
+        return self.look(self.particles, self.sharpness_at(step), boosted=True)
+
+    @torch.no_grad()
+    def _remember(self, seen: Seen, model: Tensor) -> None:
+        """Lifetime statistics of the competition, and the persistent chain's state."""
+        if self.mask is not None and seen.ranks is not None:
+            first = (seen.ranks == 0).to(self.mask.frequency.dtype).mean(0)
+            self.mask.observe_share(mean_over_team(first))
+        if self.config.chain == "persistent":
+            self.particles.copy_(model)
+
+    @torch.no_grad()
+    def settle(self, features: Tensor, chunk: int = 1000) -> None:
+        """Learn offset and power from all training features [n i d], and place the persistent chains."""
+        n, parts = len(features), torch.split(features, chunk)
+        if self.config.mode != "paper":
+            self.offset.copy_(torch.stack([part.double().sum(0) for part in parts]).sum(0) / n)
+        power = sum(float(self.visible(part.to(self.offset.dtype)).square().sum()) for part in parts) / n
+        self.power.fill_(power if power > 1e-12 else 1.0)  # images that are all alike have none
+        if len(self.particles) and not bool(self.particles.any()):
+            first = torch.arange(len(self.particles)) % n
+            self.particles.copy_(self.visible(features[first].to(self.offset.dtype)))

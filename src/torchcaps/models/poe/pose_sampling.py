@@ -1,0 +1,69 @@
+"""Where poses come from that no image gave: the domains of section 4.2, sweeps and interpolation."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from torchcaps.errors import RecipeError, nearest
+from torchcaps.math.squash import squash
+from torchcaps.models.poe.decoder import CapsuleDecoder
+from torchcaps.utils.random import normal, resample
+
+__all__ = ["DOMAINS", "check_domain", "draw", "interpolate", "sweep"]
+
+DOMAINS = ("empirical", "complete", "restricted")
+
+_TURNED = 0.2
+"""Mean orientations shorter than this say nothing about which half of the sphere was visited."""
+
+
+def draw(decoder: CapsuleDecoder, j: int, n: int, domain: str, seed: int) -> Tensor:
+    """[n k] poses of capsule j from a domain; sample m is a function of (seed, j, m)."""
+    check_domain(domain)
+    which = torch.arange(n)
+    if domain == "empirical":
+        return squash(resample(decoder.examples_of(j), seed, j, which)).to(decoder.U.dtype)
+    z = normal(seed, j, which, count=decoder.first.shape[1], dtype=torch.float64)
+    if domain == "restricted":
+        side = z @ _visited(decoder, j)
+        z = torch.where(side.unsqueeze(-1) < 0, -z, z)
+    return squash(z).to(decoder.U.dtype)
+
+
+def check_domain(domain: str) -> None:
+    """Refuse a domain that there is not, with the nearest one."""
+    if domain not in DOMAINS:
+        raise RecipeError(f"unknown domain '{domain}'{nearest(domain, DOMAINS)}")
+
+
+def _visited(decoder: CapsuleDecoder, j: int) -> Tensor:
+    """[k] the axis whose positive side training visited: the mean of z_j, or where that is short, the leading axis."""
+    mean, covariance = decoder.pose_mean()[j], decoder.pose_covariance()[j]
+    spread = covariance.diagonal().sum().clamp_min(0).sqrt()
+    if mean.norm() > _TURNED * spread:
+        return mean
+    axis: Tensor = torch.linalg.eigh(covariance).eigenvectors[:, -1]
+    return axis * torch.where(axis @ mean < 0, -1.0, 1.0)
+
+
+def sweep(decoder: CapsuleDecoder, j: int, steps: int = 9, reach: float = 2.5, principal: bool = False) -> Tensor:
+    """[k n k] capsule j's mean pose with each of its k numbers in turn moved by -reach ... reach of its deviations.
+
+    Training may turn a capsule's space as it likes, so its numbers go together; `principal` turns it back: each row
+    then moves along one axis of the poses' covariance, the widest first.
+    """
+    mean, covariance = decoder.pose_mean()[j], decoder.pose_covariance()[j]
+    axes = torch.diag(covariance.diagonal().clamp_min(0).sqrt())  # [k k], a row an axis, a deviation long
+    if principal:
+        values, vectors = torch.linalg.eigh(covariance)
+        axes = (vectors * values.clamp_min(0).sqrt()).T.flip(0)
+    moves = torch.linspace(-reach, reach, steps, dtype=mean.dtype)
+    z = mean + axes.unsqueeze(1) * moves.view(1, -1, 1)  # [k n k]
+    return squash(z).to(decoder.U.dtype)
+
+
+def interpolate(start: Tensor, end: Tensor, steps: int = 9) -> Tensor:
+    """[n j k] codes on the way from one code [j k] to another, both ends included."""
+    way = torch.linspace(0, 1, steps, dtype=start.dtype).view(-1, 1, 1)
+    return (1 - way) * start + way * end

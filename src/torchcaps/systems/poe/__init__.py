@@ -1,0 +1,1 @@
+"""Products of expert capsules (Hauser 2019): metrics, figures and explorer view."""

@@ -1,0 +1,1 @@
+"""Sparse unsupervised capsules (Rawlinson 2018): metrics, figures and explorer view."""

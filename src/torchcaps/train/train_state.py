@@ -1,0 +1,219 @@
+"""The state of a training: what a step changes and a checkpoint holds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from torchcaps.errors import CheckpointError, RecipeError, TrainingError, nearest
+from torchcaps.models import Model
+from torchcaps.train.checkpoint import Checkpoint
+from torchcaps.train.recipe import Recipe, stage_names, stage_of
+from torchcaps.train.state_packing import pack_state, unpack_state
+from torchcaps.types import ImageSpec
+from torchcaps.utils.random import seed_of
+
+__all__ = ["Training", "begin", "flushed_denormals", "go_on_from", "resumed", "set_up", "stage_seed", "take_over"]
+
+
+@dataclass
+class Training:
+    """All that changes as a run goes on, and so all that a checkpoint holds.
+
+    `step` counts in the stage, `before` the steps of the stages before it; `seconds` are those of the whole run. A
+    stage that does not learn by gradients has no optimiser. `finished` says that the stage's `finish` has been called,
+    and `reached` that it ended because a check found the accuracy to stop at.
+    """
+
+    model: Model
+    parts: Mapping[str, Model]
+    stage: str
+    optimiser: Optimizer | None
+    schedule: LRScheduler | None
+    step: int = 0
+    before: int = 0
+    seconds: float = 0.0
+    finished: bool = False
+    reached: bool = False
+
+    @property
+    def part(self) -> Model:
+        """The stage that is being trained."""
+        return self.parts[self.stage]
+
+    @property
+    def number(self) -> int:
+        """The stage's place among the stages, from 0."""
+        return list(self.parts).index(self.stage)
+
+    @property
+    def is_last(self) -> bool:
+        """True in the stage after which there is none."""
+        return self.number == len(self.parts) - 1
+
+    @property
+    def label(self) -> str | None:
+        """The stage's name where there is more than one."""
+        return self.stage if len(self.parts) > 1 else None
+
+    @property
+    def steps(self) -> int:
+        """The steps of the whole run so far."""
+        return self.before + self.step
+
+    def checkpoint(self, recipe: dict[str, Any]) -> Checkpoint:
+        """Whole model, optimiser, schedule and position, beside the recipe and the image shape they belong to."""
+        state = {
+            "model": dict(self.model.state_dict()),
+            "optimiser": self.optimiser.state_dict() if self.optimiser else None,
+            "schedule": self.schedule.state_dict() if self.schedule else None,
+        }
+        tensors, skeleton = pack_state(state, "state")
+        position = {"stage": self.stage, "step": self.steps, "before": self.before, "seconds": self.seconds}
+        ending = {"finished": self.finished, "reached": self.reached, "threads": torch.get_num_threads()}
+        meta = {"recipe": recipe, "spec": list(self.model.spec), **position, **ending, "state": skeleton}
+        return Checkpoint(tensors, meta)
+
+    def restore(self, checkpoint: Checkpoint, *, weights_only: bool = False) -> None:
+        """Go to where a checkpoint of the same recipe was made in this stage; with `weights_only`, weights alone do."""
+        meta = checkpoint.meta
+        state = unpack_state(meta["state"], checkpoint.tensors)
+        self.model.load_state_dict(state["model"])
+        if not (weights_only and meta.get("slim") is True):
+            self._restore_optimiser(state)
+        self.before = int(meta.get("before", 0))
+        self.step, self.seconds = int(meta["step"]) - self.before, float(meta["seconds"])
+        self.finished, self.reached = (meta.get(key) is True for key in ("finished", "reached"))
+        if min(self.step, self.before) < 0 or not math.isfinite(self.seconds):
+            raise ValueError(f"step {self.step} after {self.before}, seconds {self.seconds}")
+
+    def _restore_optimiser(self, state: dict[str, Any]) -> None:
+        if self.optimiser:
+            if state["optimiser"] is None:
+                raise ValueError("it holds weights alone; to train further, name its run as `start` of another")
+            self.optimiser.load_state_dict(state["optimiser"])
+            _lay_out_like_parameters(self.optimiser)
+        if self.schedule:
+            self.schedule.load_state_dict(state["schedule"])
+
+    def rest(self) -> None:
+        """Put the whole model, and whatever its stages hold besides, into evaluation mode."""
+        for module in (self.model, *self.parts.values()):
+            module.eval()
+
+    def check_weights(self) -> None:
+        """A step with a finite loss can still leave weights that are not; such ones are never saved."""
+        if not all(bool(torch.isfinite(x).all()) for x in (*self.model.parameters(), *self.model.buffers())):
+            raise self.diverged("the weights are not finite")
+
+    def diverged(self, what: str) -> TrainingError:
+        """The error that ends a training whose numbers are no longer numbers."""
+        where = f" (stage '{self.stage}')" if self.label else ""
+        return TrainingError(
+            f"{what} at step {self.steps}{where}; the last checkpoint is from before: "
+            "lower optimiser.lr or set train.clip, and start anew"
+        )
+
+
+@contextmanager
+def flushed_denormals() -> Iterator[None]:
+    """Numbers below the smallest normal one count as 0: squash makes many near 0, and CPUs take ten times as long with
+    them. It holds for this thread and for worker threads started inside; those that run already keep their own way."""
+    before = float(torch.tensor(5e-324, dtype=torch.float64) * 1) == 0
+    torch.set_flush_denormal(True)
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(before)
+
+
+def set_up(recipe: Recipe, spec: ImageSpec, device: torch.device | None = None) -> Training:
+    """A fresh model, a function of the recipe's seed, at the start of its first stage."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed_of(recipe.seed, 0))
+        model = recipe.model.build(spec)
+    model.to(device)
+    parts, names = model.stages(), stage_names(recipe.model)
+    if tuple(parts) != names:
+        raise TypeError(f"{type(model).__name__}.stages() are {tuple(parts)}, its configuration's STAGES {names}")
+    for name, part in parts.items():
+        if stage_of(recipe, name).train.channels_last:
+            _lay_out_channels_last(part)
+    return begin(recipe, model, parts, names[0])
+
+
+def begin(
+    recipe: Recipe, model: Model, parts: Mapping[str, Model], stage: str, *, before: int = 0, seconds: float = 0.0
+) -> Training:
+    """The start of a stage: its own optimiser over its own parameters, and its own schedule."""
+    settings, optimiser, schedule = stage_of(recipe, stage), None, None
+    if parts[stage].by_gradient:
+        optimiser = settings.optimiser.build(parts[stage].parameters())
+        schedule = settings.schedule.build(optimiser)
+    return Training(model, parts, stage, optimiser, schedule, before=before, seconds=seconds)
+
+
+def resumed(
+    training: Training, recipe: Recipe, checkpoint: Checkpoint, *, weights_only: bool = False
+) -> Training:  # fmt: skip
+    """Where a checkpoint of the same recipe was made, in whichever stage; the model of `training` is filled."""
+    try:
+        stage = checkpoint.meta.get("stage", next(iter(training.parts)))
+        if stage not in training.parts:
+            raise ValueError(f"no stage '{stage}'{nearest(str(stage), training.parts)}")
+        there = begin(recipe, training.model, training.parts, stage)
+        there.restore(checkpoint, weights_only=weights_only)
+    except Exception as error:  # whatever a file can make torch raise
+        reason = " ".join(str(error).split())[:300]
+        raise CheckpointError(f"the checkpoint belongs to another kind of run: {reason}") from None
+    return there
+
+
+def go_on_from(training: Training, model: nn.Module, *, steps: int, seconds: float) -> None:
+    """Begin with the weights of a model trained before, whose steps and seconds count as spent."""
+    _fill(training.model, model, "the run to start from")
+    training.before, training.seconds = steps, seconds
+
+
+def take_over(parts: Mapping[str, Model], given: Mapping[str, nn.Module]) -> None:
+    """Fill stages with the state of modules of the same kind that were trained elsewhere."""
+    for name, module in given.items():
+        if name not in parts:
+            raise RecipeError(f"a module was given for the stage '{name}'{nearest(name, parts)}")
+        _fill(parts[name], module, f"what was given for the stage '{name}'")
+
+
+def _fill(target: nn.Module, source: nn.Module, what: str) -> None:
+    try:
+        target.load_state_dict(source.state_dict())
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())[:300]
+        raise TrainingError(f"{what} does not fit: {reason}") from None
+
+
+def stage_seed(seed: int, number: int) -> int:
+    """What everything random in a stage is seeded by: the recipe's own seed in the first, hashes of it after that."""
+    return seed if number == 0 else seed_of(seed, 2, number)
+
+
+def _lay_out_like_parameters(optimiser: Optimizer) -> None:
+    """Moments come from a file in rows; fused optimisers read them in the memory order of their parameter."""
+    for parameter, state in optimiser.state.items():
+        for name, value in state.items():
+            if isinstance(value, torch.Tensor) and value.shape == parameter.shape:
+                state[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value).detach()
+
+
+def _lay_out_channels_last(model: nn.Module) -> None:
+    """Convolution filters in the layout that runs fastest on CPUs; capsule weights, also of four axes, stay."""
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d | nn.ConvTranspose2d):
+            module.weight.data = module.weight.data.contiguous(memory_format=torch.channels_last)

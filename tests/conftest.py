@@ -1,4 +1,4 @@
-"""What all tests share: one thread a worker (two workers run side by side) and `import problems, references`."""
+"""What all tests share: one thread a worker (two workers run side by side) and `import support`."""
 
 from __future__ import annotations
 

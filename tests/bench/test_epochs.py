@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from script import script
 
+from support.benchmark_scripts import script
 from torchcaps.models import TinyMatrixConfig
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 import pytest
-from script import script
 
+from support.benchmark_scripts import script
 from torchcaps.systems.report import text_table
 
 

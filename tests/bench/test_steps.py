@@ -6,7 +6,8 @@ import json
 from types import SimpleNamespace
 
 import pytest
-from script import script
+
+from support.benchmark_scripts import script
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ import json
 import os
 
 import pytest
-from script import script
 
+from support.benchmark_scripts import script
 from torchcaps.kernels import fourier
 from torchcaps.kernels.threads import SWITCH
 from torchcaps.routing import dispatch

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
-from talk import talk
 
-from tiny import tiny
+from support.cli import talk
+from support.tiny_recipe import tiny
 from torchcaps.data.builtin import GlyphsConfig
 from torchcaps.evaluate.attacks import WAYS
 from torchcaps.systems.attack_runs import attack_rows, curves_of

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from talk import talk
 
-from tiny import TINY, tiny
+from support.cli import talk
+from support.tiny_recipe import TINY, tiny
 from torchcaps.config import from_dict
 from torchcaps.errors import CheckpointError
 from torchcaps.train import load, load_run, train

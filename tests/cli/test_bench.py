@@ -6,8 +6,8 @@ import json
 from dataclasses import replace
 
 import pytest
-from talk import talk
 
+from support.cli import talk
 from torchcaps.bench import FULL, QUICK, Plan, Row, write_rows
 
 ROW = Row("dynamic-3x2-2x2", "step", 2, 1, 8.0, 3.5, None, None, 0.4, 120.0, None, 2)

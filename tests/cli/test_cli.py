@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from tiny import tiny_toml
+from support.tiny_recipe import tiny_toml
 from torchcaps.cli import main
 from torchcaps.cli.demo import Demo
 from torchcaps.cli.parse import COMMANDS

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from talk import talk
 
+from support.cli import talk
 from torchcaps.errors import CheckpointError
 from torchcaps.train import export, load, load_run, train
 from torchcaps.train.checkpoint import load as read_checkpoint

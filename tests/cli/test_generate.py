@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
-from talk import talk
 
-from tiny import TINY, tiny
+from support.cli import talk
+from support.tiny_recipe import TINY, tiny
 from torchcaps.models import CapsNet, PoE, SparseCaps
 from torchcaps.systems import figure_registry
 from torchcaps.train import train

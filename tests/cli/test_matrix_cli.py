@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from talk import talk
 
+from support.cli import talk
 from torchcaps.models import MatrixCaps
 from torchcaps.train import load_recipe, train
 

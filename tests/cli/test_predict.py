@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from talk import talk
 
-from tiny import tiny
+from support.cli import talk
+from support.tiny_recipe import tiny
 from torchcaps.data import DATASETS, Dataset, GlyphsConfig, MultiMnistConfig, Splits
 from torchcaps.data.multimnist import multimnist
 from torchcaps.errors import DataError, ShapeError

@@ -6,9 +6,9 @@ import re
 from pathlib import Path
 
 import pytest
-from talk import talk
 
-from tiny import tiny
+from support.cli import talk
+from support.tiny_recipe import tiny
 from torchcaps.evaluate import write_result
 from torchcaps.systems import evaluate_runs
 from torchcaps.train import train

@@ -14,8 +14,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from problems import PROBLEMS, Problem
-from references import REFERENCES
+from support.problems import PROBLEMS, Problem
+from support.references import REFERENCES
 from torchcaps.errors import RecipeError
 from torchcaps.math.squash import norm, squash
 from torchcaps.routing import ROUTERS, Compete, Router

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from tiny import tiny
+from support.tiny_recipe import tiny
 from torchcaps.data import Dataset
 from torchcaps.data.augment import standardise
 from torchcaps.errors import DataError, RecipeError, ShapeError

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tiny import tiny
+from support.tiny_recipe import tiny
 from torchcaps.data import Dataset
 from torchcaps.errors import DataError
 from torchcaps.evaluate import factors as f

@@ -6,9 +6,9 @@ import io
 
 import pytest
 import torch
-from decoded import panels
 from PIL import Image
 
+from support.png import panels
 from torchcaps.evaluate import figures
 from torchcaps.metrics import expected_calibration_error
 

@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 import pytest
 import torch
 
-from tiny import tiny
+from support.tiny_recipe import tiny
 from torchcaps.data import AffnistConfig, Splits
 from torchcaps.errors import DataError, RecipeError
 from torchcaps.evaluate import Result, class_scores, classification, read_result, write_result

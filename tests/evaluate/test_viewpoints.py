@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tiny import tiny
+from support.tiny_recipe import tiny
 from torchcaps.data import Dataset, Splits
 from torchcaps.data.augment import standardise
 from torchcaps.errors import DataError

@@ -14,10 +14,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sparing import Largest, pairwise
 from torch import Tensor
 
-from problems import PROBLEMS, Problem
+from support.problems import PROBLEMS, Problem
+from support.tensor_sizes import Largest, pairwise
 from torchcaps.kernels import chunked_dynamic, dynamic
 from torchcaps.kernels.dynamic import dynamic_routing
 from torchcaps.kernels.loops import elementary, loop, simd

@@ -11,9 +11,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sparing import Largest, pairwise
 from torch import Tensor
 
+from support.tensor_sizes import Largest, pairwise
 from torchcaps.kernels import chunked_em, simd_layout
 from torchcaps.kernels import em as kernel
 from torchcaps.kernels.em import em_routing

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from problems import PROBLEMS, Problem
-from references import agree, assert_equals_reference, seen_by
+from support.problems import PROBLEMS, Problem
+from support.references import agree, assert_equals_reference, seen_by
 from torchcaps.math.grid import Grid
 from torchcaps.math.squash import cosine, squash
 from torchcaps.routing import Dynamic, dynamic

@@ -15,8 +15,8 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.mixture import GaussianMixture
 from torch import Tensor
 
-from problems import PROBLEMS, Problem
-from references import assert_equals_reference, seen_by
+from support.problems import PROBLEMS, Problem
+from support.references import assert_equals_reference, seen_by
 from torchcaps.math.grid import Grid
 from torchcaps.routing import EM, em
 from torchcaps.routing.base import InWindow, compete_at_one_place

@@ -8,9 +8,9 @@ import sys
 
 import pytest
 import torch
-from easy import easy
 
-from tiny import tiny_toml
+from support.easy_images import easy
+from support.tiny_recipe import tiny_toml
 from torchcaps.errors import TrainingError
 from torchcaps.train import load_recipe, load_run, train
 from torchcaps.utils.process_group import Team

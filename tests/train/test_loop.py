@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tiny import tiny
+from support.tiny_recipe import tiny
 from torchcaps.data.augment import shift
 from torchcaps.errors import CheckpointError, DataError, RecipeError, ShapeError, TrainingError
 from torchcaps.models.capsnet import CapsNet

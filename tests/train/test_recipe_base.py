@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tiny import tiny, tiny_toml
+from support.tiny_recipe import tiny, tiny_toml
 from torchcaps.cli import main
 from torchcaps.errors import RecipeError
 from torchcaps.train import load_recipe, load_run, recipe_names

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tiny import TINY, tiny_toml
+from support.tiny_recipe import TINY, tiny_toml
 from torchcaps.config import from_dict
 from torchcaps.testing import assert_resumes
 from torchcaps.train import load_run, train

@@ -11,11 +11,11 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
-import staged as toy
 import torch
-from staged import STAGES, STEPS, StagedConfig, events, mishaps, staged, staged_toml
 from torch.nn import functional as F
 
+from support import staged_model as toy
+from support.staged_model import STAGES, STEPS, StagedConfig, events, mishaps, staged, staged_toml
 from torchcaps.cli import main
 from torchcaps.errors import CheckpointError, DataError, RecipeError, TrainingError
 from torchcaps.models import MODELS
@@ -320,7 +320,7 @@ def test_other_settings_of_a_stage_may_not_change(tmp_path):
 
 
 def test_a_checkpoint_from_before_there_were_stages_goes_on(tmp_path):
-    from tiny import tiny
+    from support.tiny_recipe import tiny
 
     train(tiny(), tmp_path / "whole", quiet=True)
     train(tiny(train={"epochs": 1.3}), tmp_path / "old", quiet=True)
@@ -423,7 +423,7 @@ def test_a_table_of_stages_that_is_none_is_refused():
 
 
 def test_a_model_of_one_stage_may_name_it_all():
-    from tiny import tiny
+    from support.tiny_recipe import tiny
 
     recipe = tiny(stages={"all": {"train": {"epochs": 3.0}}})
     assert total_steps(recipe, 80) == 1  # from_dict fills nothing in: batch 128 of 80 images
@@ -535,7 +535,7 @@ def test_stages_on_the_command_line(tmp_path, capsys):
 
 
 def test_a_model_of_one_stage_says_nothing_of_stages(tmp_path, capsys):
-    from tiny import tiny, tiny_toml
+    from support.tiny_recipe import tiny, tiny_toml
 
     train(tiny(train={"epochs": 0.5}), tmp_path / "run")
     assert capsys.readouterr().err.startswith("tiny: step 5/5")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-import staged as toy
 import torch
-from easy import easy
-from staged import StagedConfig, events, staged
 from torch import Tensor
 
-from tiny import tiny
+from support import staged_model as toy
+from support.easy_images import easy
+from support.staged_model import StagedConfig, events, staged
+from support.tiny_recipe import tiny
 from torchcaps.data import Dataset
 from torchcaps.errors import RecipeError
 from torchcaps.models import CNN, MODELS, Model

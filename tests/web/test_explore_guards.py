@@ -7,8 +7,8 @@ import json
 import time
 
 import pytest
-from served import all_of, ask, say, served, tiny_run
 
+from support.explorer_server import all_of, ask, say, served, tiny_run
 from torchcaps.explore.middleware import DISCARDED, HEADERS, LARGEST, Guards, is_loopback, origins_of
 from torchcaps.explore.run_registry import find_shelf
 

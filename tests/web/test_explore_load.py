@@ -8,8 +8,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from served import Address, all_of, ask, say, served, tiny_run
 
+from support.explorer_server import Address, all_of, ask, say, served, tiny_run
 from torchcaps.explore.queue import FullError, GoneError, Queue
 from torchcaps.explore.run_registry import find_shelf
 

@@ -24,8 +24,7 @@ sync_api = pytest.importorskip(
 pytest.importorskip("starlette", reason="the explorer needs the extra `explore`")
 pytest.importorskip("uvicorn", reason="the explorer needs the extra `explore`")
 
-from served import Address, ask, served, tiny_run  # noqa: E402
-
+from support.explorer_server import Address, ask, served, tiny_run  # noqa: E402
 from torchcaps.explore.run_registry import find_shelf  # noqa: E402
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from served import Address, ask, served, tiny_run
 
-from small import SMALL, SPEC, built
-from tiny import tiny
+from support.explorer_server import Address, ask, served, tiny_run
+from support.small_models import SMALL, SPEC, built
+from support.tiny_recipe import tiny
 from torchcaps.cli import main
 from torchcaps.data import Dataset
 from torchcaps.errors import CheckpointError, DataError, RecipeError, ShapeError

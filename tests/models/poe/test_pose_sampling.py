@@ -6,10 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import reference as paper
 import torch
 from torch import Tensor
 
+from support import poe_reference as paper
 from torchcaps.errors import DataError, RecipeError, ShapeError, TorchcapsError
 from torchcaps.math.squash import unsquash
 from torchcaps.models import AutoencoderConfig

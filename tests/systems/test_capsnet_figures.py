@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from decoded import panels
 
-from tiny import tiny
+from support.png import panels
+from support.tiny_recipe import tiny
 from torchcaps.data import Dataset
 from torchcaps.data.multimnist import multimnist
 from torchcaps.errors import DataError, RecipeError, ShapeError

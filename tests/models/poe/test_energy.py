@@ -6,12 +6,12 @@ import math
 from typing import Any
 
 import pytest
-import reference as paper
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from support import poe_reference as paper
 from torchcaps.kernels import contrastive_ops
 from torchcaps.math.squash import norm, squash
 from torchcaps.models.poe import energy

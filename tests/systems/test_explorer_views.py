@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from networks import refusal
-from small import ROUTED, SMALL, SPEC, built, images
+from support.model_checks import refusal
+from support.small_models import ROUTED, SMALL, SPEC, built, images
 from torchcaps.errors import DataError, RecipeError, ShapeError
 from torchcaps.explore import Subject, subject_of
 from torchcaps.layers import SharedCapsules

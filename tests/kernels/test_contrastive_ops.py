@@ -11,9 +11,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sparing import Largest, pairwise
 from torch import Tensor
 
+from support.tensor_sizes import Largest, pairwise
 from torchcaps.kernels import contrastive_ops
 from torchcaps.kernels.threads import SWITCH
 from torchcaps.math.pose import vector_votes

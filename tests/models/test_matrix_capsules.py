@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-import networks
-from networks import batch, learned, refusal
+from support import model_checks as networks
+from support.model_checks import batch, learned, refusal
 from torchcaps.config import from_dict, to_dict
 from torchcaps.errors import RecipeError, ShapeError, TorchcapsError
 from torchcaps.losses import LOSSES

@@ -6,10 +6,10 @@ import math
 from typing import Any
 
 import pytest
-import reference as paper
 import torch
 from torch import Tensor
 
+from support import poe_reference as paper
 from torchcaps.kernels import contrastive_ops
 from torchcaps.math.squash import squash
 from torchcaps.models.poe import EnergyConfig, energy

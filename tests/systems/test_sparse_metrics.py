@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from tiny import tiny
+from support.tiny_recipe import tiny
 from torchcaps.cli.evaluate import Evaluate
 from torchcaps.config import flatten, to_dict
 from torchcaps.data import Dataset, GlyphsConfig, MnistConfig, Splits

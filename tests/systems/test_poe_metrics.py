@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tiny import tiny
+from support.tiny_recipe import tiny
 from torchcaps.config import to_dict
 from torchcaps.data import MnistConfig
 from torchcaps.errors import RecipeError, TrainingError

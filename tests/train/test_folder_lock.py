@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tiny import tiny
+from support.tiny_recipe import tiny
 from torchcaps.errors import TrainingError
 from torchcaps.train import train
 from torchcaps.train.run import Run

@@ -9,7 +9,7 @@ import pytest
 import torch
 from sklearn.svm import SVC
 
-from tiny import tiny
+from support.tiny_recipe import tiny
 from torchcaps.data import AffnistConfig, GlyphsConfig, MnistConfig, NpzConfig, Splits, epoch_order
 from torchcaps.data.affnist import affnist
 from torchcaps.data.augment import shift

@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-import networks
-from networks import assert_redraws_without_labels, assert_teaches_everything, batch, learned, refusal
+from support import model_checks as networks
+from support.model_checks import assert_redraws_without_labels, assert_teaches_everything, batch, learned, refusal
 from torchcaps.config import from_dict, to_dict
 from torchcaps.errors import RecipeError, ShapeError
 from torchcaps.layers import FrameDecoder, SharedCapsules

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import reference as paper
 import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy
 
+from support import poe_reference as paper
 from torchcaps.math.squash import squash
 from torchcaps.models.poe import DecoderConfig, EnergyConfig
 from torchcaps.models.poe.decoder import EXAMPLES, CapsuleDecoder, paper_update, share_out

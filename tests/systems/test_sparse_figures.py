@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from decoded import panels
 
-from tiny import tiny
+from support.png import panels
+from support.tiny_recipe import tiny
 from torchcaps.data import Dataset
 from torchcaps.errors import DataError, RecipeError, ShapeError
 from torchcaps.models import CapsNet, Model, SparseCaps, SparseConfig

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from decoded import panels
 
+from support.png import panels
 from torchcaps.data import Dataset
 from torchcaps.errors import RecipeError, ShapeError
 from torchcaps.evaluate.factors import class_capsules

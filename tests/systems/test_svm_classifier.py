@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from tiny import tiny
+from support.tiny_recipe import tiny
 from torchcaps.errors import RecipeError
 from torchcaps.evaluate.svm_probe import fit_svm, material_of
 from torchcaps.systems.sparse.svm_classifier import STEEP, ReadOut, load_readable, with_reader

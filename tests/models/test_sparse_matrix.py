@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-import networks
-from networks import assert_redraws_without_labels, assert_teaches_everything, batch, learned, refusal
-from tiny import tiny
+from support import model_checks as networks
+from support.model_checks import assert_redraws_without_labels, assert_teaches_everything, batch, learned, refusal
+from support.tiny_recipe import tiny
 from torchcaps.config import flatten, from_dict, to_dict
 from torchcaps.errors import RecipeError, ShapeError
 from torchcaps.layers import DenseDecoder

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from tiny import tiny
+from support.tiny_recipe import tiny
 from torchcaps.config import to_dict
 from torchcaps.explore.middleware import PATIENCE
 from torchcaps.explore.queue import Queue

@@ -7,7 +7,7 @@ import os
 import pytest
 import torch
 
-from small import ROUTED, SMALL, SPEC, built, images
+from support.small_models import ROUTED, SMALL, SPEC, built, images
 from torchcaps.errors import ShapeError
 from torchcaps.kernels.threads import SWITCH, switched
 from torchcaps.models import MODELS, Model, chunking

@@ -2,7 +2,7 @@
 
 python benchmarks/epochs.py [--batch 128] [--threads 2] [--seconds 10] [--json benchmarks/epochs.json]
 
-A step is the whole of it: forward, loss, backward, clipped gradients, optimiser. CPU time is that of all threads
+A step is the whole of it: forward, loss, backward, clipped gradients, optimizer. CPU time is that of all threads
 together. What a step takes of memory is in `torchcaps bench`, cases em-64-8-16-16 and em-32-32-32-32.
 """
 
@@ -37,14 +37,14 @@ def measure(name: str, iterations: int, batch: int, seconds: float) -> list[str]
     """One row."""
     config = NETWORKS[name]
     model = replace(config, routing=replace(config.routing, iterations=iterations)).build(TOYS)
-    optimiser = torch.optim.Adam(model.parameters())
+    optimizer = torch.optim.Adam(model.parameters())
     images, labels = torch.randn(batch, *TOYS[:3]), torch.arange(batch) % TOYS.classes
 
     def step() -> None:
-        optimiser.zero_grad(set_to_none=True)
+        optimizer.zero_grad(set_to_none=True)
         torch.autograd.backward(model.objective(Batch(images, labels, labels), 0)["loss"])
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimiser.step()
+        optimizer.step()
 
     step()  # compiles, or finds what was compiled
     steps, start, used = 0, perf_counter(), process_time()

@@ -35,7 +35,7 @@ from torchcaps.config import to_dict
 from torchcaps.explore.run_registry import shipped_run
 from torchcaps.train import load_recipe
 from torchcaps.train.run import Run
-from torchcaps.train.train_state import set_up
+from torchcaps.train.train_state import build_training
 from torchcaps.types import ImageSpec
 from torchcaps.utils.files import write_atomically
 
@@ -111,7 +111,7 @@ def fresh_run(folder: Path) -> Path:
     recipe = load_recipe(FRESH)
     run = Run(folder, to_dict(recipe))
     run.write_recipe()
-    run.save(set_up(recipe, ImageSpec(1, 28, 28, 10)).checkpoint(run.recipe))
+    run.save(build_training(recipe, ImageSpec(1, 28, 28, 10)).checkpoint(run.recipe))
     return folder
 
 

@@ -24,7 +24,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from torchcaps.bench import case_of
 from torchcaps.bench.timing import busy, threads
-from torchcaps.data import Dataset, Place, take
+from torchcaps.data import BatchPosition, Dataset, make_batch
 from torchcaps.errors import TorchcapsError
 from torchcaps.systems.report import text_table
 from torchcaps.train.train_state import flushed_denormals
@@ -38,7 +38,7 @@ PARTS: dict[str, Sequence[str]] = {
     "convolution": ("convolution", "fourier_conv"),
     "routing": ("torchcaps::", "torchcaps_", "_Contrast"),
     "linear": ("::addmm", "::mm", "::bmm", "::baddbmm", "::linear"),
-    "optimiser": ("optimizer.step", "::_fused_adam", "::_foreach", "::lerp", "::addcdiv", "::addcmul"),
+    "optimizer": ("optimizer.step", "::_fused_adam", "::_foreach", "::lerp", "::addcdiv", "::addcmul"),
 }
 """Part -> what the names of its operations hold; the first that fits counts, and all others are "the rest"."""
 
@@ -47,7 +47,7 @@ def part_of(name: str) -> str:
     """The part that an operation belongs to.
 
     >>> part_of("aten::convolution_backward"), part_of("Optimizer.step#Adam.step"), part_of("aten::mul")
-    ('convolution', 'optimiser', 'the rest')
+    ('convolution', 'optimizer', 'the rest')
     """
     low = name.lower()
     return next((part for part, words in PARTS.items() if any(word.lower() in low for word in words)), "the rest")
@@ -89,7 +89,7 @@ def batch_ms(side: int, batch: int, steps: int) -> float:
     data, order = Dataset(images, torch.zeros(len(images), dtype=torch.long), 1), permutation(0, 0, len(images))
     start = perf_counter()
     for n in range(steps):
-        take(data, order, Place(0, n % 4), batch, seed=0, max_shift=2)
+        make_batch(data, order, BatchPosition(0, n % 4), batch, seed=0, max_shift=2)
     return 1000 * (perf_counter() - start) / steps
 
 

@@ -23,8 +23,8 @@ from torch.nn.functional import conv2d
 
 from torchcaps.bench import case_of
 from torchcaps.bench.timing import best_times, busy, threads
-from torchcaps.kernels.fourier import fourier_conv2d, worth
-from torchcaps.kernels.threads import switched
+from torchcaps.kernels.fourier import fourier_conv2d, is_faster
+from torchcaps.kernels.threads import kernel_mode
 from torchcaps.routing import dispatch
 from torchcaps.systems.report import text_table
 from torchcaps.train.train_state import flushed_denormals
@@ -109,7 +109,7 @@ def convolution_rows(convolutions: Sequence[Convolution], batches: Sequence[int]
             tasks["ours"]()  # compiles
             best = best_times(tasks, seconds)
             times = [f"{1000 * best[way]:.2f}" for way in WAYS]
-            ratio, taken = f"{best['torch'] / best['ours']:.1f}", "yes" if worth(x, w, s) else "no"
+            ratio, taken = f"{best['torch'] / best['ours']:.1f}", "yes" if is_faster(x, w, s) else "no"
             found.append([str(conv), str(batch), *times, ratio, taken])
     return found
 
@@ -124,7 +124,7 @@ def votes(seconds: float) -> list[list[str]]:
 
 
 def convolutions(seconds: float) -> list[list[str]]:
-    with switched("fast"):
+    with kernel_mode("fast"):
         return convolution_rows(CONVOLUTIONS, SAMPLES, seconds)
 
 

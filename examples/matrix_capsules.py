@@ -34,10 +34,10 @@ class MatrixCapsules(nn.Module):
 torch.manual_seed(0)
 model = MatrixCapsules(channels=2, size=32, classes=5)
 images, labels = torch.randn(8, 2, 32, 32), torch.arange(8) % 5
-optimiser = torch.optim.Adam(model.parameters(), lr=3e-3)
+optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
 for step in range(5):
     loss = spread_loss(model(images), labels, margin=0.2)
-    optimiser.zero_grad()
+    optimizer.zero_grad()
     loss.backward()
-    optimiser.step()
+    optimizer.step()
     print(f"step {step}: loss {loss.item():.4f}")

@@ -26,5 +26,5 @@ back = capsules.inverse_transform(capsules.transform(X_test))
 error, variance = ((back - X_test) ** 2).mean(), ((X.mean(0) - X_test) ** 2).mean()
 print(f"what codes miss {error / variance:.2f} of the variance")
 
-labelled = make_pipeline(capsules, LogisticRegression(max_iter=200)).fit(X, y)
-print(f"accuracy        {labelled.score(X_test, y_test):.3f} of logistic regression on the codes")
+labeled = make_pipeline(capsules, LogisticRegression(max_iter=200)).fit(X, y)
+print(f"accuracy        {labeled.score(X_test, y_test):.3f} of logistic regression on the codes")

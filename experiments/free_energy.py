@@ -3,7 +3,7 @@
     python experiments/free_energy.py      writes results/em-free-energy.json
 
 Random votes with one cluster, lambda held fixed, eight iterations; the assignment of procedure 1 as printed, beside
-the one that minimises eq. (4) (`EM(assignment="descent")`).
+the one that minimizes eq. (4) (`EM(assignment="descent")`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What settings are worth early in training: from the journals of short runs, a table of how much each had learnt when.
+"""What settings are worth early: from the journals of short runs, a table of how much each had learned when.
 
     python experiments/lab.py NAME runs/usual runs/other ...
 
@@ -25,7 +25,7 @@ from torchcaps.train.run import checkpoint_path, load_run
 
 ROOT = Path(__file__).parents[1]
 AT, WINDOW = (200, 400, 800, 1600), 50
-IDLE = {"about", "name", "data.data_dir", "train.save_every", "train.log_every", "optimiser.lr"}
+IDLE = {"about", "name", "data.data_dir", "train.save_every", "train.log_every", "optimizer.lr"}
 """Settings that change nothing, or that a schedule overrides."""
 
 
@@ -41,7 +41,7 @@ def change(settings: dict[str, Any], usual: dict[str, Any]) -> str:
     return ", ".join(f"{key} = {settings.get(key)}" for key in keys)
 
 
-def learnt(folder: Path, step: int) -> str:
+def learned(folder: Path, step: int) -> str:
     """Percent right in the window before a step; nothing if the run did not come so far."""
     entries = read_journal(folder / "journal.jsonl")
     window = [entry["accuracy"] for entry in entries if step - WINDOW < entry["step"] <= step]
@@ -73,11 +73,11 @@ def main(arguments: list[str]) -> int:
     if len({settings_of(run).get("data.aside") for run in runs}) > 1:
         raise SystemExit("the runs set other toys aside; judge those apart that did")
     judged = "validation" if usual.get("data.aside", "none") != "none" else "test"
-    at = [step for step in AT if any(learnt(run, step) != "-" for run in runs)]
+    at = [step for step in AT if any(learned(run, step) != "-" for run in runs)]
     rows = [["setting", *(f"right (%) at step {step}" for step in at), f"{judged} error (%)"]]
     for run in runs:
         told = change(settings_of(run), usual) or "as the first"
-        rows.append([told, *(learnt(run, step) for step in at), missed(run, judged)])
+        rows.append([told, *(learned(run, step) for step in at), missed(run, judged)])
     return store(name, rows, usual=usual)
 
 

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from torchcaps.models.poe import PoE
-from torchcaps.systems.poe.figures import Wish, picture
+from torchcaps.systems.poe.figures import FigureOptions, picture
 from torchcaps.train import load_run
 from torchcaps.utils.files import write_atomically
 
@@ -23,11 +23,11 @@ def main(folders: list[str]) -> None:
         run = load_run(folder)
         assert isinstance(run.model, PoE), f"{folder} is no run of products of expert capsules"
         name = run.recipe.name
-        _write(f"{name}-samples", picture("samples", run.model, Wish(count=4)), "samples-empirical")
+        _write(f"{name}-samples", picture("samples", run.model, FigureOptions(count=4)), "samples-empirical")
         if name == "poe-mnist":
             test = run.recipe.data.load().test.images[:10].float() / 255
-            _write(f"{name}-completion", picture("completion", run.model, Wish(), test), "completion")
-            sweeps = picture("sweeps", run.model, Wish(capsules=(SWEPT,)))
+            _write(f"{name}-completion", picture("completion", run.model, FigureOptions(), test), "completion")
+            sweeps = picture("sweeps", run.model, FigureOptions(capsules=(SWEPT,)))
             _write(f"{name}-sweeps", sweeps, next(key for key in sweeps if key.endswith("-axes")))
 
 

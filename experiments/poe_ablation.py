@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from torchcaps.evaluate import write_result
-from torchcaps.evaluate.reference_classifier import train_judge
+from torchcaps.evaluate.reference_classifier import train_reference_classifier
 from torchcaps.evaluate.results import gather
 from torchcaps.routing import Dynamic
 from torchcaps.systems.evaluation import evaluate_runs, judge_folder
-from torchcaps.systems.poe.metrics import Experts, material_of, measure
+from torchcaps.systems.poe.metrics import PoEEncoder, build_evaluation_data, measure
 from torchcaps.train import load_run, train
-from torchcaps.train.recipe import OptimiserConfig
+from torchcaps.train.recipe import OptimizerConfig
 
 ROOT = Path(__file__).parents[1]
 ENERGY: dict[str, dict[str, Any]] = {
@@ -38,7 +38,7 @@ ENERGY: dict[str, dict[str, Any]] = {
     "CD-3": {"steps": 3},
     "persistent": {"chain": "persistent"},
 }
-SGD = OptimiserConfig("SGD", 3.0, {"momentum": 0.9})
+SGD = OptimizerConfig("SGD", 3.0, {"momentum": 0.9})
 DECODER: dict[str, dict[str, Any]] = {"U by gradient": {"rule": "gradient"}, "U by the paper's rule": {"rule": "paper"}}
 
 
@@ -49,12 +49,14 @@ def main() -> None:
     words = parser.parse_args()
     base = load_run(words.run)
     result = evaluate_runs([words.run], only=())
-    material = material_of(
-        base.model, base.recipe.data.load(), train_judge(base.recipe.data, judge_folder(base.recipe, words.run))
+    material = build_evaluation_data(
+        base.model,
+        base.recipe.data.load(),
+        train_reference_classifier(base.recipe.data, judge_folder(base.recipe, words.run)),
     )
     rows = {}
     for name in words.only:
-        rows[name] = gather([measure(Experts(variant(base, words.run / "ablation", name)), material)])
+        rows[name] = gather([measure(PoEEncoder(variant(base, words.run / "ablation", name)), material)])
         print(name, {metric: round(values[0], 3) for metric, values in rows[name].items()}, flush=True)
         write_result(ROOT / "results", replace(result, recipe="poe-ablation", controls=rows))
 
@@ -67,7 +69,7 @@ def variant(base: Any, folder: Path, name: str) -> Any:
     if name in ENERGY:
         model = replace(model, energy=replace(model.energy, **ENERGY[name]))
         if name.startswith("SGD"):
-            stages = {**stages, "capsules": replace(stages["capsules"], optimiser=SGD)}
+            stages = {**stages, "capsules": replace(stages["capsules"], optimizer=SGD)}
     else:
         model = replace(model, decoder=replace(model.decoder, **DECODER[name]))
         given["capsules"] = base.model.energy
@@ -78,13 +80,13 @@ def variant(base: Any, folder: Path, name: str) -> Any:
 
 
 def _by_adam(stage: Any) -> Any:
-    optimiser = replace(stage.optimiser, name="Adam", lr=0.002, options={})
-    return replace(stage, optimiser=optimiser, train=replace(stage.train, epochs=4.0))
+    optimizer = replace(stage.optimizer, name="Adam", lr=0.002, options={})
+    return replace(stage, optimizer=optimizer, train=replace(stage.train, epochs=4.0))
 
 
 def _by_sgd(stage: Any) -> Any:
-    optimiser = replace(stage.optimiser, name="SGD", lr=1.0, options={"momentum": 0.9})
-    return replace(stage, optimiser=optimiser, train=replace(stage.train, epochs=4.0))
+    optimizer = replace(stage.optimizer, name="SGD", lr=1.0, options={"momentum": 0.9})
+    return replace(stage, optimizer=optimizer, train=replace(stage.train, epochs=4.0))
 
 
 RATES = {"gradient": _by_adam, "paper": _by_sgd}

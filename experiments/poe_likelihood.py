@@ -49,7 +49,7 @@ def measure(model: CapsuleEnergy, x: Tensor, seed: int) -> dict[str, float]:
 def trained(seed: int, **settings: object) -> CapsuleEnergy:
     torch.manual_seed(seed)
     model = CapsuleEnergy(EnergyConfig(mode="paper", **settings), CHILDREN, CAPSULES, 2, 3)
-    optimiser = torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.9)
     x = data(seed, 1000)
     model.power.fill_(float(x.square().sum((1, 2)).mean()))
     if len(model.particles):
@@ -57,9 +57,9 @@ def trained(seed: int, **settings: object) -> CapsuleEnergy:
     for step in range(STEPS):
         index = torch.randint(len(x), (100,))
         loss = model.contrast(x[index], step, (seed, index))["loss"]
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
     return model
 
 

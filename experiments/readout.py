@@ -23,10 +23,10 @@ from torchcaps.data import AffnistConfig, Dataset, MnistConfig
 from torchcaps.data.affnist import affnist
 from torchcaps.errors import RecipeError
 from torchcaps.evaluate.baselines import fit_pca
-from torchcaps.evaluate.svm_probe import GAMMA, fit_svm, material_of
+from torchcaps.evaluate.svm_probe import GAMMA, build_probe_data, fit_svm
 from torchcaps.models import SparseConfig
-from torchcaps.models.sparse import Competitors
-from torchcaps.systems.sparse.metrics import Look, Seen, capsules, see
+from torchcaps.models.sparse import SparseModel
+from torchcaps.systems.sparse.metrics import Look, Seen, capsules, encode_dataset
 from torchcaps.train.run import TrainedRun, load_run
 from torchcaps.utils.progress import progress
 
@@ -44,14 +44,14 @@ def main(arguments: list[str]) -> int:
             raise RecipeError(f"'{folder}' holds {run.recipe.name}; a run of sparse capsules on affNIST is wanted")
     if runs[0].recipe.data != runs[1].recipe.data:
         raise RecipeError("the two runs saw other images; those of one data set are wanted")
-    material = material_of(runs[0].recipe, max(numbers))
+    material = build_probe_data(runs[0].recipe, max(numbers))
     if max(numbers) > material.read:
         raise RecipeError(f"{max(numbers)} images are asked for; there are {material.read} to learn from")
     train, test = (material.sets[name] for name in material.protocols[material.main])
     rows = [["accuracy (%) after", *(f"{count:,} images" for count in numbers)]]
     for title, look, gamma in progress(list(_looks(runs, material.shown)), "reading"):
         rows.append([title, *_curve(look, gamma, train, test, numbers)])
-    before, same = _before(cast(Competitors, runs[0].model)), _moved_again(runs[0], max(numbers))
+    before, same = _before(cast(SparseModel, runs[0].model)), _moved_again(runs[0], max(numbers))
     rows.append(
         [f"{runs[0].recipe.name}, before the mask, of test digits", *_curve(before, GAMMA, same, test, numbers)]
     )
@@ -61,7 +61,7 @@ def main(arguments: list[str]) -> int:
 @torch.no_grad()
 def _looks(runs: list[TrainedRun], shown: Tensor) -> Iterator[tuple[str, Look, float | None]]:
     """What is read, by name, with the kernel that suits it, as in torchcaps.systems.sparse.metrics."""
-    sparse, dense = (cast(Competitors, run.model.eval()) for run in runs)
+    sparse, dense = (cast(SparseModel, run.model.eval()) for run in runs)
     yield f"{runs[0].recipe.name}, behind the mask", capsules(sparse), GAMMA
     yield f"{runs[0].recipe.name}, before the mask", _before(sparse), GAMMA
     yield runs[1].recipe.name, capsules(dense), GAMMA
@@ -69,7 +69,7 @@ def _looks(runs: list[TrainedRun], shown: Tensor) -> Iterator[tuple[str, Look, f
     yield "principal components", lambda images: Seen(axes.codes(images.flatten(1)), None), None
 
 
-def _before(model: Competitors) -> Look:
+def _before(model: SparseModel) -> Look:
     return lambda images: capsules(model)(images).before()
 
 
@@ -83,7 +83,7 @@ def _moved_again(run: TrainedRun, count: int) -> Dataset:
 
 @torch.no_grad()
 def _curve(look: Look, gamma: float | None, train: Dataset, test: Dataset, numbers: list[int]) -> list[str]:
-    codes, asked = (cast(Tensor, see(look, data).codes) for data in (train, test))
+    codes, asked = (cast(Tensor, encode_dataset(look, data).codes) for data in (train, test))
     machines = (fit_svm(codes[:count], train.labels[:count], gamma=gamma) for count in numbers)
     return [f"{100 * machine.accuracy(asked, test.labels):.1f}" for machine in machines]
 

@@ -26,7 +26,7 @@ from torchcaps.utils.files import write_atomically
 PICTURES = Path(__file__).parents[1] / "docs" / "pictures"
 WIDTH, SCALE = 900, 1.25
 """Pixels of a picture's width, and of the window's for each of them: the page is laid out for a desk."""
-COLOURS = 224
+COLORS = 224
 PATIENCE = 60_000
 LINKS = {
     "parents": "tab=parents&example=7",
@@ -79,7 +79,7 @@ def explorer(runs: list[Path], data_dir: Path | None) -> Iterator[str]:
 
 
 def picture(page: Page, url: str, panel: str) -> bytes:
-    """The whole page at a link, scaled to the width of the docs, in few colours."""
+    """The whole page at a link, scaled to the width of the docs, in few colors."""
     page.goto("about:blank")
     page.goto(f"{url}#{LINKS[panel]}")
     expect(page.get_by_test_id("answer")).not_to_have_text("–", timeout=PATIENCE)
@@ -90,7 +90,7 @@ def picture(page: Page, url: str, panel: str) -> bytes:
     shot = Image.open(io.BytesIO(page.screenshot(full_page=True))).convert("RGB")
     small = shot.resize((WIDTH, round(shot.height * WIDTH / shot.width)), Image.Resampling.LANCZOS)
     out = io.BytesIO()
-    small.quantize(COLOURS, Image.Quantize.MAXCOVERAGE, kmeans=3, dither=Image.Dither.NONE).save(
+    small.quantize(COLORS, Image.Quantize.MAXCOVERAGE, kmeans=3, dither=Image.Dither.NONE).save(
         out, "PNG", optimize=True
     )
     return out.getvalue()

@@ -28,7 +28,7 @@ from torchcaps.metrics import (
 
 fast = settings(max_examples=40, deadline=None)
 seeds = st.integers(0, 100_000)
-labellings = st.lists(st.tuples(st.integers(-2, 4), st.integers(0, 3)), min_size=1, max_size=40)
+labelings = st.lists(st.tuples(st.integers(-2, 4), st.integers(0, 3)), min_size=1, max_size=40)
 
 
 def normal(*shape: int, seed: int) -> Tensor:
@@ -169,7 +169,7 @@ def test_resultant_length_at_the_ends_of_float64(scale: float) -> None:
 
 
 @fast
-@given(labellings)
+@given(labelings)
 def test_nmi_is_scikit_learns(pairs: list[tuple[int, int]]) -> None:
     score = pytest.importorskip("sklearn.metrics").normalized_mutual_info_score
     a, b = columns(pairs)
@@ -177,7 +177,7 @@ def test_nmi_is_scikit_learns(pairs: list[tuple[int, int]]) -> None:
 
 
 @fast
-@given(labellings, st.permutations(range(-2, 5)))
+@given(labelings, st.permutations(range(-2, 5)))
 def test_nmi_ignores_names_and_sides(pairs: list[tuple[int, int]], names: list[int]) -> None:
     a, b = columns(pairs)
     renamed = torch.tensor([100 * names[v + 2] for v in a.tolist()])
@@ -205,7 +205,7 @@ def test_nmi_of_one_cluster_is_exact(n: int) -> None:
 
 
 @fast
-@given(labellings)
+@given(labelings)
 def test_purity_is_its_definition(pairs: list[tuple[int, int]]) -> None:
     members: dict[int, Counter[int]] = {}
     for cluster, label in pairs:
@@ -218,7 +218,7 @@ def test_purity_is_its_definition(pairs: list[tuple[int, int]]) -> None:
     assert purity(torch.zeros_like(b), b) == max(Counter(b.tolist()).values()) / len(pairs)
 
 
-def test_labellings_of_other_types() -> None:
+def test_labelings_of_other_types() -> None:
     a, b = torch.tensor([True, False, True]), torch.tensor([4, 5, 4], dtype=torch.uint8)
     assert nmi(a, b) == purity(a, b) == 1
 

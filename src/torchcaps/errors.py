@@ -15,7 +15,7 @@ __all__ = [
     "ShapeError",
     "TorchcapsError",
     "TrainingError",
-    "nearest",
+    "suggestion",
 ]
 
 
@@ -43,7 +43,7 @@ class TrainingError(TorchcapsError):
     """Training cannot go on: the loss is not finite, the disk is full, the output folder cannot be written."""
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def suggestion(name: str, known: Iterable[str]) -> str:
     """The end of an error line: ` (did you mean 'x'?)` or the list of what is known.
 
     >>> nearest("dynamc", ["dynamic", "em"])

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from torchcaps.errors import DataError, RecipeError, ShapeError, nearest
+from torchcaps.errors import DataError, RecipeError, ShapeError, suggestion
 
 __all__ = [
     "LOSSES",
@@ -84,7 +84,7 @@ def spread_margin(
     `end=None` means the rule's own end.
     """
     if rule not in _RULES:
-        raise RecipeError(f"unknown margin rule '{rule}'{nearest(rule, _RULES)}")
+        raise RecipeError(f"unknown margin rule '{rule}'{suggestion(rule, _RULES)}")
     if step < 0 or ramp < 1:
         raise RecipeError(f"step {step} and ramp {ramp} give no margin: step counts from 0, ramp from 1")
     if rule == "linear":
@@ -117,7 +117,7 @@ def reconstruction_loss(reconstruction: Tensor, images: Tensor, kind: str = "squ
                     and 1, see `_epsilon`; both tensors must lie in [0, 1]
     """
     if kind not in _PIXEL_LOSSES:
-        raise RecipeError(f"unknown reconstruction loss '{kind}'{nearest(kind, _PIXEL_LOSSES)}")
+        raise RecipeError(f"unknown reconstruction loss '{kind}'{suggestion(kind, _PIXEL_LOSSES)}")
     if reconstruction.shape != images.shape or images.ndim != 4 or not images.numel():
         raise ShapeError(
             f"reconstruction {list(reconstruction.shape)} and images {list(images.shape)} do not pair up:"

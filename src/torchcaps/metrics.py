@@ -1,4 +1,4 @@
-"""Numbers that say what a model has learnt: pure functions from tensors to one Python float, torch only.
+"""Numbers that say what a model has learned: pure functions from tensors to one Python float, torch only.
 
 Here n counts samples, and p, q or d the features of one sample. All work in float64 and outside of gradients.
 Each docstring says what comes out of a degenerate input; never NaN. Wrong shapes or types, and n = 0, raise
@@ -25,13 +25,13 @@ __all__ = [
 
 
 def linear_cka(x: Tensor, y: Tensor) -> float:
-    """|YᵀX|² / (|XᵀX| |YᵀY|) of centred X [n p] and Y [n q], Frobenius norms (Kornblith et al. 2019).
+    """|YᵀX|² / (|XᵀX| |YᵀY|) of centerd X [n p] and Y [n q], Frobenius norms (Kornblith et al. 2019).
 
     1 = the same up to rotation and scale, 0 = nothing linear in common. Constant features give 0.
     """
     if x.shape[:1] != y.shape[:1]:
         raise ShapeError(f"x is {list(x.shape)}, y is {list(y.shape)}: row n of both must be the same sample")
-    X, Y = _centred("x", x), _centred("y", y)
+    X, Y = _centerd("x", x), _centerd("y", y)
     if len(X) < max(X.shape[1], Y.shape[1]):  # few samples: the same three norms from the small Gram matrices
         K, L = X @ X.T, Y @ Y.T  # [n n]
         common = (K * L).sum()
@@ -47,7 +47,7 @@ def participation_ratio(x: Tensor) -> float:
     From 1 (a line) to d (a ball); 0 if the samples are all the same. Since sum λ = tr C and sum λ² = |C|², no
     eigenvalue is computed, and the Gram matrix may stand in for C.
     """
-    X = _centred("x", x)
+    X = _centerd("x", x)
     n, d = X.shape
     C = X.T @ X if d <= n else X @ X.T
     return _ratio(C.trace().square(), C.square().sum(), top=float(d))
@@ -67,11 +67,11 @@ def resultant_length(x: Tensor) -> float:
 
 
 def nmi(a: Tensor, b: Tensor) -> float:
-    """I(a; b) / ((H(a) + H(b)) / 2) of two labellings [n]; scikit-learn's `normalized_mutual_info_score`.
+    """I(a; b) / ((H(a) + H(b)) / 2) of two labelings [n]; scikit-learn's `normalized_mutual_info_score`.
 
     1 = the same up to the names, 0 = independent. One cluster against several gives 0, against one gives 1.
     """
-    _check_labellings(a, b)
+    _check_labelings(a, b)
     H_a, H_b, H_ab = _entropy(a), _entropy(b), _entropy(_pair(a, b))
     if H_a + H_b == 0:
         return 1.0
@@ -83,7 +83,7 @@ def purity(clusters: Tensor, classes: Tensor) -> float:
 
     1 = every cluster holds one class (also if each sample is its own cluster); never below 1 / classes.
     """
-    _check_labellings(clusters, classes)
+    _check_labelings(clusters, classes)
     cluster, sizes = _distinct(clusters)
     cell, counts = _distinct(_pair(clusters, classes))
     commonest = torch.zeros_like(sizes).scatter_reduce(0, cluster, counts[cell], "amax")  # [clusters]
@@ -147,7 +147,7 @@ def _features(name: str, x: Tensor) -> Tensor:
     return x
 
 
-def _centred(name: str, x: Tensor) -> Tensor:
+def _centerd(name: str, x: Tensor) -> Tensor:
     """x [n d] less its mean, scaled to at most 1; constant columns are exactly 0, whatever the rounding."""
     X = _features(name, x)
     X = X / X.abs().max().clamp_min(torch.finfo(X.dtype).tiny)
@@ -180,7 +180,7 @@ def _entropy(x: Tensor) -> float:
 
 
 def _ranks(name: str, x: Tensor) -> Tensor:
-    """The centred ranks of x [n], equal values sharing the mean of theirs."""
+    """The centerd ranks of x [n], equal values sharing the mean of theirs."""
     values = x.detach().double() if x.is_floating_point() else x
     if bool(values.isnan().any()):
         raise DataError(f"{name} holds NaN, which has no rank: drop those samples first")
@@ -201,7 +201,7 @@ def _check_vectors(a: Tensor, b: Tensor, a_name: str, b_name: str) -> None:
         )
 
 
-def _check_labellings(a: Tensor, b: Tensor) -> None:
-    _check_vectors(a, b, "the first labelling", "the second labelling")
+def _check_labelings(a: Tensor, b: Tensor) -> None:
+    _check_vectors(a, b, "the first labeling", "the second labeling")
     if not (_discrete(a) and _discrete(b)):
-        raise ShapeError(f"labellings are {a.dtype} and {b.dtype}, wanted integers: pass cluster numbers")
+        raise ShapeError(f"labelings are {a.dtype} and {b.dtype}, wanted integers: pass cluster numbers")

@@ -76,7 +76,7 @@ class Batch(NamedTuple):
     images: Tensor
     labels: Tensor
     indices: Tensor
-    parts: Tensor | None = None
+    components: Tensor | None = None
 
 
 class ImageSpec(NamedTuple):

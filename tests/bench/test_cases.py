@@ -12,7 +12,7 @@ from torchcaps.bench import NAMES, case_of
 from torchcaps.bench.cases import plainly
 from torchcaps.bench.cost import Cost, contrast_cost, cost_of, dense_cost, dynamic_cost, em_cost
 from torchcaps.errors import RecipeError, TorchcapsError
-from torchcaps.kernels.threads import SWITCH, switched, switched_on
+from torchcaps.kernels.threads import SWITCH, kernel_mode, switched_on
 from torchcaps.layers import SharedCapsules
 from torchcaps.math.grid import Grid
 from torchcaps.routing import Dynamic
@@ -42,16 +42,16 @@ def test_works_run_forward_and_step(name):
 
 def test_a_network_s_step_moves_all_its_weights(monkeypatch):
     kept: list[list[torch.Tensor]] = []
-    from torchcaps.train.recipe import OptimiserConfig
+    from torchcaps.train.recipe import OptimizerConfig
 
-    build = OptimiserConfig.build
+    build = OptimizerConfig.build
 
     def spy(self, parameters):
         kept.append(list(parameters))
         return build(self, kept[-1])
 
     case = case_of("em-4-2-2-2")
-    monkeypatch.setattr(OptimiserConfig, "build", spy)
+    monkeypatch.setattr(OptimizerConfig, "build", spy)
     for make, few in ((case.ours, False), (case.trunk, True)):
         work = make(2)
         parameters = kept[-1]
@@ -71,9 +71,9 @@ def test_plain_and_ours_see_the_switch_and_put_it_back(monkeypatch):
             monkeypatch.delenv(SWITCH, raising=False)
         else:
             monkeypatch.setenv(SWITCH, value)
-        with switched("plain"):
+        with kernel_mode("plain"):
             seen.append(switched_on())
-        with switched("fast"):
+        with kernel_mode("fast"):
             seen.append(switched_on())
         assert os.environ.get(SWITCH) == value
     assert seen == [False, True] * 3

@@ -32,7 +32,7 @@ def test_its_gradient_is_that_of_the_capsule_energy(iterations):
 def test_its_coupling_and_pose_are_those_the_energy_looks_at():
     energy, x = problem(3)
     c, z = couple(x, energy.W.detach(), 3)
-    seen = energy.look(x)
+    seen = energy.infer(x)
     torch.testing.assert_close(c, seen.coupling, rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(z, seen.z, rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(c.sum(1), torch.ones_like(c[:, 0]))

@@ -23,7 +23,7 @@ def steps():
         ("torchcaps::dynamic_forward", "routing"),
         ("GeneratedBackwardFor_torchcaps_em_routing", "routing"),
         ("aten::addmm", "linear"),
-        ("Optimizer.step#Adam.step", "optimiser"),
+        ("Optimizer.step#Adam.step", "optimizer"),
         ("aten::relu", "the rest"),
     ],
 )

@@ -13,7 +13,7 @@ from PIL import Image
 from support.cli import talk
 from support.tiny_recipe import tiny
 from torchcaps.data.builtin import GlyphsConfig
-from torchcaps.evaluate.attacks import WAYS
+from torchcaps.evaluate.attacks import ATTACKS
 from torchcaps.systems.attack_runs import attack_rows, curves_of
 from torchcaps.systems.report import text_table
 from torchcaps.train import train
@@ -44,7 +44,9 @@ def test_two_models_side_by_side(capsys, folders, tmp_path):
     assert lines[0].split()[-4:] == ["0.1", "zero", "gradients", "(%)"]
     for label in ("tiny", "plain"):
         names = [line.split()[1].rstrip(":") for line in lines if line.startswith(f"{label}, ")]
-        assert names == [name for name in WAYS if (label, name) != ("plain", "transfer")], "nothing comes from itself"
+        assert names == [name for name in ATTACKS if (label, name) != ("plain", "transfer")], (
+            "nothing comes from itself"
+        )
         [verdict] = [line for line in lines if line.startswith(f"{label}: ")]
         assert "gradient masking at epsilon 0.1" in verdict or "no sign of gradient masking" in verdict
     written = capsules / "attacks" / "attacks.json"

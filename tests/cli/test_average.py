@@ -14,7 +14,7 @@ from torchcaps.config import from_dict
 from torchcaps.errors import CheckpointError
 from torchcaps.train import load, load_run, train
 from torchcaps.train.recipe import Recipe
-from torchcaps.utils.files import sole_owner
+from torchcaps.utils.files import folder_lock
 
 run, refused = talk("average")
 
@@ -80,6 +80,6 @@ def test_what_has_no_mean_is_one_line_and_leaves_nothing(capsys, folders, tmp_pa
     assert not out.exists()
     assert "already holds a run" in refused(capsys, *folders, "--out", folders[0])
     out.mkdir()
-    with sole_owner(out):
+    with folder_lock(out):
         assert "another process is training into" in refused(capsys, *folders, "--out", out)
     assert not list(out.iterdir())

@@ -111,7 +111,7 @@ def test_train_evaluate_and_resume_a_file_of_one_s_own(capsys, tmp_path):
         (["--model.routing.agreement", "dott"], "dot"),
         (["--reusme"], "reusme"),
         (["--model.kernel", "99"], "too small"),
-        (["--optimiser.name", "Addam"], "Adam"),
+        (["--optimizer.name", "Addam"], "Adam"),
     ],
 )
 def test_wrong_settings_are_refused_and_write_nothing(capsys, tmp_path, words, text):
@@ -178,7 +178,7 @@ def test_ctrl_c_says_how_to_go_on_and_that_command_finishes(tmp_path):
 
 
 def test_demo_trains_evaluates_and_reports(capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr("torchcaps.train.recipe._shelf", lambda: _small_shelf(tmp_path))
+    monkeypatch.setattr("torchcaps.train.recipe._recipe_folder", lambda: _small_recipes(tmp_path))
     words = ["demo", "--out", str(tmp_path / "demo"), "--data", "glyphs", "--quiet"]
     code, out, _ = run(capsys, *words)
     assert code == 0
@@ -195,7 +195,7 @@ def test_demo_without_mnist_says_that_it_draws_digits(capsys, tmp_path, monkeypa
     def nothing(*words, **more):
         raise DataError("no such file")
 
-    monkeypatch.setattr("torchcaps.data.cache.require", nothing)
+    monkeypatch.setattr("torchcaps.data.cache.locate", nothing)
     monkeypatch.setattr("torchcaps.data.cache.fetch_set", nothing)
     demo = Demo(out=tmp_path)
     assert demo._data() == "glyphs"
@@ -204,7 +204,7 @@ def test_demo_without_mnist_says_that_it_draws_digits(capsys, tmp_path, monkeypa
         Demo(out=tmp_path, data="mnist")._data()
 
 
-def _small_shelf(folder):
+def _small_recipes(folder):
     (folder / "poe-glyphs.toml").write_text(TINY_POE)
     return folder
 
@@ -229,7 +229,7 @@ loosen = 8
 [train]
 epochs = 1.0
 batch = 20
-[stages.capsules.optimiser]
+[stages.capsules.optimizer]
 name = "SGD"
 lr = 0.5
 """

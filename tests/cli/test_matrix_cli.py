@@ -71,7 +71,7 @@ def test_one_eye_and_missing_viewpoints_are_refused(capsys, tmp_path, monkeypatc
     n = np.arange(20)
     arrays = {"images": np.zeros((20, 1, 48, 48), np.uint8), "category": n % 5, "instance": n, "lighting": n}
     files = {f"smallnorb48_{part}.npz": tmp_path / "part.npz" for part in ("train", "test")}
-    monkeypatch.setattr("torchcaps.data.smallnorb.require", lambda name, folder: files)
+    monkeypatch.setattr("torchcaps.data.smallnorb.locate", lambda name, folder: files)
     words = ("matrix-novel-azimuth-small", "--out", tmp_path / "run")
     np.savez(tmp_path / "part.npz", **arrays)
     assert "azimuth, elevation missing" in not_trained(capsys, *words)

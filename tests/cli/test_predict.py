@@ -16,7 +16,7 @@ from torchcaps.data import DATASETS, Dataset, GlyphsConfig, MultiMnistConfig, Sp
 from torchcaps.data.multimnist import multimnist
 from torchcaps.errors import DataError, ShapeError
 from torchcaps.systems.predict import class_names, fitted, pictures_of, predict
-from torchcaps.train import Loaded, load_run, train
+from torchcaps.train import TrainedRun, load_run, train
 from torchcaps.train.recipe import recipe_of
 from torchcaps.types import ImageSpec
 
@@ -99,11 +99,11 @@ def test_another_size_is_refused_with_both_sizes_and_fitted_on_demand(capsys, fo
     assert list(entry["scores"].values()) == pytest.approx(expected(folder)[0].tolist(), abs=1e-6)
 
 
-def test_colour_is_made_grey_on_demand_only_and_jpeg_is_read(capsys, folder, tmp_path):
+def test_color_is_made_gray_on_demand_only_and_jpeg_is_read(capsys, folder, tmp_path):
     pixels = DIGITS.images[0, 0]
-    colour = saved(tmp_path / "colour.png", torch.stack([pixels] * 3, -1))
-    assert "in colour" in refused(capsys, folder, colour)
-    [entry] = answers(capsys, folder, colour, "--fit", "--all")
+    color = saved(tmp_path / "color.png", torch.stack([pixels] * 3, -1))
+    assert "in color" in refused(capsys, folder, color)
+    [entry] = answers(capsys, folder, color, "--fit", "--all")
     assert list(entry["scores"].values()) == pytest.approx(expected(folder)[0].tolist(), abs=1e-6)
     [near] = answers(capsys, folder, saved(tmp_path / "x.jpg", pixels, quality=95), "--all")
     assert list(near["scores"].values()) == pytest.approx(expected(folder)[0].tolist(), abs=0.1)
@@ -162,8 +162,8 @@ def test_your_own_classes_have_their_names_for_as_long_as_the_folder_is_there(ca
     picture = saved(tmp_path / "x.png", np.full((16, 16, 3), 80))
     [entry] = answers(capsys, tmp_path / "run", picture, "--all")
     assert set(entry["scores"]) == {"cat", "dog"}
-    grey = saved(tmp_path / "grey.png", np.full((16, 16), 80))
-    assert answers(capsys, tmp_path / "run", grey, "--all")[0]["scores"] == entry["scores"]
+    gray = saved(tmp_path / "gray.png", np.full((16, 16), 80))
+    assert answers(capsys, tmp_path / "run", gray, "--all")[0]["scores"] == entry["scores"]
     animals.rename(tmp_path / "elsewhere")
     assert set(answers(capsys, tmp_path / "run", picture, "--all")[0]["scores"]) == {"0", "1"}
     saved(animals / "cow" / "0.png", np.full((16, 16, 3), 1))
@@ -174,7 +174,7 @@ def pairs(_: object = None) -> Splits:
     """MultiMNIST without MNIST: pairs of glyphs."""
     digits = GlyphsConfig(train=60, test=1, size=28).load().train
     images, labels, parts = multimnist(digits.images, digits.labels, 0, torch.arange(24))
-    data = Dataset(images, labels, 10, parts=parts)
+    data = Dataset(images, labels, 10, components=parts)
     return Splits(data, data)
 
 
@@ -221,25 +221,25 @@ def test_names_of_other_data_are_looked_up_or_numbers():
     assert class_names(Other(), 3) == class_names(Gone(), 3) == ("0", "1", "2")
 
 
-def test_a_run_that_sees_a_view_is_shown_the_middle_and_standardised_if_it_was_trained_so(tmp_path):
+def test_a_run_that_sees_a_view_is_shown_the_middle_and_standardized_if_it_was_trained_so(tmp_path):
     cnn = {"name": "cnn", "widths": [2], "kernel": 3, "hidden": [4]}
 
-    def loaded(data: dict, spec: ImageSpec) -> Loaded:
+    def loaded(data: dict, spec: ImageSpec) -> TrainedRun:
         recipe = recipe_of({"name": "x", "data": data, "model": cnn})
-        return Loaded(recipe.model.build(spec).eval(), recipe, 0, 0.0)
+        return TrainedRun(recipe.model.build(spec).eval(), recipe, 0, 0.0)
 
     noise = np.random.default_rng(0).integers(0, 256, (48, 48, 3), dtype=np.uint8)
     photo = loaded({"name": "cifar10", "view": 24}, ImageSpec(3, 24, 24, 10))
-    seen = pictures_of(photo, [saved(tmp_path / "a.png", noise[:32, :32])]).shown()
+    seen = pictures_of(photo, [saved(tmp_path / "a.png", noise[:32, :32])]).model_input()
     assert np.array_equal((255 * seen[0]).round().permute(1, 2, 0).numpy(), noise[4:28, 4:28])
     with pytest.raises(ShapeError, match=r"24x24 .* 32x32"):
         pictures_of(photo, [saved(tmp_path / "b.png", noise[:24, :24])])
-    toy = loaded({"name": "smallnorb", "view": 32, "standardise": True}, ImageSpec(2, 32, 32, 5))
+    toy = loaded({"name": "smallnorb", "view": 32, "standardize": True}, ImageSpec(2, 32, 32, 5))
     with pytest.raises(ShapeError, match="of 2 channels"):
         pictures_of(toy, [saved(tmp_path / "c.png", noise[..., 0])])
     both = pictures_of(toy, [tmp_path / "c.png"], fit=True)
-    assert both.shown().shape == (1, 2, 32, 32) and both.names[1] == "human"
-    assert abs(float(both.shown().mean())) < 1e-6 and len(predict(toy, both)) == 1
+    assert both.model_input().shape == (1, 2, 32, 32) and both.names[1] == "human"
+    assert abs(float(both.model_input().mean())) < 1e-6 and len(predict(toy, both)) == 1
 
 
 def test_fitted_is_the_mean_of_areas_in_proportion_with_the_border_s_median_around():

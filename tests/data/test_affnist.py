@@ -19,7 +19,7 @@ from torchcaps.errors import TorchcapsError
 
 SHA256 = "683afdb544bab499d496a748494b7fbc7c03f717e75179ca76cef61c9861ece8"
 SHARED = Path(__file__).parents[3] / "shared" / "data"
-BLOBS = ((0.0, -6.0), (5.2, 3.0), (-5.2, 3.0))  # (x, y) from the centre: a triangle, its middle in the origin
+BLOBS = ((0.0, -6.0), (5.2, 3.0), (-5.2, 3.0))  # (x, y) from the center: a triangle, its middle in the origin
 
 
 def glyph_digits(count: int) -> Tensor:
@@ -46,13 +46,13 @@ def places(size: int) -> Tensor:  # [h*w 2]
     return torch.cartesian_prod(grid, grid).flip(-1)
 
 
-def centres(ink: Tensor) -> Tensor:  # [... 2]
+def centers(ink: Tensor) -> Tensor:  # [... 2]
     """Mean place of the ink [... h*w], in pixels from the middle."""
     return ink @ places(math.isqrt(ink.shape[-1])) / ink.sum(-1, keepdim=True)
 
 
 def covariances(ink: Tensor) -> Tensor:  # [b 2 2]
-    away = places(math.isqrt(ink.shape[-1])) - centres(ink)[:, None]  # [b hw 2]
+    away = places(math.isqrt(ink.shape[-1])) - centers(ink)[:, None]  # [b hw 2]
     return torch.einsum("bn,bnx,bny->bxy", ink, away, away) / ink.sum(-1)[:, None, None]
 
 
@@ -65,12 +65,12 @@ def shifts(t: Transforms) -> Tensor:
 
 
 def find_blobs(images: Tensor) -> Tensor:  # [b 3 2]
-    """The centres of the three blobs, by k-means that starts from where they would be, were nothing but moved."""
+    """The centers of the three blobs, by k-means that starts from where they would be, were nothing but moved."""
     ink = images.flatten(1).float()  # [b hw]
-    means = centres(ink)[:, None] + torch.tensor(BLOBS)  # [b 3 2]
+    means = centers(ink)[:, None] + torch.tensor(BLOBS)  # [b 3 2]
     for _ in range(3):
         nearest = torch.cdist(places(40).expand(len(ink), -1, -1), means).argmin(-1)  # [b hw]
-        means = torch.stack([centres(ink * (nearest == n)) for n in range(3)], dim=1)
+        means = torch.stack([centers(ink * (nearest == n)) for n in range(3)], dim=1)
     return means
 
 
@@ -102,11 +102,11 @@ def test_rotation_shear_scale_and_place_of_10_000_images_are_recovered_from_thei
 
 @pytest.mark.parametrize("digits", [glyph_digits, mnist_digits], ids=["glyphs", "mnist"])
 def test_the_ink_of_digits_moves_and_spreads_as_the_factors_say(digits):
-    """Centre c -> A c + t, covariance Σ -> A Σ Aᵀ and mass times |A|, for 2,000 digits, each under its own map."""
+    """Center c -> A c + t, covariance Σ -> A Σ Aᵀ and mass times |A|, for 2,000 digits, each under its own map."""
     sources = digits(2000)
     images, t = affnist(sources, 5, torch.arange(2000, 4000))
     A, ink, new = matrices(t), sources.flatten(1).float(), images.flatten(1).float()
-    off = centres(new) - torch.einsum("bxy,by->bx", A, centres(ink)) - shifts(t)
+    off = centers(new) - torch.einsum("bxy,by->bx", A, centers(ink)) - shifts(t)
     assert float(off.abs().max()) < 0.25
     assert float(off.square().mean().sqrt()) < 0.03
     before, after = A @ covariances(ink) @ A.mT, covariances(new)

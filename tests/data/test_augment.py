@@ -13,13 +13,13 @@ from torchcaps.data.augment import (
     _stream,
     affine,
     brightness_contrast,
-    centre_crop,
+    center_crop,
     crop,
     crops,
     deform,
     mirror,
     shift,
-    standardise,
+    standardize,
     windows,
 )
 from torchcaps.data.warp import linear_map, warp
@@ -141,10 +141,10 @@ def test_crop_keeps_channels_and_bytes():
     assert done.dtype == torch.uint8
 
 
-def test_centre_crop_is_the_middle():
-    assert float(centre_crop(compass(1), 6)[0, 0, 0, 0]) == 32  # 3 rows above and below, 2 columns left and right
-    assert float(centre_crop(compass(1), 7)[0, 0, 0, 0]) == 21  # 2 above and 3 below, 1 left and 2 right
-    assert torch.equal(centre_crop(noise()[..., :10, :], 10), noise()[..., :10, :])
+def test_center_crop_is_the_middle():
+    assert float(center_crop(compass(1), 6)[0, 0, 0, 0]) == 32  # 3 rows above and below, 2 columns left and right
+    assert float(center_crop(compass(1), 7)[0, 0, 0, 0]) == 21  # 2 above and 3 below, 1 left and 2 right
+    assert torch.equal(center_crop(noise()[..., :10, :], 10), noise()[..., :10, :])
 
 
 def test_the_thirteen_views_are_where_they_are_said_to_be():
@@ -159,7 +159,7 @@ def test_the_thirteen_views_are_where_they_are_said_to_be():
     for (y, x), view in zip(starts, views, strict=True):
         assert torch.equal(view, images[:, :, y : y + 32, x : x + 32])
     assert torch.equal(crops(images, 32, count=5), views[:5])
-    assert torch.equal(crops(noise(), 7, count=1)[0], centre_crop(noise(), 7))
+    assert torch.equal(crops(noise(), 7, count=1)[0], center_crop(noise(), 7))
 
 
 def test_brightness_and_contrast_are_uniform_in_their_ranges():
@@ -260,9 +260,9 @@ def test_an_affine_change_of_nothing_is_exact_and_what_comes_in_is_black():
     assert float(moved.max()) <= 1 + 1e-6
 
 
-def test_standardise_in_a_loop():
+def test_standardize_in_a_loop():
     images = torch.cat((noise() * 3 + 5, torch.full((1, 2, 12, 10), 0.7), 0.5 + 1e-4 * noise(1)))
-    done = standardise(images)
+    done = standardize(images)
     for n, image in enumerate(images):
         pixels = image.double().flatten().tolist()
         mean = sum(pixels) / 240
@@ -272,8 +272,8 @@ def test_standardise_in_a_loop():
     assert done[:12].mean((1, 2, 3)).tolist() == pytest.approx([0] * 12, abs=1e-6)
     assert done[:12].var((1, 2, 3), unbiased=False).tolist() == pytest.approx([1] * 12, abs=1e-5)
     assert not done[12].any()
-    assert torch.equal(standardise(images[[3]])[0], done[3])
-    assert standardise(images[:0]).shape == (0, 2, 12, 10)
+    assert torch.equal(standardize(images[[3]])[0], done[3])
+    assert standardize(images[:0]).shape == (0, 2, 12, 10)
 
 
 def test_windows_read_each_image_at_its_own_place():
@@ -296,8 +296,8 @@ def test_windows_read_each_image_at_its_own_place():
         (lambda x, i: affine(x.byte(), 0, 0, i), "floats"),
         (lambda x, i: brightness_contrast(x.byte(), 0, 0, i), "floats"),
         (lambda x, i: brightness_contrast(x, 0, 0, i[:1]), "one number an image"),
-        (lambda x, i: standardise(x[0]), "b c h w"),
-        (lambda x, i: centre_crop(x, 13), "1 to 10"),
+        (lambda x, i: standardize(x[0]), "b c h w"),
+        (lambda x, i: center_crop(x, 13), "1 to 10"),
         (lambda x, i: crops(x, 13), "1 to 10"),
         (lambda x, i: crops(x, 5, count=14), "1 to 13"),
         (lambda x, i: crops(x, 5, count=0), "1 to 13"),

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from torchcaps.data import Dataset, GlyphsConfig, Splits, check_splits, epoch_order, place_of, take
+from torchcaps.data import Dataset, GlyphsConfig, Splits, batch_position, check_splits, epoch_order, make_batch
 from torchcaps.data.augment import shift
 from torchcaps.errors import DataError
 
@@ -16,30 +16,30 @@ def some(n: int = 20) -> Dataset:
 def test_an_epoch_shows_every_image_at_most_once_and_another_epoch_in_another_order():
     data, seen = some(), []
     for step in range(5):
-        place = place_of(step, len(data), 4)
+        place = batch_position(step, len(data), 4)
         assert place == (0, step)
-        seen += take(data, epoch_order(7, 0, 20), place, 4, seed=7).indices.tolist()
+        seen += make_batch(data, epoch_order(7, 0, 20), place, 4, seed=7).indices.tolist()
     assert sorted(seen) == list(range(20))
-    assert place_of(5, 20, 4) == (1, 0)
+    assert batch_position(5, 20, 4) == (1, 0)
     assert epoch_order(7, 1, 20).tolist() != epoch_order(7, 0, 20).tolist()
 
 
 def test_what_is_left_over_waits_for_another_epoch():
-    assert [place_of(step, 10, 4) for step in range(5)] == [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0)]
+    assert [batch_position(step, 10, 4) for step in range(5)] == [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0)]
 
 
 def test_parts_of_a_batch_are_the_batch():
     data, order = some(), epoch_order(1, 2, 20)
-    place = place_of(3, 20, 8)
-    whole = take(data, order, place, 8, seed=1, max_shift=2)
-    parts = [take(data, order, place, 8, seed=1, max_shift=2, part=p, parts=4) for p in range(4)]
+    place = batch_position(3, 20, 8)
+    whole = make_batch(data, order, place, 8, seed=1, max_shift=2)
+    parts = [make_batch(data, order, place, 8, seed=1, max_shift=2, part=p, parts=4) for p in range(4)]
     for name in ("images", "labels", "indices"):
         assert torch.equal(torch.cat([getattr(p, name) for p in parts]), getattr(whole, name))
 
 
 def test_a_batch_is_bytes_over_255_with_its_own_labels():
     data = some()
-    batch = take(data, torch.arange(20), place_of(1, 20, 4), 4, seed=0)
+    batch = make_batch(data, torch.arange(20), batch_position(1, 20, 4), 4, seed=0)
     assert torch.equal(batch.images, data.images[4:8].float() / 255)
     assert torch.equal(batch.labels, data.labels[4:8])
 
@@ -78,7 +78,7 @@ def test_wrong_sets_are_refused_in_one_line(images, labels, classes, text):
 
 def test_a_batch_larger_than_the_set_is_refused():
     with pytest.raises(DataError, match="make it smaller"):
-        place_of(0, 10, 11)
+        batch_position(0, 10, 11)
 
 
 def test_check_splits_finds_a_test_image_in_training():

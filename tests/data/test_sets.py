@@ -16,6 +16,7 @@ from torchcaps.config import from_dict
 from torchcaps.data import (
     DATASETS,
     AffnistConfig,
+    BatchPosition,
     Cifar10Config,
     Dataset,
     FashionMnistConfig,
@@ -24,15 +25,14 @@ from torchcaps.data import (
     MnistConfig,
     MultiMnistConfig,
     NpzConfig,
-    Place,
     SmallNorbConfig,
+    batch_position,
     check_splits,
     epoch_order,
-    place_of,
+    make_batch,
     subset,
-    take,
 )
-from torchcaps.data.augment import STANDARD_BRIGHTNESS, brightness_contrast, crop, deform, mirror, standardise
+from torchcaps.data.augment import STANDARD_BRIGHTNESS, brightness_contrast, crop, deform, mirror, standardize
 from torchcaps.data.smallnorb import familiar
 from torchcaps.errors import DataError, RecipeError
 from torchcaps.train import Recipe, train
@@ -62,7 +62,7 @@ def small_mnist(tmp_path, monkeypatch) -> Dataset:
         for kind, array in {"images-idx3": data.images[:, 0], "labels-idx1": data.labels.byte()}.items():
             name = f"{prefix}-{kind}-ubyte.gz"
             files[name] = write_idx(tmp_path / name, array.numpy())
-    monkeypatch.setattr("torchcaps.data.sets.require", lambda name, folder: files)
+    monkeypatch.setattr("torchcaps.data.sets.locate", lambda name, folder: files)
     return train
 
 
@@ -78,10 +78,10 @@ def test_idx_sets_come_with_labels_and_names(small_mnist, config):
 
 def test_digits_are_deformed_while_training_if_asked(small_mnist):
     plain, bent = MnistConfig().load(), MnistConfig(deform=0.8).load()
-    place, order = place_of(0, len(plain.train), 4), epoch_order(0, 0, len(plain.train))
-    bare, seen = (take(s.train, order, place, 4, seed=0).images for s in (plain, bent))
+    place, order = batch_position(0, len(plain.train), 4), epoch_order(0, 0, len(plain.train))
+    bare, seen = (make_batch(s.train, order, place, 4, seed=0).images for s in (plain, bent))
     assert torch.equal(seen, deform(bare, 0.8, 0, 0, order[:4])) and not torch.equal(seen, bare)
-    assert torch.equal(bent.test.shown(), plain.test.shown())
+    assert torch.equal(bent.test.model_input(), plain.test.model_input())
 
 
 def test_images_and_labels_of_different_length_are_refused(small_mnist, tmp_path):
@@ -155,8 +155,8 @@ def test_multimnist_knows_each_digit_alone(small_mnist):
     splits = MultiMnistConfig(train=70, test=20, validation=25, size=33, most_shift=2).load()
     assert [len(s) for s in splits] == [70, 20, 25]
     for split in splits:
-        assert split.spec == (1, 33, 33, 10) and split.parts.shape == (len(split), 2, 33, 33)
-        assert torch.equal(split.images[:, 0].int(), split.parts.int().sum(1).clamp(max=255))
+        assert split.spec == (1, 33, 33, 10) and split.components.shape == (len(split), 2, 33, 33)
+        assert torch.equal(split.images[:, 0].int(), split.components.int().sum(1).clamp(max=255))
     assert "no image in two splits" in check_splits(splits)
 
 
@@ -165,32 +165,34 @@ def test_multimnist_draws_other_pairs_each_epoch_and_the_same_ones_again_unless_
     stored = MultiMnistConfig(train=30, test=5, fresh=False).load().train
     index = torch.tensor([3, 0, 29])
     for epoch in range(3):
-        images, labels, parts = drawn.drawn(epoch, index)
+        images, labels, parts = drawn.epoch_images(epoch, index)
         again = MultiMnistConfig(train=30 * (epoch + 1), test=5, fresh=False).load().train
         assert torch.equal(images, again.images[30 * epoch + index])
         assert torch.equal(labels, again.labels[30 * epoch + index]) and parts is not None
         assert torch.equal(images[:, 0], parts.sum(1).clamp(max=255).to(torch.uint8))
-        for mine, wanted in zip(stored.drawn(epoch, index), (stored.images, stored.labels, stored.parts), strict=True):
+        for mine, wanted in zip(
+            stored.epoch_images(epoch, index), (stored.images, stored.labels, stored.components), strict=True
+        ):
             assert mine is not None and wanted is not None and torch.equal(mine, wanted[index])
-    assert not torch.equal(drawn.drawn(0, index)[0], drawn.drawn(1, index)[0])
+    assert not torch.equal(drawn.epoch_images(0, index)[0], drawn.epoch_images(1, index)[0])
 
 
 def test_a_batch_of_fresh_pairs_is_its_epochs_and_a_subset_stays_what_it_is(small_mnist):
     data = MultiMnistConfig(train=30, test=5).load().train
     order = torch.arange(30)
-    batch = take(data, order, Place(2, 1), 10, seed=0)
-    images, labels, parts = data.drawn(2, order[10:20])
+    batch = make_batch(data, order, BatchPosition(2, 1), 10, seed=0)
+    images, labels, parts = data.epoch_images(2, order[10:20])
     assert torch.equal(batch.images, images.float() / 255) and torch.equal(batch.labels, labels)
-    assert parts is not None and batch.parts is not None and torch.equal(batch.parts, parts.float() / 255)
+    assert parts is not None and batch.components is not None and torch.equal(batch.components, parts.float() / 255)
     kept = subset(data, torch.tensor([4, 7]))
-    assert torch.equal(kept.drawn(5, torch.tensor([1]))[0], data.images[[7]])
+    assert torch.equal(kept.epoch_images(5, torch.tensor([1]))[0], data.images[[7]])
 
 
 def test_multimnist_validation_shows_no_digit_that_is_trained_on(small_mnist):
     splits = MultiMnistConfig(train=70, test=20, validation=25, size=28, most_shift=0).load()
     known = {bytes(image.flatten().tolist()): n for n, image in enumerate(small_mnist.images)}
     for split, numbers in ((splits.train, range(35)), (splits.validation, range(35, 60))):
-        shown = [known[bytes(part.flatten().tolist())] for part in split.parts.flatten(0, 1)]
+        shown = [known[bytes(part.flatten().tolist())] for part in split.components.flatten(0, 1)]
         assert set(shown) <= set(numbers)
         assert set(shown[::2]) == set(numbers)  # all of them come first once
         assert split.labels.flatten().tolist() == small_mnist.labels[shown].tolist()
@@ -201,7 +203,7 @@ def small_cifar(monkeypatch) -> list[np.ndarray]:
     """Images, labels, test images and test labels, 50 + 30, in place of the archive."""
     rng = np.random.default_rng(0)
     arrays = [a for n in (50, 30) for a in (rng.integers(0, 256, (n, 3, 32, 32), np.uint8), np.arange(n) % 10)]
-    monkeypatch.setattr("torchcaps.data.sets.require", lambda name, folder: {"archive": Path("archive")})
+    monkeypatch.setattr("torchcaps.data.sets.locate", lambda name, folder: {"archive": Path("archive")})
     monkeypatch.setattr("torchcaps.data.sets.read_cifar_archive", lambda path: arrays)
     return arrays
 
@@ -210,11 +212,11 @@ def test_cifar10_takes_the_first_images_and_shows_squares(small_cifar):
     arrays = small_cifar
     whole = Cifar10Config().load()
     assert [len(whole.train), len(whole.test)] == [50, 30] and whole.train.spec == (3, 32, 32, 10)
-    assert torch.equal(whole.test.shown(), torch.from_numpy(arrays[2]).float() / 255)
+    assert torch.equal(whole.test.model_input(), torch.from_numpy(arrays[2]).float() / 255)
     some = Cifar10Config(train=20, test=10, view=24, validation=5).load()
     assert [len(s) for s in some] == [15, 10, 5]
     assert all(s.spec == (3, 24, 24, 10) for s in some)
-    assert torch.equal(some.test.seen, torch.from_numpy(arrays[2][:10, :, 4:28, 4:28]))
+    assert torch.equal(some.test.cropped, torch.from_numpy(arrays[2][:10, :, 4:28, 4:28]))
 
 
 def test_a_model_is_prepared_and_trained_for_the_side_it_sees(small_cifar, tmp_path, monkeypatch):
@@ -254,28 +256,28 @@ def norb_files(tmp_path, monkeypatch) -> None:
     for part in ("train", "test"):
         files[f"smallnorb48_{part}.npz"] = tmp_path / f"{part}.npz"
         np.savez(tmp_path / f"{part}.npz", **small_norb())
-    monkeypatch.setattr("torchcaps.data.smallnorb.require", lambda name, folder: files)
+    monkeypatch.setattr("torchcaps.data.smallnorb.locate", lambda name, folder: files)
 
 
 def test_smallnorb_as_the_paper_shows_it(norb_files):
-    plain, seen = SmallNorbConfig().load(), SmallNorbConfig(view=32, standardise=True, jitter=True, validation=9).load()
+    plain, seen = SmallNorbConfig().load(), SmallNorbConfig(view=32, standardize=True, jitter=True, validation=9).load()
     assert [s.spec for s in seen] == [(2, 32, 32, 5)] * 3
     middle = plain.test.images[:7, :, 8:40, 8:40].float() / 255
-    assert torch.equal(seen.test.shown(slice(7)), standardise(middle))
+    assert torch.equal(seen.test.model_input(slice(7)), standardize(middle))
     assert seen.test.views(slice(7)).shape == (13, 7, 2, 32, 32)
-    place, order = place_of(0, 171, 16), epoch_order(0, 0, 171)
-    batch, bare = (take(s.train, order, place, 16, seed=0).images for s in (seen, plain))
+    place, order = batch_position(0, 171, 16), epoch_order(0, 0, 171)
+    batch, bare = (make_batch(s.train, order, place, 16, seed=0).images for s in (seen, plain))
     assert (batch.shape, bare.shape) == ((16, 2, 32, 32), (16, 2, 48, 48))
-    wanted = standardise(crop(bare, 32, 0, 0, order[:16]))
+    wanted = standardize(crop(bare, 32, 0, 0, order[:16]))
     assert torch.equal(batch, brightness_contrast(wanted, 0, 0, order[:16], brightness=STANDARD_BRIGHTNESS))
 
 
 def test_toys_are_mirrored_with_their_eyes_exchanged_where_azimuths_are_not_what_is_asked(norb_files):
     plain, turned = SmallNorbConfig().load(), SmallNorbConfig(mirror=True).load()
-    place, order = place_of(0, 180, 32), epoch_order(0, 0, 180)
-    bare, seen = (take(s.train, order, place, 32, seed=0).images for s in (plain, turned))
+    place, order = batch_position(0, 180, 32), epoch_order(0, 0, 180)
+    bare, seen = (make_batch(s.train, order, place, 32, seed=0).images for s in (plain, turned))
     assert torch.equal(seen, mirror(bare, (1, 0), 0, 0, order[:32])) and not torch.equal(seen, bare)
-    assert torch.equal(turned.test.shown(), plain.test.shown())
+    assert torch.equal(turned.test.model_input(), plain.test.model_input())
     assert SmallNorbConfig(novel="elevation", mirror=True).mirror
     with pytest.raises(RecipeError, match="mirror with novel = 'azimuth'"):
         SmallNorbConfig(novel="azimuth", mirror=True)
@@ -295,11 +297,11 @@ def test_smallnorb_splits_by_viewpoint(norb_files):
 
 
 def test_smallnorb_matched_validates_on_the_familiar_viewpoints_of_the_test_set(norb_files):
-    train, test, held = SmallNorbConfig(novel="elevation", matched=True, view=32, standardise=True).load()
+    train, test, held = SmallNorbConfig(novel="elevation", matched=True, view=32, standardize=True).load()
     rows = test.factors["familiar"].nonzero().flatten()
     assert len(train) == 60 and len(test) == 180 and len(held) == len(rows) == 60
     assert torch.equal(held.images, test.images[rows]) and torch.equal(held.labels, test.labels[rows])
-    assert held.spec == (2, 32, 32, 5) and held.standardised
+    assert held.spec == (2, 32, 32, 5) and held.standardized
     with pytest.raises(RecipeError, match="set novel, too"):
         SmallNorbConfig(matched=True)
 
@@ -334,7 +336,7 @@ def test_smallnorb_without_both_eyes_or_without_viewpoints_is_refused_in_one_lin
     arrays = {name: value for name, value in (small_norb() | change).items() if value is not None}
     np.savez(tmp_path / "part.npz", **arrays)
     files = {f"smallnorb48_{part}.npz": tmp_path / "part.npz" for part in ("train", "test")}
-    monkeypatch.setattr("torchcaps.data.smallnorb.require", lambda name, folder: files)
+    monkeypatch.setattr("torchcaps.data.smallnorb.locate", lambda name, folder: files)
     with pytest.raises(DataError, match=says) as caught:
         SmallNorbConfig(novel="azimuth").load()
     assert "\n" not in str(caught.value)
@@ -352,7 +354,7 @@ def test_smallnorb_from_the_official_files_is_averaged(tmp_path, monkeypatch):
             dims = [*array.shape, *[1] * (3 - array.ndim)]
             path.write_bytes(struct.pack(f"<{2 + len(dims)}I", magic, array.ndim, *dims) + array.tobytes())
             files[path.name] = path
-    monkeypatch.setattr("torchcaps.data.smallnorb.require", lambda name, folder: files)
+    monkeypatch.setattr("torchcaps.data.smallnorb.locate", lambda name, folder: files)
     train = SmallNorbConfig().load().train
     assert train.spec == (2, 48, 48, 5)
     for n, c, y, x in ((0, 0, 0, 0), (3, 1, 20, 47), (9, 0, 47, 5)):
@@ -423,4 +425,4 @@ def test_the_real_smallnorb_has_the_paper_s_splits():
 def test_the_real_digits_make_pairs_that_can_be_told_apart():
     splits = MultiMnistConfig(train=500, test=300, validation=200, data_dir=real("mnist")).load()
     assert "no image in two splits" in check_splits(splits)
-    assert torch.equal(splits.test.images[:, 0].int(), splits.test.parts.int().sum(1).clamp(max=255))
+    assert torch.equal(splits.test.images[:, 0].int(), splits.test.components.int().sum(1).clamp(max=255))

@@ -21,7 +21,7 @@ def test_without_files_only_what_is_built_in_is_here():
     assert rows["glyphs"]["state"] == "built in" and is_here("glyphs")
     assert rows["mnist"]["state"] == "missing: fetch mnist" and not is_here("mnist")
     assert rows["multimnist"]["state"] == "missing: fetch mnist"
-    assert all(row["licence"] and row["about"] for row in rows.values())
+    assert all(row["license"] and row["about"] for row in rows.values())
 
 
 def test_a_wrong_file_is_said_by_list_and_fails_check(tmp_path, capsys):

@@ -8,17 +8,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from torchcaps.data import Dataset, Splits, epoch_order, hold_out, place_of, subset, take
+from torchcaps.data import Dataset, Splits, batch_position, epoch_order, hold_out, make_batch, subset
 from torchcaps.data.augment import (
     BRIGHTNESS,
     STANDARD_BRIGHTNESS,
     _stream,
     brightness_contrast,
-    centre_crop,
+    center_crop,
     crop,
     deform,
     mirror,
-    standardise,
+    standardize,
 )
 from torchcaps.errors import DataError, TorchcapsError
 from torchcaps.train.loop import _to
@@ -32,12 +32,12 @@ def pairs(n: int = 24) -> Dataset:
     """Noise with two parts an image, each another noise."""
     generator = torch.Generator().manual_seed(1)
     images, parts = (torch.randint(0, 256, (n, 2, H, W), generator=generator).byte() for _ in range(2))
-    return Dataset(images, torch.randint(0, 5, (n, 2), generator=generator), classes=5, parts=parts)
+    return Dataset(images, torch.randint(0, 5, (n, 2), generator=generator), classes=5, components=parts)
 
 
 def batch_of(data: Dataset, step: int = 1, *, seed: int = SEED, size: int = 8, **options: int) -> Batch:
-    place = place_of(step, len(data), size)
-    return take(data, epoch_order(seed, place.epoch, len(data)), place, size, seed=seed, **options)
+    place = batch_position(step, len(data), size)
+    return make_batch(data, epoch_order(seed, place.epoch, len(data)), place, size, seed=seed, **options)
 
 
 def draw(name: str, epoch: int, index: int, choices: tuple[int, int]) -> list[int]:
@@ -64,10 +64,10 @@ def looked_at(pixels: Tensor, index: int, epoch: int, most: int, side: int) -> T
 def test_images_and_their_parts_are_shifted_and_cropped_alike(most, step):
     data, side, epoch = replace(pairs(), view=6), 6, step // 3
     batch = batch_of(data, step, max_shift=most)
-    assert batch.images.shape == batch.parts.shape == (8, 2, side, side)
+    assert batch.images.shape == batch.components.shape == (8, 2, side, side)
     for n, index in enumerate(batch.indices.tolist()):
         assert torch.equal(batch.images[n], looked_at(data.images[index], index, epoch, most, side))
-        assert torch.equal(batch.parts[n], looked_at(data.parts[index], index, epoch, most, side))
+        assert torch.equal(batch.components[n], looked_at(data.components[index], index, epoch, most, side))
         assert torch.equal(batch.labels[n], data.labels[index])
 
 
@@ -82,7 +82,7 @@ def test_every_place_is_seen_and_another_epoch_sees_others():
 
 
 def test_parts_of_processes_are_the_whole_batch_in_every_change():
-    data = replace(pairs(), view=6, standardised=True, jitter=True)
+    data = replace(pairs(), view=6, standardized=True, jitter=True)
     whole = batch_of(data, 4, max_shift=2)
     shares = [batch_of(data, 4, max_shift=2, part=p, parts=4) for p in range(4)]
     for name in Batch._fields:
@@ -90,90 +90,90 @@ def test_parts_of_processes_are_the_whole_batch_in_every_change():
 
 
 def test_a_batch_depends_on_seed_and_place_alone():
-    data = replace(pairs(), view=6, standardised=True, jitter=True)
+    data = replace(pairs(), view=6, standardized=True, jitter=True)
     once, again, other = batch_of(data, 4), batch_of(data, 4), batch_of(data, 4, seed=SEED + 1)
     assert all(torch.equal(a, b) for a, b in zip(once, again, strict=True))
     assert not torch.equal(once.images, other.images)
 
 
-def test_light_changes_after_images_are_standardised_and_parts_keep_theirs():
-    """The order of the text of Hinton 2018: the other way round, standardising would take the changes back."""
+def test_light_changes_after_images_are_standardized_and_parts_keep_theirs():
+    """The order of the text of Hinton 2018: the other way round, standardizing would take the changes back."""
     plain = replace(pairs(), view=6)
-    levelled = replace(plain, standardised=True)
+    levelled = replace(plain, standardized=True)
     for data, most in ((plain, BRIGHTNESS), (levelled, STANDARD_BRIGHTNESS)):
         before, after = batch_of(data), batch_of(replace(data, jitter=True))
         wanted = brightness_contrast(before.images, SEED, 0, before.indices, brightness=most)
         assert torch.equal(after.images, wanted)
-        assert torch.equal(before.parts, after.parts)
+        assert torch.equal(before.components, after.components)
         assert float((after.images - before.images).abs().max()) > most / 2
     lit = batch_of(replace(levelled, jitter=True)).images
-    assert float((lit - standardise(lit)).abs().max()) > 0.1  # what came last is still there
+    assert float((lit - standardize(lit)).abs().max()) > 0.1  # what came last is still there
 
 
 def test_images_and_their_parts_are_deformed_alike_before_they_are_cropped_and_levelled():
     plain, bent = replace(pairs(), view=6), replace(pairs(), view=6, deform=1.0)
     batch = batch_of(bent)
-    for whole, came in ((plain.images, batch.images), (plain.parts, batch.parts)):
+    for whole, came in ((plain.images, batch.images), (plain.components, batch.components)):
         moved = deform(whole[batch.indices].float() / 255, 1.0, SEED, 0, batch.indices)
         assert torch.equal(came, crop(moved, 6, SEED, 0, batch.indices))
-    levelled = batch_of(replace(bent, standardised=True)).images
-    assert torch.equal(levelled, standardise(batch.images))
-    assert torch.equal(bent.shown(), plain.shown())  # a test sees what there is
+    levelled = batch_of(replace(bent, standardized=True)).images
+    assert torch.equal(levelled, standardize(batch.images))
+    assert torch.equal(bent.model_input(), plain.model_input())  # a test sees what there is
 
 
 def test_parts_are_mirrored_with_their_image_and_keep_their_order():
     plain, turned = pairs(), replace(pairs(), mirror=(1, 0))
     before, after = batch_of(plain), batch_of(turned)
     assert torch.equal(after.images, mirror(before.images, (1, 0), SEED, 0, before.indices))
-    order = tuple(range(before.parts.shape[1]))
-    assert torch.equal(after.parts, mirror(before.parts, order, SEED, 0, before.indices))
-    assert not torch.equal(after.parts, before.parts)
+    order = tuple(range(before.components.shape[1]))
+    assert torch.equal(after.components, mirror(before.components, order, SEED, 0, before.indices))
+    assert not torch.equal(after.components, before.components)
 
 
 def test_without_a_view_or_with_one_as_large_as_the_images_a_batch_is_as_ever():
     data = pairs()
-    square = replace(data, images=data.images[..., :W, :], parts=data.parts[..., :W, :])
+    square = replace(data, images=data.images[..., :W, :], components=data.components[..., :W, :])
     batch, same = batch_of(square, max_shift=1), batch_of(replace(square, view=W), max_shift=1)
     assert torch.equal(batch.images, same.images)
-    assert torch.equal(batch.parts, same.parts)
-    assert batch_of(replace(data, parts=None)).parts is None
+    assert torch.equal(batch.components, same.components)
+    assert batch_of(replace(data, components=None)).components is None
 
 
 def test_a_test_is_shown_the_middle():
     data = replace(pairs(), view=6)
     assert data.spec == (2, 6, 6, 5)
-    assert torch.equal(data.seen, data.images[:, :, 1:7, 1:7])  # of three rows over, two are cut from below
+    assert torch.equal(data.cropped, data.images[:, :, 1:7, 1:7])  # of three rows over, two are cut from below
     for rows in (torch.tensor([3, 1, 3]), slice(2, 5), None):
         wanted = data.images[slice(None) if rows is None else rows][:, :, 1:7, 1:7].float() / 255
-        assert torch.equal(data.shown(rows), wanted)
-        assert torch.equal(replace(data, standardised=True, jitter=True).shown(rows), standardise(wanted))
+        assert torch.equal(data.model_input(rows), wanted)
+        assert torch.equal(replace(data, standardized=True, jitter=True).model_input(rows), standardize(wanted))
     whole = pairs()
     assert whole.spec == (2, H, W, 5)
-    assert whole.seen is whole.images
-    assert torch.equal(whole.shown(slice(3)), whole.images[:3].float() / 255)
+    assert whole.cropped is whole.images
+    assert torch.equal(whole.model_input(slice(3)), whole.images[:3].float() / 255)
 
 
 def test_thirteen_views_each_levelled_by_itself():
-    data = replace(pairs(), view=6, standardised=True)
+    data = replace(pairs(), view=6, standardized=True)
     views = data.views(slice(4))
     assert views.shape == (13, 4, 2, 6, 6)
-    assert torch.equal(views[0], data.shown(slice(4)))
+    assert torch.equal(views[0], data.model_input(slice(4)))
     corners = [(0, 0), (0, W - 6), (H - 6, 0), (H - 6, W - 6)]
     for view, (y, x) in zip(views[1:5], corners, strict=True):
-        assert torch.equal(view, standardise(data.images[:4, :, y : y + 6, x : x + 6].float() / 255))
+        assert torch.equal(view, standardize(data.images[:4, :, y : y + 6, x : x + 6].float() / 255))
     assert torch.equal(data.views(torch.tensor([2]), 5), views[:5, [2]])
     assert data.views(count=1).shape == (1, 24, 2, 6, 6)
 
 
 def test_a_subset_and_what_is_held_out_look_alike():
-    data = replace(pairs(), view=6, standardised=True, jitter=True)
+    data = replace(pairs(), view=6, standardized=True, jitter=True)
     some = subset(data, torch.tensor([5, 2]))
-    assert torch.equal(some.parts, data.parts[[5, 2]])
-    assert torch.equal(some.shown(), data.shown(torch.tensor([5, 2])))
+    assert torch.equal(some.components, data.components[[5, 2]])
+    assert torch.equal(some.model_input(), data.model_input(torch.tensor([5, 2])))
     splits = hold_out(Splits(data, data), 4)
-    assert (splits.validation.view, splits.validation.standardised, splits.validation.jitter) == (6, True, True)
-    assert torch.equal(splits.validation.parts, data.parts[20:])
-    assert torch.equal(splits.train.parts, data.parts[:20])
+    assert (splits.validation.view, splits.validation.standardized, splits.validation.jitter) == (6, True, True)
+    assert torch.equal(splits.validation.components, data.components[20:])
+    assert torch.equal(splits.train.components, data.components[:20])
 
 
 @pytest.mark.parametrize(
@@ -204,14 +204,14 @@ def test_views_that_are_not_there_are_refused_in_one_line():
 
 def test_one_part_an_image_goes_with_one_label():
     data = pairs()
-    one = Dataset(data.images, data.labels[:, 0], 5, parts=data.parts[:, :1], view=5)
+    one = Dataset(data.images, data.labels[:, 0], 5, components=data.components[:, :1], view=5)
     batch = batch_of(one)
-    assert (batch.labels.shape, batch.parts.shape) == ((8,), (8, 1, 5, 5))
-    assert torch.equal(centre_crop(one.images, 5), one.seen)
+    assert (batch.labels.shape, batch.components.shape) == ((8,), (8, 1, 5, 5))
+    assert torch.equal(center_crop(one.images, 5), one.cropped)
 
 
 def test_parts_go_to_the_device_with_their_images():
     batch = batch_of(replace(pairs(), view=6))
     moved = _to(batch, torch.device("meta"), channels_last=True)
-    assert moved.images.device.type == moved.parts.device.type == "meta"
-    assert _to(batch._replace(parts=None), torch.device("cpu"), channels_last=False).parts is None
+    assert moved.images.device.type == moved.components.device.type == "meta"
+    assert _to(batch._replace(components=None), torch.device("cpu"), channels_last=False).components is None

@@ -42,7 +42,7 @@ def slow_warp(image: Tensor, A: Tensor, t: Tensor, size: tuple[int, int]) -> Ten
 
 
 def ink_moments(image: Tensor) -> tuple[float, float, float]:
-    """Sum of an image [h w], and the centre of its ink (x, y) from its middle."""
+    """Sum of an image [h w], and the center of its ink (x, y) from its middle."""
     h, w = image.shape
     mass = float(image.sum())
     x = float((image.sum(0) * (torch.arange(w) - (w - 1) / 2)).sum()) / mass
@@ -119,8 +119,8 @@ def test_it_agrees_with_grid_sample():
 
 
 @pytest.mark.parametrize("factors", [(0.3, 0.1, 0.9, 1.2), (-0.2, -0.2, 1.2, 0.8), (1.0, 0.0, 1.1, 1.1)])
-def test_a_smooth_shape_keeps_its_ink_and_its_centre(factors):
-    """Mass grows with |det A|, and the centre of the ink at c goes to A c + t."""
+def test_a_smooth_shape_keeps_its_ink_and_its_center(factors):
+    """Mass grows with |det A|, and the center of the ink at c goes to A c + t."""
     image = torch.nn.functional.pad(blob(24, 2.5), (6, 0, 0, 4))[None, None]
     A = linear_map(*torch.tensor(factors, dtype=torch.float64)[:, None])
     t = torch.tensor([[1.3, -2.4]], dtype=torch.float64)

@@ -20,12 +20,12 @@ from torchcaps.estimators import CapsuleClassifier, PoECapsules
 
 
 def planted(n=300, p=22, rank=3, seed=0):
-    """Three centres in p dimensions, each with its own subspace in which its rows vary, and a little noise."""
+    """Three centers in p dimensions, each with its own subspace in which its rows vary, and a little noise."""
     g = np.random.default_rng(seed)
     y = np.arange(n) % 3
-    centres, axes = 2 * g.normal(size=(3, p)), g.normal(size=(3, rank, p))
+    centers, axes = 2 * g.normal(size=(3, p)), g.normal(size=(3, rank, p))
     inside = np.einsum("nr,nrp->np", 0.5 * g.normal(size=(n, rank)), axes[y])
-    return centres[y] + inside + 0.05 * g.normal(size=(n, p)), y
+    return centers[y] + inside + 0.05 * g.normal(size=(n, p)), y
 
 
 @pytest.fixture(scope="module")
@@ -152,11 +152,11 @@ def test_single_precision_gives_the_same_and_comes_back_as_single():
     assert np.allclose(codes, double.transform(X), atol=1e-5)
 
 
-def test_what_is_learnt_is_plain_arrays(three):
+def test_what_is_learned_is_plain_arrays(three):
     capsules, _, _ = three
-    learnt = {name: value for name, value in vars(capsules).items() if name.endswith("_")}
-    assert {"W_", "bias_", "offset_", "mean_", "scale_", "labels_", "decoder_", "intercept_"} <= set(learnt)
-    assert all(isinstance(v, np.ndarray | int) for v in learnt.values())
+    learned = {name: value for name, value in vars(capsules).items() if name.endswith("_")}
+    assert {"W_", "bias_", "offset_", "mean_", "scale_", "labels_", "decoder_", "intercept_"} <= set(learned)
+    assert all(isinstance(v, np.ndarray | int) for v in learned.values())
     assert capsules.n_iter_ == 100 * 3 and capsules.W_.shape == (6, 3, 8, 4)
 
 
@@ -317,8 +317,8 @@ def test_the_classifier_is_a_function_of_its_seed_and_leaves_global_random_numbe
     first, again, other = (CapsuleClassifier(4, 4, 4, epochs=2, random_state=s).fit(X, y) for s in (1, 1, 2))
     first.predict(X)
     assert torch.equal(torch.rand(1), expected)
-    for name, learnt in first.weights_.items():
-        assert np.array_equal(learnt, again.weights_[name]) and not np.array_equal(learnt, other.weights_[name])
+    for name, learned in first.weights_.items():
+        assert np.array_equal(learned, again.weights_[name]) and not np.array_equal(learned, other.weights_[name])
 
 
 def test_the_classifier_can_be_changed_after_it_was_fitted_to_no_effect_and_searched():

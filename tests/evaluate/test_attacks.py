@@ -11,20 +11,20 @@ from torch import nn
 
 from support.tiny_recipe import tiny
 from torchcaps.data import Dataset
-from torchcaps.data.augment import standardise
+from torchcaps.data.augment import standardize
 from torchcaps.errors import DataError, RecipeError, ShapeError
 from torchcaps.evaluate.attacks import (
-    Masked,
+    GradientMasking,
     attack_curves,
     bim,
     cross_entropy,
     curve_plot,
     curves,
     fgsm,
+    find_masking,
     gradient,
     logits_of,
     margin,
-    masked,
     own_loss,
     pgd,
     square,
@@ -34,7 +34,7 @@ from torchcaps.evaluate.attacks.square import side_at
 from torchcaps.evaluate.classification import classification
 from torchcaps.losses import cross_entropy_loss, margin_loss
 from torchcaps.models import CNNConfig, MatrixConfig, MatrixInit, Model
-from torchcaps.train.train_state import set_up
+from torchcaps.train.train_state import build_training
 from torchcaps.types import ImageSpec
 
 SPEC = ImageSpec(2, 3, 4, 3)
@@ -218,14 +218,14 @@ def test_a_capsule_that_is_all_but_off_feels_which_way_is_on():
         def scores(self, images):
             return super().scores(images) * torch.tensor([1.0, 1e-12])
 
-    images = dark().shown()
+    images = dark().model_input()
     g = gradient(cross_entropy(logits_of(Off())), images, torch.ones(10, dtype=torch.long))
     assert bool((g < -0.1).all())  # d log a_1 / dx = -20 / 36 (1 - a_1)
 
 
 def test_the_own_loss_is_flat_where_the_margin_is_kept():
     data = dark()
-    images = data.shown()
+    images = data.model_input()
     own, usual = own_loss(Bright()), cross_entropy(logits_of(Bright()))
     torch.testing.assert_close(own(images, data.labels), torch.zeros(10))
     assert not gradient(own, images, data.labels).any()
@@ -237,7 +237,7 @@ def test_capsule_networks_are_left_as_they_were(build):
     recipe = tiny()
     spec = ImageSpec(1, 20, 20, 4)
     if build == "capsnet":
-        model = set_up(recipe, spec).model
+        model = build_training(recipe, spec).model
     else:
         torch.manual_seed(0)
         model = MatrixConfig(sizes=(4, 2, 2, 2), init=MatrixInit(classes=0.3)).build(spec)
@@ -250,9 +250,9 @@ def test_capsule_networks_are_left_as_they_were(build):
     assert model.training and all((p.grad == 7).all() for p in model.parameters())
     assert found.images == 6 and found.zero_gradients["fgsm"] < 1 and found.gradient_size["fgsm"] > 0
     loss = cross_entropy(logits_of(model.eval()))
-    assert bool(gradient(own_loss(model), data.shown(), data.labels).any())
-    made = fgsm(loss, data.shown(), data.labels, 0.1)
-    assert loss(made, data.labels).sum() > loss(data.shown(), data.labels).sum()
+    assert bool(gradient(own_loss(model), data.model_input(), data.labels).any())
+    made = fgsm(loss, data.model_input(), data.labels, 0.1)
+    assert loss(made, data.labels).sum() > loss(data.model_input(), data.labels).sum()
 
 
 def test_square_never_raises_the_margin_and_asks_no_more_than_it_may():
@@ -338,7 +338,7 @@ def test_curves_count_what_the_attacks_leave(monkeypatch):
     assert found.images == 25 and list(found.attack_accuracy) == ["fgsm", "bim", "pgd", "square", "transfer"]
     assert all(list(curve) == ["0", "0.1", "0.3"] for curve in found.attack_accuracy.values())
     assert {curve["0"] for curve in found.attack_accuracy.values()} == {22 / 25}
-    x, t = data.shown(), data.labels
+    x, t = data.model_input(), data.labels
     for e in (0.1, 0.3):
         for name, maker in (("fgsm", model), ("transfer", source)):
             right = (model(fgsm(cross_entropy(maker), x, t, e)).argmax(1) == t).float().mean()
@@ -361,7 +361,7 @@ def test_success_towards_a_class_by_loops():
             taken = 0
             for n in others:
                 made = fgsm(
-                    cross_entropy(model), data.shown(slice(n, n + 1)), torch.tensor([j]), float(e), targeted=True
+                    cross_entropy(model), data.model_input(slice(n, n + 1)), torch.tensor([j]), float(e), targeted=True
                 )
                 taken += int(model(made).argmax()) == j
             rates.append(taken / len(others))
@@ -369,14 +369,14 @@ def test_success_towards_a_class_by_loops():
     assert found["0.2"] > found["0"] > 0
 
 
-def test_standardised_sets_are_attacked_in_pixels():
+def test_standardized_sets_are_attacked_in_pixels():
     spec = ImageSpec(2, 3, 3, 3)
-    model, data = Linear(spec), replace(linear_data(), view=3, standardised=True)
+    model, data = Linear(spec), replace(linear_data(), view=3, standardized=True)
     found = attack_curves(model, data, ["fgsm"], [0, 0.1]).attack_accuracy["fgsm"]
     assert found["0"] == pytest.approx(1 - classification(model, data)["test_error"])
-    pixels = data.seen.float() / 255
-    made = fgsm(cross_entropy(lambda x: model(standardise(x))), pixels, data.labels, 0.1)
-    assert found["0.1"] == pytest.approx(float((model(standardise(made)).argmax(1) == data.labels).float().mean()))
+    pixels = data.cropped.float() / 255
+    made = fgsm(cross_entropy(lambda x: model(standardize(x))), pixels, data.labels, 0.1)
+    assert found["0.1"] == pytest.approx(float((model(standardize(made)).argmax(1) == data.labels).float().mean()))
 
 
 def test_what_square_has_fooled_stays_fooled():
@@ -400,10 +400,10 @@ def test_masked_gradients_are_flagged():
     by_own = attack_curves(Bright(), data, ["fgsm", "pgd", "square"], [0, 0.6], loss="own", queries=60)
     assert by_own.attack_accuracy["fgsm"] == {"0": 1.0, "0.6": 1.0} and by_own.zero_gradients["fgsm"] == 1.0
     assert by_own.attack_accuracy["square"] == {"0": 1.0, "0.6": 0.0}
-    assert list(masked(by_own.attack_accuracy)) == ["0.6"]
+    assert list(find_masking(by_own.attack_accuracy)) == ["0.6"]
     usual = attack_curves(Bright(), data, ["fgsm", "square"], [0, 0.6], queries=60)
     assert usual.attack_accuracy["fgsm"]["0.6"] == 0 and usual.zero_gradients["fgsm"] == 0
-    assert masked(usual.attack_accuracy) == {}
+    assert find_masking(usual.attack_accuracy) == {}
 
 
 def test_masking_compares_with_the_best_gradient_attack_within_the_ball():
@@ -413,8 +413,8 @@ def test_masking_compares_with_the_best_gradient_attack_within_the_ball():
         "square": {"0": 0.9, "0.1": 0.8, "0.2": 0.55, "0.3": 0.4},
         "transfer": {"0": 0.9, "0.1": 0.8, "0.2": 0.6, "0.3": 0.1},
     }
-    assert masked(accuracy) == {"0.3": Masked("transfer", 0.1, "fgsm", 0.5)}
-    assert masked({"square": accuracy["square"]}) == masked({"fgsm": accuracy["fgsm"]}) == {}
+    assert find_masking(accuracy) == {"0.3": GradientMasking("transfer", 0.1, "fgsm", 0.5)}
+    assert find_masking({"square": accuracy["square"]}) == find_masking({"fgsm": accuracy["fgsm"]}) == {}
 
 
 class Blind(Model):

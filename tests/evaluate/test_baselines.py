@@ -7,21 +7,29 @@ import pytest
 import torch
 
 from torchcaps.errors import DataError, RecipeError, ShapeError
-from torchcaps.evaluate.baselines import PCA, RIVALS, fit_kmeans, fit_kmeans_centroid, fit_local_pca, fit_pca, fit_rbm
+from torchcaps.evaluate.baselines import (
+    BASELINES,
+    PCA,
+    fit_kmeans,
+    fit_kmeans_centroid,
+    fit_local_pca,
+    fit_pca,
+    fit_rbm,
+)
 from torchcaps.metrics import nmi
 
 J, K, P = 3, 2, 8
 
 
 def planted(n: int = 300, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Rows [n p] of J far clusters, each a K-dimensional Gaussian and some noise; clusters, centres, axes [j k p]."""
+    """Rows [n p] of J far clusters, each a K-dimensional Gaussian and some noise; clusters, centers, axes [j k p]."""
     g = torch.Generator().manual_seed(seed)
-    centres = 20 * torch.eye(J, P)
+    centers = 20 * torch.eye(J, P)
     axes = torch.linalg.qr(torch.randn(J, P, K, generator=g)).Q.mT.contiguous()  # [j k p]
     cluster = torch.arange(n) % J
     scores = torch.randn(n, K, generator=g) * torch.tensor([3.0, 1.0])
-    rows = centres[cluster] + torch.einsum("nk,nkp->np", scores, axes[cluster])
-    return rows + 0.01 * torch.randn(n, P, generator=g), cluster, centres, axes
+    rows = centers[cluster] + torch.einsum("nk,nkp->np", scores, axes[cluster])
+    return rows + 0.01 * torch.randn(n, P, generator=g), cluster, centers, axes
 
 
 def error(rival, f: torch.Tensor) -> float:
@@ -32,10 +40,10 @@ def same_span(a: torch.Tensor, b: torch.Tensor, atol: float) -> bool:
     return torch.allclose(a.T @ a, b.T @ b, atol=atol)
 
 
-@pytest.mark.parametrize("name", RIVALS)
+@pytest.mark.parametrize("name", BASELINES)
 def test_every_rival_has_the_one_shape_and_is_a_function_of_its_seed(name):
     f, *_ = planted(60)
-    rival, again = (RIVALS[name](f, J, K, 5) for _ in range(2))
+    rival, again = (BASELINES[name](f, J, K, 5) for _ in range(2))
     codes, winners, samples = rival.codes(f), rival.winners(f), rival.samples(4, 1)
     assert codes.shape in ((60, J), (60, J, K)) and rival.rebuild(f).shape == (60, P) and samples.shape == (J, 4, P)
     assert winners.shape == (60,) and winners.dtype == torch.long and set(winners.tolist()) <= set(range(J))
@@ -47,25 +55,25 @@ def test_every_rival_has_the_one_shape_and_is_a_function_of_its_seed(name):
 
 
 @pytest.mark.filterwarnings("ignore:Number of distinct clusters")
-@pytest.mark.parametrize("name", RIVALS)
+@pytest.mark.parametrize("name", BASELINES)
 def test_degenerate_features_stay_finite(name):
     for f in (torch.ones(5, P), torch.eye(5, P), torch.ones(J, P), planted(J)[0]):
-        rival = RIVALS[name](f, J, K, 0)
+        rival = BASELINES[name](f, J, K, 0)
         assert bool(rival.rebuild(f).isfinite().all()) and bool(rival.samples(3, 0).isfinite().all())
         assert bool(rival.codes(2 * f).isfinite().all())
 
 
-@pytest.mark.parametrize("name", RIVALS)
+@pytest.mark.parametrize("name", BASELINES)
 def test_what_cannot_be_fitted_is_refused(name):
     f, *_ = planted(10)
     with pytest.raises(DataError, match="10 images for 11 capsules"):
-        RIVALS[name](f, 11, K, 0)
+        BASELINES[name](f, 11, K, 0)
     with pytest.raises(RecipeError, match="3 capsules of 0 numbers"):
-        RIVALS[name](f, J, 0, 0)
+        BASELINES[name](f, J, 0, 0)
     with pytest.raises(ShapeError, match="flatten"):
-        RIVALS[name](f[None], J, K, 0)
+        BASELINES[name](f[None], J, K, 0)
     with pytest.raises(DataError, match="NaN"):
-        RIVALS[name](f * math.nan, J, K, 0)
+        BASELINES[name](f * math.nan, J, K, 0)
 
 
 def test_without_scikit_learn_one_line_says_what_to_install(monkeypatch):
@@ -142,11 +150,11 @@ def test_kmeans_samples_have_its_moments_and_centroids_have_no_noise():
 
 
 def test_local_pca_finds_planted_subspaces():
-    f, cluster, centres, axes = planted()
+    f, cluster, centers, axes = planted()
     found = fit_local_pca(f, J, K, 0)
     assert nmi(found.winners(f), cluster) == 1 and error(found, f) < 2e-4
     for j in range(J):
-        mine = int(found.winners(centres[j : j + 1]))
+        mine = int(found.winners(centers[j : j + 1]))
         assert same_span(found.axes[mine], axes[j], 0.02)
         assert torch.allclose(found.scores[mine].std(0), torch.tensor([3.0, 1.0]), rtol=0.2)
 
@@ -225,8 +233,8 @@ def test_rbm_samples_are_single_reverse_passes_of_one_group():
         seen = torch.zeros(len(s[j]), dtype=torch.bool)
         for on in torch.cartesian_prod(torch.tensor([0.0, 1.0]), torch.tensor([0.0, 1.0])):
             drawn = -1 + 4 * (on @ found.W[j] + found.visible).sigmoid()
-            hits = (s[j] - drawn).abs().amax(-1) < 1e-4
-            seen |= hits
+            is_correct = (s[j] - drawn).abs().amax(-1) < 1e-4
+            seen |= is_correct
             chance = torch.where(on > 0, found.activity[j], 1 - found.activity[j]).prod()
-            assert float(hits.float().mean()) == pytest.approx(float(chance), abs=0.04)
+            assert float(is_correct.float().mean()) == pytest.approx(float(chance), abs=0.04)
         assert bool(seen.all())

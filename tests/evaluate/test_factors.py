@@ -13,7 +13,7 @@ from torchcaps.data import Dataset
 from torchcaps.errors import DataError
 from torchcaps.evaluate import factors as f
 from torchcaps.models import CapsNet
-from torchcaps.train.train_state import set_up
+from torchcaps.train.train_state import build_training
 from torchcaps.utils.random import permutation
 
 
@@ -21,7 +21,7 @@ from torchcaps.utils.random import permutation
 def model_and_test():
     recipe = tiny(data={"test": 240})
     test = recipe.data.load().test
-    model = set_up(recipe, test.spec).model.eval()
+    model = build_training(recipe, test.spec).model.eval()
     assert isinstance(model, CapsNet)
     return model, test
 
@@ -44,7 +44,7 @@ def test_equals_loops_over_classes_and_dimensions(model_and_test):
     found = f.factor_correlation(model, test)
     assert list(found) == ["x", "y", "rotation", "scale", "shear", "thickness"]
     with torch.no_grad():
-        pose = model(test.shown()).classes.pose.tolist()
+        pose = model(test.model_input()).classes.pose.tolist()
     for name in ("x", "thickness"):
         values, factor = test.factors[name].tolist(), found[name]
         for j, kept in factor.by_class.items():
@@ -62,18 +62,18 @@ def test_equals_loops_over_classes_and_dimensions(model_and_test):
         assert factor.rho == pytest.approx(sum(factor.by_class.values()) / len(factor.by_class))
 
 
-def labelled(n: int, **factors: torch.Tensor) -> Dataset:
+def labeled(n: int, **factors: torch.Tensor) -> Dataset:
     """Black images of two classes in turn, whose factors are what matters."""
     return Dataset(torch.zeros(n, 1, 8, 8, dtype=torch.uint8), torch.arange(n) % 2, 3, factors)
 
 
 def test_finds_the_dimension_and_the_sign_of_each_class():
     n, draw = 80, torch.Generator().manual_seed(0)
-    data = labelled(n, size=torch.rand(n, generator=draw))
+    data = labeled(n, size=torch.rand(n, generator=draw))
     codes = torch.randn(n, 16, generator=draw)
     codes[0::2, 5] = data.factors["size"][0::2].exp()  # rises with it
     codes[1::2, 11] = -(data.factors["size"][1::2] ** 3)  # falls with it
-    found = f.tracked(codes, data)["size"]
+    found = f.factor_tracking(codes, data)["size"]
     assert found.dimensions == {0: 5, 1: 11}  # class 2 has no images
     assert found.by_class == {0: pytest.approx(1.0), 1: pytest.approx(1.0)} and found.rho == pytest.approx(1.0)
 
@@ -82,8 +82,8 @@ def test_the_best_of_many_codes_that_know_nothing_is_about_nothing():
     rhos = []
     for seed in range(30):
         draw = torch.Generator().manual_seed(seed)
-        data = labelled(64, size=torch.rand(64, generator=draw))
-        rhos.append(f.tracked(torch.randn(64, 16, generator=draw), data)["size"].rho)
+        data = labeled(64, size=torch.rand(64, generator=draw))
+        rhos.append(f.factor_tracking(torch.randn(64, 16, generator=draw), data)["size"].rho)
     assert abs(sum(rhos) / len(rhos)) < 0.08 and min(rhos) < 0 < max(rhos)
 
 
@@ -91,11 +91,11 @@ def test_an_angle_of_a_whole_turn_is_tracked_by_its_sine_or_cosine():
     n = 200
     azimuth = torch.arange(n) // 2 % 18 * 2  # smallNORB's, in tens of degrees
     codes = torch.stack([(azimuth.double() * math.pi / 18).cos().round(decimals=6), torch.rand(n).double()], dim=1)
-    data = labelled(n, azimuth=azimuth, lighting=torch.arange(n) % 5)
-    found = f.tracked(codes, data)
+    data = labeled(n, azimuth=azimuth, lighting=torch.arange(n) % 5)
+    found = f.factor_tracking(codes, data)
     assert list(found) == ["azimuth"] and found["azimuth"].rho == pytest.approx(1.0)
-    narrow = labelled(n, azimuth=azimuth % 17)  # at most half a turn: as it is
-    assert f.tracked(torch.stack([-(azimuth % 17).double()], 1), narrow)["azimuth"].rho == pytest.approx(1.0)
+    narrow = labeled(n, azimuth=azimuth % 17)  # at most half a turn: as it is
+    assert f.factor_tracking(torch.stack([-(azimuth % 17).double()], 1), narrow)["azimuth"].rho == pytest.approx(1.0)
 
 
 def test_controls_are_measured_alike_and_the_same_again(model_and_test):
@@ -119,7 +119,7 @@ def test_components_are_those_of_the_class(model_and_test):
     for j in range(10):
         rows = (test.labels == j).nonzero().flatten()
         chosen = rows[permutation(0, 0, len(rows))[: len(rows) // 2]]
-        x = test.shown(chosen).flatten(1).double()
+        x = test.model_input(chosen).flatten(1).double()
         covariance = (x - x.mean(0)).T @ (x - x.mean(0))
         largest = torch.linalg.eigvalsh(covariance).flip(0)[:4]
         torch.testing.assert_close(codes[chosen].double().square().sum(0), largest, rtol=1e-4, atol=1e-4)
@@ -130,7 +130,7 @@ def test_data_that_cannot_be_measured_get_one_line(model_and_test):
     for data, words in [
         (replace(test, labels=torch.stack([test.labels, test.labels], 1)), "one label an image"),
         (replace(test, factors={"instance": test.labels}), "no factors"),
-        (labelled(6, x=torch.rand(6)), "no class has 8"),
+        (labeled(6, x=torch.rand(6)), "no class has 8"),
     ]:
         for measure in (f.factor_correlation, f.factor_controls):
             with pytest.raises(DataError, match=words) as caught:

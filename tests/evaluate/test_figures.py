@@ -24,7 +24,7 @@ def test_a_grid_has_a_panel_an_image(shape):
     assert panels(noted) == 9 and Image.open(io.BytesIO(noted)).height > Image.open(io.BytesIO(png)).height
 
 
-def test_a_grid_shows_colours_and_shades_where_they_belong():
+def test_a_grid_shows_colors_and_shades_where_they_belong():
     red, green = torch.zeros(1, 8, 8, 3), torch.zeros(1, 8, 8, 3)
     red[..., 0] = green[..., 1] = 1
     picture = Image.open(io.BytesIO(figures.image_grid([("", torch.cat([red, green])), ("", red / 2)], scale=1)))

@@ -12,7 +12,7 @@ from torchcaps.evaluate.multilabel import best_threshold, pair_error, single_err
 
 
 def drawn(n: int, j: int, m: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scores with many ties that favour the labels, and m different labels an image."""
+    """Scores with many ties that favor the labels, and m different labels an image."""
     g = torch.Generator().manual_seed(seed)
     labels = torch.rand(n, j, generator=g).argsort(-1)[:, :m]
     scores = torch.randint(0, 8, (n, j), generator=g) / 10

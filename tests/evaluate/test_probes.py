@@ -11,11 +11,11 @@ from torchcaps.evaluate.probes import knn, linear_probe
 
 
 def problem(n: int = 60, m: int = 40, classes: int = 4, noise: float = 1.0, seed: int = 0):
-    """Codes [n 2 3] around one centre a class, and their labels; training, then test."""
+    """Codes [n 2 3] around one center a class, and their labels; training, then test."""
     g = torch.Generator().manual_seed(seed)
-    centres = torch.randn(classes, 2, 3, generator=g)
+    centers = torch.randn(classes, 2, 3, generator=g)
     labels = torch.randint(classes, (n + m,), generator=g)
-    codes = centres[labels] + noise * torch.randn(n + m, 2, 3, generator=g)
+    codes = centers[labels] + noise * torch.randn(n + m, 2, 3, generator=g)
     return codes[:n], labels[:n], codes[n:], labels[n:]
 
 
@@ -45,8 +45,8 @@ def test_knn_sees_past_a_common_offset():
     )
 
 
-def test_knn_refuses_more_neighbours_than_there_are():
-    with pytest.raises(RecipeError, match="k = 61 neighbours of 60"):
+def test_knn_refuses_more_neighbors_than_there_are():
+    with pytest.raises(RecipeError, match="k = 61 neighbors of 60"):
         knn(*problem(), k=61)
 
 
@@ -60,7 +60,7 @@ def test_a_linear_probe_separates_what_is_separable():
     assert len(x) == 400
     assert linear_probe(x[:300], labels[:300], x[:300], labels[:300]) == 1.0
     assert linear_probe(x[:300], labels[:300], x[300:], labels[300:]) > 0.97
-    x = x * torch.tensor([1e-4, 1.0, 1e4, 1.0, 1.0]) + 50  # undone by standardising
+    x = x * torch.tensor([1e-4, 1.0, 1e4, 1.0, 1.0]) + 50  # undone by standardizing
     assert linear_probe(x[:300], labels[:300], x[300:], labels[300:]) > 0.97
 
 

@@ -8,7 +8,11 @@ import torch
 from torchcaps.data import GlyphsConfig
 from torchcaps.errors import DataError, ShapeError, TrainingError
 from torchcaps.evaluate import reference_classifier
-from torchcaps.evaluate.reference_classifier import judge_features, judge_probabilities, train_judge
+from torchcaps.evaluate.reference_classifier import (
+    reference_features,
+    reference_probabilities,
+    train_reference_classifier,
+)
 from torchcaps.models import CNN, CNNConfig
 from torchcaps.train import load_run
 from torchcaps.types import ImageSpec
@@ -26,10 +30,10 @@ def cnn() -> CNN:
 
 
 def test_the_judge_is_trained_once_and_then_taken_from_its_folder(tmp_path):
-    first = train_judge(SMALL, tmp_path / "judge", epochs=2.0, quiet=True)
+    first = train_reference_classifier(SMALL, tmp_path / "judge", epochs=2.0, quiet=True)
     written = (tmp_path / "judge" / "checkpoint.safetensors").stat().st_mtime_ns
     run = load_run(tmp_path / "judge")
-    again = train_judge(SMALL, tmp_path / "judge", epochs=2.0, quiet=True)
+    again = train_reference_classifier(SMALL, tmp_path / "judge", epochs=2.0, quiet=True)
     assert not first.training and not again.training
     assert run.step == 2 and run.recipe.seed == 1000 and isinstance(run.recipe.model, CNNConfig)
     assert torch.equal(first(images(3)), again(images(3)))
@@ -37,20 +41,20 @@ def test_the_judge_is_trained_once_and_then_taken_from_its_folder(tmp_path):
 
 
 def test_the_judge_of_other_data_or_another_seed_is_refused(tmp_path):
-    train_judge(SMALL, tmp_path, epochs=1.0, quiet=True)
+    train_reference_classifier(SMALL, tmp_path, epochs=1.0, quiet=True)
     with pytest.raises(TrainingError, match=r"data\.train = 40, now it is 48"):
-        train_judge(replace(SMALL, train=48), tmp_path, epochs=1.0, quiet=True)
+        train_reference_classifier(replace(SMALL, train=48), tmp_path, epochs=1.0, quiet=True)
     with pytest.raises(TrainingError, match="seed = 1000, now it is 7"):
-        train_judge(SMALL, tmp_path, epochs=1.0, seed=7, quiet=True)
+        train_reference_classifier(SMALL, tmp_path, epochs=1.0, seed=7, quiet=True)
     with pytest.raises(TrainingError, match="total_steps"):
-        train_judge(SMALL, tmp_path, epochs=3.0, quiet=True)
+        train_reference_classifier(SMALL, tmp_path, epochs=3.0, quiet=True)
 
 
 def test_the_judge_learns_the_labels(tmp_path):
     data = GlyphsConfig(train=640, test=200, size=12)
-    judged = train_judge(data, tmp_path, epochs=8.0, quiet=True)
+    judged = train_reference_classifier(data, tmp_path, epochs=8.0, quiet=True)
     test = data.load().test
-    verdicts = judge_probabilities(judged, test.images.float() / 255).argmax(-1)
+    verdicts = reference_probabilities(judged, test.images.float() / 255).argmax(-1)
     assert (verdicts == test.labels).float().mean() > 0.5
 
 
@@ -62,7 +66,7 @@ def test_one_label_an_image_is_wanted(tmp_path):
             return SMALL.load()._replace(train=replace(train, labels=train.labels[:, None].repeat(1, 2)), test=test)
 
     with pytest.raises(DataError, match=r"labels of shape \[40, 2\]"):
-        train_judge(Two(), tmp_path / "judge")
+        train_reference_classifier(Two(), tmp_path / "judge")
     assert not (tmp_path / "judge").exists()
 
 
@@ -70,7 +74,7 @@ def test_an_interrupted_judge_is_not_handed_out(tmp_path, monkeypatch):
     whole = reference_classifier.train
     monkeypatch.setattr(reference_classifier, "train", lambda *a, **k: replace(whole(*a, **k), finished=False))
     with pytest.raises(TrainingError, match="run the command again"):
-        train_judge(SMALL, tmp_path, epochs=1.0, quiet=True)
+        train_reference_classifier(SMALL, tmp_path, epochs=1.0, quiet=True)
 
 
 def test_features_are_the_hidden_layer_by_loops_also_while_training():
@@ -83,14 +87,14 @@ def test_features_are_the_hidden_layer_by_loops_also_while_training():
         for m in range(6):
             wanted[n, m] = max(0.0, float((weight[m] * x).sum() + bias[m]))
     assert model.training
-    assert torch.allclose(judge_features(model, pixels, batch=2), wanted, atol=1e-6)
+    assert torch.allclose(reference_features(model, pixels, batch=2), wanted, atol=1e-6)
 
 
 def test_probabilities_sum_to_one_and_do_not_depend_on_the_batch():
     model, pixels = cnn().train(), images(7)
-    p = judge_probabilities(model, pixels, batch=3)
+    p = reference_probabilities(model, pixels, batch=3)
     assert p.shape == (7, 3) and torch.allclose(p.sum(-1), torch.ones(7))
-    assert torch.allclose(p, judge_probabilities(model, pixels, batch=100), atol=1e-6)
-    assert torch.allclose(p, (model.head[3](judge_features(model, pixels))).softmax(-1), atol=1e-6)
+    assert torch.allclose(p, reference_probabilities(model, pixels, batch=100), atol=1e-6)
+    assert torch.allclose(p, (model.head[3](reference_features(model, pixels))).softmax(-1), atol=1e-6)
     with pytest.raises(ShapeError, match="this model wants"):
-        judge_probabilities(model, pixels[..., :5])
+        reference_probabilities(model, pixels[..., :5])

@@ -10,14 +10,14 @@ from support.tiny_recipe import tiny
 from torchcaps.data import AffnistConfig, Splits
 from torchcaps.errors import DataError, RecipeError
 from torchcaps.evaluate import Result, class_scores, classification, read_result, write_result
-from torchcaps.evaluate.classification import measures, nearest_mean, pose_controls, untrained
+from torchcaps.evaluate.classification import classifier_metrics, nearest_mean_metrics, pose_controls, untrained_metrics
 from torchcaps.evaluate.results import gather
 from torchcaps.models import CNNConfig, Model
 from torchcaps.systems import evaluate_runs
 from torchcaps.systems.papers import paper_numbers
 from torchcaps.systems.report import html_report, rows_of, text_table
 from torchcaps.train import load_recipe, train
-from torchcaps.train.train_state import set_up
+from torchcaps.train.train_state import build_training
 from torchcaps.types import ImageSpec
 
 
@@ -100,21 +100,21 @@ def test_nearest_mean_by_loops():
     for image, label in zip(splits.test.images, splits.test.labels, strict=True):
         distance = {c: float(((image.double() - mean) ** 2).sum()) for c, mean in means.items()}
         wrong += min(distance, key=lambda c: distance[c]) != int(label)
-    assert nearest_mean(tiny(), splits)["test_error"] == pytest.approx(wrong / len(splits.test))
+    assert nearest_mean_metrics(tiny(), splits)["test_error"] == pytest.approx(wrong / len(splits.test))
 
 
 def test_untrained_is_about_chance():
-    assert untrained(tiny(), tiny().data.load())["test_error"] > 0.6
+    assert untrained_metrics(tiny(), tiny().data.load())["test_error"] > 0.6
 
 
 def test_what_is_asked_depends_on_the_data():
     """Pairs of labels, moved digits, known factors: each has its own names."""
     splits = tiny(data={"train": 120, "test": 120}).data.load()
-    model = set_up(tiny(), splits.train.spec).model
-    assert {"test_error", "calibration_error", "factor_correlation"} < measures(model, tiny(), splits).keys()
+    model = build_training(tiny(), splits.train.spec).model
+    assert {"test_error", "calibration_error", "factor_correlation"} < classifier_metrics(model, tiny(), splits).keys()
     assert set(pose_controls(model, splits.test)) == {"untrained", "pixel components", "pixel directions"}
     few = tiny(data={"test": 7}).data.load()
-    assert set(measures(model, tiny(), few)) == {"test_error", "calibration_error"}
+    assert set(classifier_metrics(model, tiny(), few)) == {"test_error", "calibration_error"}
     assert pose_controls(model, few.test) == {}
 
 
@@ -122,19 +122,19 @@ def test_pairs_of_labels_are_asked_for_both():
     splits = tiny().data.load()
     paired = [replace(data, labels=torch.stack([data.labels, (data.labels + 1) % 10], 1)) for data in splits[:2]]
     both = Splits(*paired, validation=paired[0])
-    found = measures(Knows(), tiny(), both)
+    found = classifier_metrics(Knows(), tiny(), both)
     assert set(found) == {"multimnist_error", "digit_error", "threshold_error"}
     assert found["multimnist_error"] >= found["digit_error"] > 0
-    assert set(nearest_mean(tiny(), both)) == set(found)
+    assert set(nearest_mean_metrics(tiny(), both)) == set(found)
 
 
 def test_moved_digits_have_an_accuracy_beside_that_of_validation():
     splits = tiny().data.load()
     recipe = replace(tiny(), data=AffnistConfig())
-    found = measures(Knows(), recipe, splits._replace(validation=splits.train))
+    found = classifier_metrics(Knows(), recipe, splits._replace(validation=splits.train))
     test, held = (classification(Knows(), data)["test_error"] for data in (splits.test, splits.train))
     assert found["affnist_accuracy"] == 1 - test and found["mnist_accuracy"] == pytest.approx(1 - held)
-    assert "test_error" not in found and "affnist_accuracy" in nearest_mean(recipe, splits)
+    assert "test_error" not in found and "affnist_accuracy" in nearest_mean_metrics(recipe, splits)
 
 
 def test_the_papers_numbers_stand_below_ours():

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchcaps.errors import DataError, RecipeError, ShapeError
-from torchcaps.evaluate.sample_metrics import capsules_used, cross_capsule_cka, frechet, judge_samples
+from torchcaps.evaluate.sample_metrics import capsules_used, cross_capsule_cka, frechet, sample_confidence
 from torchcaps.metrics import linear_cka
 
 
@@ -49,19 +49,19 @@ def verdicts(table: list[list[int]], classes: int = 4) -> torch.Tensor:
 def test_samples_judged_by_hand():
     # capsule 0: all class 0; capsule 1: half undecided, of 5 sure ones 4 are class 1, 1 is class 2; capsule 2: unsure
     table = [[0] * 10, [1] * 4 + [2] + [-1] * 5, [-1] * 10]
-    assert judge_samples(verdicts(table)) == pytest.approx(
+    assert sample_confidence(verdicts(table)) == pytest.approx(
         {"confident_fraction": 0.5, "classes_covered": 3, "consistency": (1 + 4 / 5) / 2}
     )
 
 
 def test_a_class_below_a_tenth_of_every_capsule_is_not_covered():
     spread = [[0] * 10 + [3], [0] * 10 + [3]]  # 1 of 11, twice
-    assert judge_samples(verdicts(spread))["classes_covered"] == 1
-    assert judge_samples(verdicts([[0] * 9 + [3]]))["classes_covered"] == 2
+    assert sample_confidence(verdicts(spread))["classes_covered"] == 1
+    assert sample_confidence(verdicts([[0] * 9 + [3]]))["classes_covered"] == 2
 
 
 def test_nothing_confident_gives_zeros():
-    assert judge_samples(verdicts([[-1] * 5] * 2)) == {
+    assert sample_confidence(verdicts([[-1] * 5] * 2)) == {
         "confident_fraction": 0.0,
         "classes_covered": 0.0,
         "consistency": 0.0,
@@ -70,25 +70,25 @@ def test_nothing_confident_gives_zeros():
 
 def test_exactly_at_the_threshold_is_not_confident():
     p = torch.tensor([[[0.75, 0.25]]])
-    assert judge_samples(p, confident=0.75)["confident_fraction"] == 0
-    assert judge_samples(p, confident=0.74)["confident_fraction"] == 1
+    assert sample_confidence(p, confident=0.75)["confident_fraction"] == 0
+    assert sample_confidence(p, confident=0.74)["confident_fraction"] == 1
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 4), st.integers(1, 25), st.integers(2, 5), st.integers(0, 10**6), st.sampled_from([0.5, 0.9]))
 def test_samples_judged_like_the_loop(j, n, classes, seed, confident):
     p = (8 * draw(j, n, classes, seed=seed)).softmax(-1)
-    assert judge_samples(p, confident) == pytest.approx(judged_by_loops(p.tolist(), confident))
+    assert sample_confidence(p, confident) == pytest.approx(judged_by_loops(p.tolist(), confident))
 
 
 def test_what_is_no_table_of_probabilities_is_refused():
     with pytest.raises(ShapeError, match=r"\[j n classes\]"):
-        judge_samples(torch.ones(3, 4))
+        sample_confidence(torch.ones(3, 4))
     for value in (-0.1, 1.5, math.nan):
         with pytest.raises(DataError, match="softmax"):
-            judge_samples(torch.full((1, 2, 3), value))
+            sample_confidence(torch.full((1, 2, 3), value))
     with pytest.raises(RecipeError, match=r"confident = 1\.0"):
-        judge_samples(torch.ones(1, 1, 1), confident=1.0)
+        sample_confidence(torch.ones(1, 1, 1), confident=1.0)
 
 
 def with_moments(mean: torch.Tensor, deviation: torch.Tensor) -> torch.Tensor:

@@ -15,7 +15,7 @@ from torchcaps.data.affnist import affnist
 from torchcaps.data.augment import shift
 from torchcaps.errors import DataError, RecipeError, ShapeError
 from torchcaps.evaluate import svm_probe
-from torchcaps.evaluate.svm_probe import AFFNIST, GAMMA, SVM, C, fit_svm, material_of, require_sklearn
+from torchcaps.evaluate.svm_probe import AFFNIST, GAMMA, SVM, C, build_probe_data, fit_svm, require_sklearn
 from torchcaps.train import Recipe
 
 SPARSE: dict[str, Any] = {
@@ -185,15 +185,15 @@ def replace_test(digits: Splits, most: int):
 
 def test_one_set_of_images_has_one_protocol_whatever_the_seed():
     recipe = sparse(train=80)
-    m, other = material_of(recipe, 50), material_of(replace(recipe, seed=8), 50)
+    m, other = build_probe_data(recipe, 50), build_probe_data(replace(recipe, seed=8), 50)
     assert m.protocols == {"glyphs_svm": ("train", "test")} and m.main == "glyphs_svm" and m.read == 50
     splits = recipe.data.load()
     assert torch.equal(m.sets["test"].images, splits.test.images) and len(m.sets["train"]) == 50
     assert torch.equal(m.sets["train"].images, other.sets["train"].images)
     assert not torch.equal(m.shown, other.shown)
-    assert material_of(recipe).read == 80
+    assert build_probe_data(recipe).read == 80
     with pytest.raises(RecipeError, match="0 images"):
-        material_of(recipe, 0)
+        build_probe_data(recipe, 0)
 
 
 def test_images_are_shown_as_training_shows_them(monkeypatch):
@@ -201,16 +201,16 @@ def test_images_are_shown_as_training_shows_them(monkeypatch):
     images = recipe.data.load().train.images
     order = epoch_order(3, 0, 80)[:50]
     wanted = torch.stack([shift(images[i, None].float() / 255, 2, 3, 0, torch.tensor([i]))[0] for i in order.tolist()])
-    assert torch.equal(material_of(recipe, 50).shown, wanted)
+    assert torch.equal(build_probe_data(recipe, 50).shown, wanted)
     assert not torch.equal(wanted, images[order].float() / 255)
     monkeypatch.setattr(svm_probe, "READ", 30)
-    m = material_of(recipe, 50)
+    m = build_probe_data(recipe, 50)
     assert torch.equal(m.shown, wanted[:30]) and m.read == 50
 
 
 def test_affnist_has_three_protocols(drawn_digits):
     recipe = sparse(name="affnist", train=40, test=20, validation=4)
-    m = material_of(recipe, 24)
+    m = build_probe_data(recipe, 24)
     assert m.protocols == AFFNIST and m.main == "affnist_svm_a" and m.read == 24
     assert {name: len(data) for name, data in m.sets.items()} == {
         "mnist": 24, "affnist": 24, "mnist test": 20, "affnist test": 20,
@@ -230,10 +230,10 @@ def test_affnist_has_three_protocols(drawn_digits):
 
 
 def test_the_read_out_learns_from_no_image_that_was_held_out_and_has_both_protocols_of_moved_digits(drawn_digits):
-    held = material_of(sparse(name="affnist", train=40, test=20, validation=4))
+    held = build_probe_data(sparse(name="affnist", train=40, test=20, validation=4))
     assert held.read == 36 and len(held.shown) == 36
     recipe = sparse(name="affnist", train=40, test=20, train_on="affnist")
-    m = material_of(recipe, 24)
+    m = build_probe_data(recipe, 24)
     plain = AffnistConfig(train=24, test=20).load()
     assert torch.equal(m.sets["mnist"].images, plain.train.images)
     assert torch.equal(m.sets["affnist"].images, recipe.data.load().train.images[:24])
@@ -244,4 +244,4 @@ def test_images_of_several_classes_are_refused(monkeypatch):
     pairs = replace(splits.train, labels=splits.train.labels[:, None].repeat(1, 2), factors={})
     monkeypatch.setattr(NpzConfig, "load", lambda self: Splits(pairs, pairs))
     with pytest.raises(DataError, match="one label an image"):
-        material_of(sparse(name="npz", path="pairs.npz"))
+        build_probe_data(sparse(name="npz", path="pairs.npz"))

@@ -9,9 +9,9 @@ import torch
 
 from support.tiny_recipe import tiny
 from torchcaps.data import Dataset, Splits
-from torchcaps.data.augment import standardise
+from torchcaps.data.augment import standardize
 from torchcaps.errors import DataError
-from torchcaps.evaluate.classification import class_scores, measures, nearest_mean
+from torchcaps.evaluate.classification import class_scores, classifier_metrics, nearest_mean_metrics
 from torchcaps.evaluate.results import Result
 from torchcaps.evaluate.viewpoints import has_views, novel_errors, view_scores, viewpoint_metrics
 from torchcaps.models import Model
@@ -36,7 +36,7 @@ def toys() -> Dataset:
     make = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (N, 2, SIDE, SIDE), generator=make).byte()
     labels, familiar = torch.randint(0, J, (N,), generator=make), torch.arange(N) % 3 == 0
-    return Dataset(images, labels, J, {"familiar": familiar.long()}, view=VIEW, standardised=True)
+    return Dataset(images, labels, J, {"familiar": familiar.long()}, view=VIEW, standardized=True)
 
 
 def best(scores: list[float]) -> int:
@@ -54,7 +54,7 @@ def test_view_scores_are_the_mean_over_thirteen_squares(toys):
         for y, x in quarters:
             top, left = room * y // 4, room * x // 4
             square = toys.images[n : n + 1, :, top : top + VIEW, left : left + VIEW].float() / 255
-            total += Brightest().scores(standardise(square))[0]
+            total += Brightest().scores(standardize(square))[0]
         torch.testing.assert_close(found[n], total / 13)
         wrong += best(total.tolist()) != int(toys.labels[n])
     metrics = viewpoint_metrics(Brightest(), toys, class_scores(Brightest(), toys))
@@ -86,14 +86,14 @@ def test_novel_and_familiar_viewpoints_are_counted_apart(toys):
 
 def test_what_is_asked_depends_on_the_view_and_the_split(toys):
     splits = Splits(toys, toys)
-    found = measures(Brightest(), tiny(), splits)
+    found = classifier_metrics(Brightest(), tiny(), splits)
     assert set(found) == {"test_error", "calibration_error", "test_error_13crop", "novel_error", "familiar_error"}
     total = found["novel_error"] * 20 + found["familiar_error"] * 10
     assert total == pytest.approx(found["test_error"] * N)
-    assert {"novel_error", "familiar_error"} < set(nearest_mean(tiny(), splits))
+    assert {"novel_error", "familiar_error"} < set(nearest_mean_metrics(tiny(), splits))
     bare = replace(toys, images=toys.images[:, :, :VIEW, :VIEW], factors={})
     assert not has_views(bare) and not has_views(replace(bare, view=None)) and has_views(toys)
-    assert set(measures(Brightest(), tiny(), Splits(bare, bare))) == {"test_error", "calibration_error"}
+    assert set(classifier_metrics(Brightest(), tiny(), Splits(bare, bare))) == {"test_error", "calibration_error"}
 
 
 def test_they_are_shown_in_percent():

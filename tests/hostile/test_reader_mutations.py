@@ -437,15 +437,15 @@ def targets() -> list[Target]:
         out += [Target("affnist", read_affnist, affnist(True), forge_matlab)]
         out += [Target("affnist-plain", read_affnist, affnist(False))]
     if importlib.util.find_spec("PIL"):
-        grey = np.arange(64, dtype=np.uint8).reshape(8, 8) * 3
-        colour = np.stack([grey, grey.T, 255 - grey], -1)
+        gray = np.arange(64, dtype=np.uint8).reshape(8, 8) * 3
+        color = np.stack([gray, gray.T, 255 - gray], -1)
         for lone in (True, False):
             kind = "lone-" if lone else "pair-"
-            out += [Target(kind + "png-grey", class_folder, picture(grey, format="PNG"), forge_png, lone)]
-            out += [Target(kind + "png", class_folder, picture(colour, format="PNG"), forge_png, lone)]
-            out += [Target(kind + "jpeg", class_folder, picture(colour, format="JPEG"), None, lone)]
+            out += [Target(kind + "png-gray", class_folder, picture(gray, format="PNG"), forge_png, lone)]
+            out += [Target(kind + "png", class_folder, picture(color, format="PNG"), forge_png, lone)]
+            out += [Target(kind + "jpeg", class_folder, picture(color, format="JPEG"), None, lone)]
             out += [
-                Target(kind + "jpeg-steps", class_folder, picture(grey, format="JPEG", progressive=True), None, lone)
+                Target(kind + "jpeg-steps", class_folder, picture(gray, format="JPEG", progressive=True), None, lone)
             ]
     return out
 

@@ -147,9 +147,9 @@ def test_every_setting_with_a_window_and_offset(choice: EM) -> None:
 @pytest.mark.parametrize("choice", FEWER, ids=str)
 def test_places_that_share_weights(choice: EM) -> None:
     """Class capsules: W [i j 4 4] serves the children of all places, which tell their place by the offset."""
-    centres = Grid(3, 2).centres(0.1).repeat_interleave(4, 0).double()
+    centers = Grid(3, 2).centers(0.1).repeat_interleave(4, 0).double()
     job = task(5, 4, 3, 7, shared=6)
-    job = Task((*job.inputs[:3], add_coordinates(centres, 16), *job.inputs[4:]), None)
+    job = Task((*job.inputs[:3], add_coordinates(centers, 16), *job.inputs[4:]), None)
     near(with_slopes(fast, job, choice), with_slopes(plain, job, choice), 1e-10)
 
 

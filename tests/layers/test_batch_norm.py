@@ -13,7 +13,7 @@ import torch.multiprocessing as mp
 from torch import Tensor, nn
 
 from torchcaps.errors import ShapeError
-from torchcaps.layers import CapsuleNorm, TypeNorm
+from torchcaps.layers import CapsuleBatchNorm, PerTypeBatchNorm
 from torchcaps.types import Capsules
 
 
@@ -26,7 +26,7 @@ def capsules(*shape: int) -> Capsules:
 
 
 def test_each_type_by_hand() -> None:
-    norm, x = TypeNorm(2, -2).double(), drawn(3, 2, 2, 4)
+    norm, x = PerTypeBatchNorm(2, -2).double(), drawn(3, 2, 2, 4)
     with torch.no_grad():
         norm.scale.copy_(torch.tensor([2.0, 0.5]))
         norm.shift.copy_(torch.tensor([1.0, -1.0]))
@@ -44,7 +44,7 @@ def test_each_type_by_hand() -> None:
 def test_features_are_normed_as_by_torch_in_training_and_by_moving_averages_after_it() -> None:
     """But for the moving variance, which is of the batch itself, not of what a larger one would have, and for the first
     batch, which counts in full."""
-    own, theirs = TypeNorm(5, 1).double(), nn.BatchNorm2d(5).double()
+    own, theirs = PerTypeBatchNorm(5, 1).double(), nn.BatchNorm2d(5).double()
     own(first := drawn(4, 5, 3, 2, seed=7))
     assert theirs.running_mean is not None and theirs.running_var is not None
     theirs.running_mean.copy_(first.mean((0, 2, 3)))
@@ -62,13 +62,13 @@ def test_features_are_normed_as_by_torch_in_training_and_by_moving_averages_afte
 
 
 def test_the_norm_has_the_right_gradient() -> None:
-    norm = TypeNorm(3, -1).double()
+    norm = PerTypeBatchNorm(3, -1).double()
     x = drawn(4, 3).requires_grad_()
     assert torch.autograd.gradcheck(lambda x, *_: norm(x), (x, norm.scale, norm.shift))
 
 
 def test_capsules_are_normed_by_pose_and_log_odds() -> None:
-    norm, given = CapsuleNorm(3).double(), capsules(6, 2, 2, 3)
+    norm, given = CapsuleBatchNorm(3).double(), capsules(6, 2, 2, 3)
     pose, activation = norm(given)
     odds = given.activation.logit()
     wanted = (odds - odds.mean((0, 1, 2))) / (odds.var((0, 1, 2), correction=0) + 1e-9).sqrt()
@@ -81,7 +81,7 @@ def test_capsules_are_normed_by_pose_and_log_odds() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_switches_that_are_all_alike_are_half_open_and_nothing_is_nan(on: float, dtype: torch.dtype) -> None:
     given = Capsules(torch.zeros(2, 3, 4, dtype=dtype), torch.full((2, 3), on, dtype=dtype).requires_grad_())
-    norm = CapsuleNorm(3)
+    norm = CapsuleBatchNorm(3)
     pose, activation = norm(given)
     activation.sum().backward()
     assert pose.dtype == activation.dtype == torch.float32
@@ -92,15 +92,15 @@ def test_switches_that_are_all_alike_are_half_open_and_nothing_is_nan(on: float,
 
 def test_another_number_of_types_is_refused_in_one_line() -> None:
     with pytest.raises(ShapeError, match=r"3 types along axis 1 are wanted; x has shape \[2, 4, 5, 5\]"):
-        TypeNorm(3, 1)(torch.zeros(2, 4, 5, 5))
+        PerTypeBatchNorm(3, 1)(torch.zeros(2, 4, 5, 5))
     with pytest.raises(ShapeError, match="at least 1"):
-        CapsuleNorm(0)
+        CapsuleBatchNorm(0)
     with pytest.raises(ShapeError, match=r"x has shape \[3\]"):
-        TypeNorm(3, 0)(torch.zeros(3))
+        PerTypeBatchNorm(3, 0)(torch.zeros(3))
 
 
 def test_one_value_a_type_teaches_nothing_and_is_refused_in_training_alone() -> None:
-    norm = TypeNorm(3, -1)
+    norm = PerTypeBatchNorm(3, -1)
     with pytest.raises(ShapeError, match="batches of two images or more"):
         norm(torch.zeros(1, 3))
     assert norm.eval()(torch.zeros(1, 3)).shape == (1, 3)
@@ -108,14 +108,14 @@ def test_one_value_a_type_teaches_nothing_and_is_refused_in_training_alone() -> 
 
 def test_mixed_precision_loses_no_digits_of_the_means() -> None:
     x = (5 + 0.2 * torch.randn(64, 4, 6, 6)).bfloat16()
-    torch.testing.assert_close(TypeNorm(4, 1)(x).mean((0, 2, 3)), torch.zeros(4), rtol=0, atol=1e-5)
+    torch.testing.assert_close(PerTypeBatchNorm(4, 1)(x).mean((0, 2, 3)), torch.zeros(4), rtol=0, atol=1e-5)
 
 
 def _half(rank: int, folder: str) -> None:
     """A process with one half of the batch; the halves are unlike. Its loss is that of its half."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
-    norm, x = TypeNorm(3, -1).double(), drawn(6, 3)[3 * rank : 3 * rank + 3].requires_grad_()
+    norm, x = PerTypeBatchNorm(3, -1).double(), drawn(6, 3)[3 * rank : 3 * rank + 3].requires_grad_()
     y = norm(x)
     (y**3).mean().backward()
     assert x.grad is not None and norm.scale.grad is not None
@@ -127,7 +127,7 @@ def _half(rank: int, folder: str) -> None:
 
 def test_two_processes_norm_as_one_with_the_whole_batch(tmp_path: Path) -> None:
     mp.spawn(_half, (str(tmp_path),), nprocs=2)
-    norm, x = TypeNorm(3, -1).double(), drawn(6, 3).requires_grad_()
+    norm, x = PerTypeBatchNorm(3, -1).double(), drawn(6, 3).requires_grad_()
     y = norm(x)
     (y**3).mean().backward()
     assert x.grad is not None and norm.scale.grad is not None

@@ -302,8 +302,8 @@ def test_children_that_no_window_sees_do_not_matter() -> None:
 )
 @pytest.mark.parametrize("scale", [0.0, 0.01, 0.3])
 def test_class_capsules_edge_by_edge(routing: Any, pose: str, d: int, k: int, scale: float) -> None:
-    """W shared over places; row and column of the receptive field's centre added to two elements of each vote."""
-    grid = Grid.of_image(8, 7).window(3, 2).out  # 3 x 3 places, centres at 1.5, 3.5, 5.5 pixels
+    """W shared over places; row and column of the receptive field's center added to two elements of each vote."""
+    grid = Grid.of_image(8, 7).window(3, 2).out  # 3 x 3 places, centers at 1.5, 3.5, 5.5 pixels
     layer = stirred(
         ClassCapsules(
             grid, 2, 3, routing=routing, pose=pose, child_dimension=d, parent_dimension=k, coordinate_scale=scale
@@ -373,7 +373,7 @@ def test_a_moved_image_moves_the_pose_of_a_class_by_as_much() -> None:
 @pytest.mark.parametrize(("routing", "d", "k"), [(Dynamic(), 3, 4), (Dynamic(), 8, 16), (SHARP, 3, 4)])
 @pytest.mark.parametrize("scale", [0.0, 0.02, 0.3])
 def test_shared_capsules_edge_by_edge(routing: Any, d: int, k: int, scale: float) -> None:
-    """Pixels from the middle of all centres, times the child's activation, added to two elements of each vote."""
+    """Pixels from the middle of all centers, times the child's activation, added to two elements of each vote."""
     grid = Grid.of_image(8, 7).window(3, 2).out  # 3 x 3 places, two pixels from one to the next
     layer = stirred(SharedCapsules(grid, 2, 3, d, k, routing=routing, coordinate_scale=scale))
     x = children(2, 3, 3, 2, d)
@@ -414,7 +414,9 @@ def test_a_child_that_is_off_does_not_vote_for_its_place() -> None:
     left = Capsules(torch.zeros(1, 1, 3, 1, 3).double(), torch.zeros(1, 1, 3, 1).double())
     left.pose[0, 0, 0], left.activation[0, 0, 0] = 0.5, 0.8
     right = Capsules(left.pose.roll(1, 2), left.activation.roll(1, 2))
-    votes = [torch.einsum("ijkd,bid->bjk", layer.everywhere(), layer.placed(x).pose) for x in (left, right)]
+    votes = [
+        torch.einsum("ijkd,bid->bjk", layer.expanded_weights(), layer.with_coordinates(x).pose) for x in (left, right)
+    ]
     wanted = torch.zeros(1, 2, 4).double()
     wanted[..., 1] = 0.8 * 0.02
     torch.testing.assert_close(votes[1] - votes[0], wanted)
@@ -594,7 +596,7 @@ def test_buffers_may_be_written_as_processes_of_a_team_do(build: Build) -> None:
 
 def test_places_keep_their_digits_beside_poses_of_few() -> None:
     layer, x = shared()[0], children(2, 3, 2, 2, 4, dtype=torch.bfloat16)
-    placed = layer.placed(x).pose
+    placed = layer.with_coordinates(x).pose
     exact = layer.places.repeat_interleave(2, 0) * x.activation.flatten(1).unsqueeze(-1)
     assert placed.dtype == torch.float32
     assert torch.equal(placed[..., 4:], exact)

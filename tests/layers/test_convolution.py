@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.kernels import fourier
-from torchcaps.kernels.fourier import fourier_conv2d, worth
+from torchcaps.kernels.fourier import fourier_conv2d, is_faster
 from torchcaps.kernels.threads import SWITCH
 from torchcaps.layers import Convolution, convolution
 from torchcaps.models.capsnet import CapsNetConfig, SmallCapsNetConfig
@@ -151,7 +151,7 @@ def test_what_does_not_fit_is_refused_in_torchs_words(shape: tuple[int, ...], ta
 @pytest.mark.parametrize("name", TRUNKS)
 def test_once_worth_it_stays_worth_it(name: str) -> None:
     conv, images = primary_of(name)
-    found = [worth(images(b), conv.weight, conv.stride[0]) for b in range(1, 300)]
+    found = [is_faster(images(b), conv.weight, conv.stride[0]) for b in range(1, 300)]
     assert found == sorted(found)
     assert not found[0] and found[-1]
 
@@ -161,7 +161,7 @@ def test_numbers_that_cost_nothing_are_worth_it_sooner(monkeypatch: pytest.Monke
     found = []
     for dearness in (0, 50, 10**6):
         monkeypatch.setattr(fourier, "DEARNESS", dearness)
-        found.append(sum(worth(images(b), conv.weight, 2) for b in range(1, 300)))
+        found.append(sum(is_faster(images(b), conv.weight, 2) for b in range(1, 300)))
     assert found == sorted(found, reverse=True)
     assert found[0] == 299 and found[-1] == 0
 

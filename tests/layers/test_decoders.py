@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.errors import ShapeError, TorchcapsError
-from torchcaps.layers import ConvDecoder, DenseDecoder, FrameDecoder, select
+from torchcaps.layers import ConvDecoder, DenseDecoder, FrameDecoder, mask_all_but
 
 IMAGES = [(1, 1, 1), (1, 5, 7), (3, 9, 4), (1, 28, 28), (2, 13, 13), (3, 3, 17)]
 DECODERS = [DenseDecoder, ConvDecoder, FrameDecoder]
@@ -34,7 +34,7 @@ def poses(b: int, j: int, k: int) -> Tensor:
 
 def test_select_keeps_exactly_one_capsule() -> None:
     pose, chosen = poses(4, 3, 5), torch.tensor([2, 0, 1, 2])
-    found = select(pose, chosen)
+    found = mask_all_but(pose, chosen)
     assert found.shape == pose.shape
     for s in range(4):
         for j in range(3):
@@ -45,20 +45,22 @@ def test_select_keeps_exactly_one_capsule() -> None:
 
 def test_only_the_chosen_capsule_gets_a_gradient() -> None:
     pose = poses(2, 3, 4).requires_grad_()
-    select(pose, torch.tensor([1, 2])).sum().backward()
+    mask_all_but(pose, torch.tensor([1, 2])).sum().backward()
     assert pose.grad is not None
     assert pose.grad[..., 0].tolist() == [[0, 1, 0], [0, 0, 1]]
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_select_keeps_the_type(dtype: torch.dtype) -> None:
-    assert select(poses(2, 3, 4).to(dtype), torch.tensor([0, 1])).dtype == dtype
+    assert mask_all_but(poses(2, 3, 4).to(dtype), torch.tensor([0, 1])).dtype == dtype
 
 
 @pytest.mark.parametrize("integers", [torch.int64, torch.int32, torch.uint8])
 def test_select_takes_every_integer_type(integers: torch.dtype) -> None:
     pose = poses(2, 3, 4)
-    assert torch.equal(select(pose, torch.tensor([2, 1], dtype=integers)), select(pose, torch.tensor([2, 1])))
+    assert torch.equal(
+        mask_all_but(pose, torch.tensor([2, 1], dtype=integers)), mask_all_but(pose, torch.tensor([2, 1]))
+    )
 
 
 @pytest.mark.parametrize(
@@ -67,7 +69,7 @@ def test_select_takes_every_integer_type(integers: torch.dtype) -> None:
 )
 def test_a_choice_that_is_none_is_refused_in_one_line(chosen: Tensor) -> None:
     with pytest.raises(TorchcapsError, match="chosen") as caught:
-        select(poses(2, 3, 4), chosen)
+        mask_all_but(poses(2, 3, 4), chosen)
     assert "\n" not in str(caught.value)
 
 
@@ -168,7 +170,7 @@ def framed(image: tuple[int, int, int] = (2, 5, 7), capsules: int = 3, dimension
 
 
 def ink(picture: Tensor, x: float, y: float) -> float:
-    """A picture [s s] between its pixels, whose centres lie at -1 + (2 i + 1) / s; none outside."""
+    """A picture [s s] between its pixels, whose centers lie at -1 + (2 i + 1) / s; none outside."""
     s, total = len(picture), 0.0
     column, row = ((c + 1) * s / 2 - 0.5 for c in (x, y))
     for r in (math.floor(row), math.floor(row) + 1):

@@ -34,7 +34,7 @@ def test_a_capsule_is_d_channels_at_one_place(h: int, w: int, types: int, d: int
                     assert found[b, row, column, i].tolist() == pose
 
 
-def test_a_plain_reshape_mixes_neighbouring_pixels() -> None:
+def test_a_plain_reshape_mixes_neighboring_pixels() -> None:
     features = random(2, 6, 4, 4)
     right, wrong = group_channels(features, 3), features.reshape(2, 4, 4, 3, 2)
     assert right.shape == wrong.shape

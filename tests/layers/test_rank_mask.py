@@ -64,11 +64,11 @@ class Slow:
 
 
 def supports(batches: int, K: int, L: int, seed: int = 0) -> Tensor:
-    """[batches K L] supports that favour a few capsules at first and others in the second half."""
+    """[batches K L] supports that favor a few capsules at first and others in the second half."""
     make = torch.Generator().manual_seed(seed)
-    favour = torch.linspace(2.0, 1.0, L, dtype=torch.float64)
+    favor = torch.linspace(2.0, 1.0, L, dtype=torch.float64)
     psi = torch.rand(batches, K, L, generator=make, dtype=torch.float64) + 1
-    return torch.cat([psi[: batches // 2] * favour, psi[batches // 2 :] * favour.flip(0)])
+    return torch.cat([psi[: batches // 2] * favor, psi[batches // 2 :] * favor.flip(0)])
 
 
 @pytest.mark.parametrize(

@@ -73,11 +73,11 @@ def test_the_grid_of_capsnet() -> None:
     assert (grid.height, grid.width, grid.places) == (6, 6, 36)
 
 
-# --- Centres ------------------------------------------------------------------------------------------------
+# --- Centers ------------------------------------------------------------------------------------------------
 
 
-def explicit_centres(height: int, width: int, windows: list[tuple[int, int]]) -> list[tuple[float, float]]:
-    """The mean of the pixel centres in each place's receptive field, grown place by place."""
+def explicit_centers(height: int, width: int, windows: list[tuple[int, int]]) -> list[tuple[float, float]]:
+    """The mean of the pixel centers in each place's receptive field, grown place by place."""
     fields: dict[Place, set[Place]] = {(y, x): {(y, x)} for y in range(height) for x in range(width)}
     for kernel, stride in windows:
         above: dict[Place, set[Place]] = {}
@@ -87,11 +87,11 @@ def explicit_centres(height: int, width: int, windows: list[tuple[int, int]]) ->
                 seen = [fields[top + y, left + x] for y in range(kernel) for x in range(kernel)]
                 above[row, column] = set().union(*seen)
         fields = above
-    centre = []
+    center = []
     for place in sorted(fields):
         pixels = fields[place]
-        centre.append(tuple(sum(p[axis] + 0.5 for p in pixels) / len(pixels) for axis in (0, 1)))
-    return centre
+        center.append(tuple(sum(p[axis] + 0.5 for p in pixels) / len(pixels) for axis in (0, 1)))
+    return center
 
 
 @pytest.mark.parametrize(
@@ -105,18 +105,18 @@ def explicit_centres(height: int, width: int, windows: list[tuple[int, int]]) ->
         (18, 18, [(5, 2), (1, 1), (3, 2)]),
     ],
 )
-def test_centres_are_the_means_of_receptive_fields(height: int, width: int, windows: list[tuple[int, int]]) -> None:
+def test_centers_are_the_means_of_receptive_fields(height: int, width: int, windows: list[tuple[int, int]]) -> None:
     grid = Grid.of_image(height, width)
     for kernel, stride in windows:
         grid = grid.window(kernel, stride).out
-    wanted = torch.tensor(explicit_centres(height, width, windows))
-    torch.testing.assert_close(grid.centres(), wanted)
-    torch.testing.assert_close(grid.centres(0.01), wanted / 100)
+    wanted = torch.tensor(explicit_centers(height, width, windows))
+    torch.testing.assert_close(grid.centers(), wanted)
+    torch.testing.assert_close(grid.centers(0.01), wanted / 100)
 
 
-def test_one_place_alone_has_a_centre_too() -> None:
-    assert Grid.of_image(1, 1).centres().tolist() == [[0.5, 0.5]]
-    assert Grid.of_image(5, 5).window(5, 1).out.centres().tolist() == [[2.5, 2.5]]
+def test_one_place_alone_has_a_center_too() -> None:
+    assert Grid.of_image(1, 1).centers().tolist() == [[0.5, 0.5]]
+    assert Grid.of_image(5, 5).window(5, 1).out.centers().tolist() == [[2.5, 2.5]]
 
 
 # --- Gathering ----------------------------------------------------------------------------------------------

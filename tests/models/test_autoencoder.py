@@ -294,7 +294,7 @@ def test_dropout_keeps_the_mean_of_what_is_fed_on() -> None:
 def test_forty_steps_redraw_unseen_glyphs(layout: torch.memory_format) -> None:
     """Unseen glyphs: well below the start, and below the best picture that looks at no image, the mean.
 
-    The cross-entropy counts from that of the grey pixels themselves, which no drawing can pass. Over seeds 0 to 5 the
+    The cross-entropy counts from that of the gray pixels themselves, which no drawing can pass. Over seeds 0 to 5 the
     shares were .22 to .35 of the start, .42 to .68 of the mean picture, and .25 to .50 of the variance.
     """
     splits = GlyphsConfig(train=256, test=64, size=16).load()
@@ -303,15 +303,15 @@ def test_forty_steps_redraw_unseen_glyphs(layout: torch.memory_format) -> None:
     model = AutoencoderConfig(channels=(16, 16), kernel=5).build(splits.train.spec)
     for conv in (model.conv1, model.conv2):
         conv.weight.data = conv.weight.data.contiguous(memory_format=layout)
-    optimiser = torch.optim.Adam(model.parameters(), 0.01)
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
     with torch.no_grad():
         before = model.eval().objective(batch(test), 0)["loss"].item()
     model.train()
     for step in range(40):
         first = 32 * step % 256
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         model.objective(batch(train[first : first + 32]), step)["loss"].backward()
-        optimiser.step()
+        optimizer.step()
     with torch.no_grad():
         after = model.eval().objective(batch(test), 40)
     mean = train.mean(0).clamp(0.01, 0.99)

@@ -9,7 +9,7 @@ import torch
 
 from support.small_models import ROUTED, SMALL, SPEC, built, images
 from torchcaps.errors import ShapeError
-from torchcaps.kernels.threads import SWITCH, switched
+from torchcaps.kernels.threads import SWITCH, kernel_mode
 from torchcaps.models import MODELS, Model, chunking
 from torchcaps.types import Batch, Capsules
 
@@ -36,7 +36,9 @@ def allow(monkeypatch):
         monkeypatch.setattr(chunking, "BUDGET", 2**26)
         with torch.no_grad():
             call(model, method, images(2))
-        found = next(n for key, n in chunking._TILES[model].items() if key[:2] == (unwrapped(model, method), 2**26))
+        found = next(
+            n for key, n in chunking._CHUNK_SIZES[model].items() if key[:2] == (unwrapped(model, method), 2**26)
+        )
         monkeypatch.setattr(chunking, "BUDGET", tile * 2**26 // found)
         with torch.no_grad():
             call(model, method, images(2))  # looks at two images, once
@@ -156,7 +158,7 @@ def test_the_plain_path_is_switched_on_and_back(monkeypatch):
         monkeypatch.delenv(SWITCH, raising=False)
         if before:
             monkeypatch.setenv(SWITCH, before)
-        with pytest.raises(ZeroDivisionError), switched("plain"):
+        with pytest.raises(ZeroDivisionError), kernel_mode("plain"):
             assert os.environ[SWITCH] == "plain"
             raise ZeroDivisionError
         assert os.environ.get(SWITCH) == before

@@ -17,7 +17,7 @@ from torchcaps.config import from_dict, to_dict
 from torchcaps.errors import RecipeError, ShapeError, TorchcapsError
 from torchcaps.losses import LOSSES
 from torchcaps.models import MODELS, MatrixCaps, MatrixConfig, MatrixInit, TinyMatrixConfig
-from torchcaps.models.matrix import Switches
+from torchcaps.models.matrix import ActivationBias
 from torchcaps.routing import EM
 from torchcaps.types import Batch, Capsules, ImageSpec
 
@@ -129,7 +129,7 @@ def test_the_layers_stand_where_the_paper_puts_them() -> None:
         (2, 14, 14, 2, 16), (2, 6, 6, 3, 16), (2, 4, 4, 2, 16),
     ]  # fmt: skip
     assert out.classes.pose.shape == (2, 5, 16)
-    # conv centres at 2.5 + 2 n, the first layer's at 4.5 + 4 n, the second's at 8.5 + 4 n pixels
+    # conv centers at 2.5 + 2 n, the first layer's at 4.5 + 4 n, the second's at 8.5 + 4 n pixels
     rows = (8.5 + 4 * torch.arange(4)) / 100
     offset = model.classes.offset.view(4, 4, 2, 16)
     torch.testing.assert_close(offset[..., 3], rows[:, None, None].expand(4, 4, 2))
@@ -238,17 +238,17 @@ def test_a_switch_is_that_of_the_authors_code(layer: str) -> None:
             weights.append(R * children.activation[s, h, w, 0])
         V, R_a = torch.stack(votes), torch.stack(weights)
         mass = R_a.sum()
-        centre = 0.9 * (R_a[:, None] * V).sum(0) / mass
-        variance = 5e-4 + (R_a[:, None] * (V - centre).square()).sum(0) / mass
+        center = 0.9 * (R_a[:, None] * V).sum(0) / mass
+        variance = 5e-4 + (R_a[:, None] * (V - center).square()).sum(0) / mass
         win = mass * (-variance.log().sum() - sigma_bias * 16 * (math.log(2 * math.pi) + 1))
         wanted = (beta * (win - 5000 * a_bias)).sigmoid()
         at = (s, row, column, j) if layer == "first" else (s, j)
         torch.testing.assert_close(parents.activation[at], wanted)
-        torch.testing.assert_close(parents.pose[at], centre)
+        torch.testing.assert_close(parents.pose[at], center)
 
 
 def test_switches_learn_in_their_own_units_and_survive_a_copy() -> None:
-    switches = Switches.of(3, (2.0, 1.0))
+    switches = ActivationBias.create(3, (2.0, 1.0))
     assert {name: p.tolist() for name, p in switches.named_parameters()} == {"beta_a": [1.0] * 3, "beta_u": [2.0] * 3}
     given: dict[str, Tensor] = {**switches}
     torch.testing.assert_close(given["beta_a"], torch.full((3,), -2500.0))

@@ -15,7 +15,7 @@ from torchcaps.config import check, from_dict, to_dict
 from torchcaps.errors import DataError, RecipeError, ShapeError, TorchcapsError
 from torchcaps.losses import margin_loss, present, reconstruction_loss
 from torchcaps.models import MODELS, CapsNet, CapsNetConfig, CNNConfig, ConvNetConfig, Model, SmallCapsNetConfig
-from torchcaps.models.base import hits
+from torchcaps.models.base import is_correct
 from torchcaps.routing import Dynamic
 from torchcaps.types import Batch, ImageSpec
 
@@ -144,9 +144,9 @@ def pairs(spec: ImageSpec, b: int = 4) -> Batch:
 
 def test_hits_asks_for_all_that_an_image_shows() -> None:
     scores = torch.tensor([[0.9, 0.1, 0.8], [0.2, 0.7, 0.1]])
-    assert hits(scores, torch.tensor([0, 0])).tolist() == [True, False]
-    assert hits(scores, torch.tensor([[2, 0], [1, 2]])).tolist() == [True, False]
-    assert hits(scores, torch.tensor([[0, 1], [0, 1]])).tolist() == [False, True]
+    assert is_correct(scores, torch.tensor([0, 0])).tolist() == [True, False]
+    assert is_correct(scores, torch.tensor([[2, 0], [1, 2]])).tolist() == [True, False]
+    assert is_correct(scores, torch.tensor([[0, 1], [0, 1]])).tolist() == [False, True]
 
 
 def test_present_has_a_one_for_each_class() -> None:
@@ -160,13 +160,13 @@ def test_capsnet_draws_each_part_from_its_own_capsule() -> None:
     assert isinstance(model, CapsNet)
     found = model.objective(data, 0)
     classes = model(data.images).classes
-    assert data.parts is not None
+    assert data.components is not None
     redrawn = 0.0
     for s, labels in enumerate(data.labels.tolist()):
         for m, label in enumerate(labels):
             alone = torch.zeros_like(classes.pose[:1])
             alone[0, label] = classes.pose[s, label]
-            redrawn += (model.decoder(alone)[0, 0] - data.parts[s, m]).square().sum().item() / len(data.labels)
+            redrawn += (model.decoder(alone)[0, 0] - data.components[s, m]).square().sum().item() / len(data.labels)
     v, margin = classes.activation.tolist(), 0.0
     for lengths, labels in zip(v, data.labels.tolist(), strict=True):
         for j, length in enumerate(lengths):
@@ -175,7 +175,7 @@ def test_capsnet_draws_each_part_from_its_own_capsule() -> None:
     assert float(found["margin"]) == pytest.approx(margin, rel=1e-5)
     assert float(found["reconstruction"]) == pytest.approx(redrawn, rel=1e-5)
     with pytest.raises(ShapeError, match="without their parts"):
-        model.objective(data._replace(parts=None), 0)
+        model.objective(data._replace(components=None), 0)
 
 
 def test_the_cnn_has_a_logistic_unit_for_each_class() -> None:
@@ -258,14 +258,14 @@ def test_scores_are_one_number_for_each_class(name: str, spec: ImageSpec) -> Non
 def test_some_steps_of_training_lower_the_loss(name: str) -> None:
     spec = SPECS[0]
     model, data = build(name, spec).eval(), batch(spec, b=8)
-    optimiser = torch.optim.Adam(model.parameters(), 0.03)
+    optimizer = torch.optim.Adam(model.parameters(), 0.03)
     losses = []
     for step in range(60):
         loss = model.objective(data, step)["loss"]
         losses.append(loss.item())
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
     assert losses[-1] < 0.2 * losses[0]
 
 

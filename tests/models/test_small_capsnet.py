@@ -54,7 +54,7 @@ def test_a_cnn_has_as_many_parameters_as_the_capsnet_beside_it_and_the_same_trai
     with torch.device("meta"):
         ours, wanted = (sum(p.numel() for p in r.model.build(spec).parameters()) for r in (control, capsules))
     assert ours == pytest.approx(wanted, rel=0.002)
-    for table in ("data", "optimiser", "schedule", "train"):
+    for table in ("data", "optimizer", "schedule", "train"):
         assert getattr(control, table) == getattr(capsules, table)
 
 

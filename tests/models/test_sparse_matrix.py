@@ -17,7 +17,7 @@ from torchcaps.config import flatten, from_dict, to_dict
 from torchcaps.errors import RecipeError, ShapeError
 from torchcaps.layers import DenseDecoder
 from torchcaps.models import MODELS, MatrixConfig, MatrixInit, SparseMatrixCaps, SparseMatrixConfig
-from torchcaps.models.sparse import Competition
+from torchcaps.models.sparse import SparseConfigBase
 from torchcaps.routing import EM
 from torchcaps.train import load_recipe, load_run, total_steps, train
 from torchcaps.types import ImageSpec
@@ -44,7 +44,7 @@ def build(config: SparseMatrixConfig = TINY, spec: ImageSpec = SPECS[0], seed: i
 def test_it_is_registered_and_competes_as_the_paper_s_does() -> None:
     assert MODELS["sparse-matrix"] is SparseMatrixConfig
     config, paper = SparseMatrixConfig(), MODELS["sparse"]()
-    for name in set(vars(Competition())) - {"reconstruction"}:
+    for name in set(vars(SparseConfigBase())) - {"reconstruction"}:
         assert getattr(config, name) == getattr(paper, name), name
     assert config.routing == MatrixConfig().routing
 
@@ -190,7 +190,7 @@ def test_a_checkpoint_keeps_the_boost(tmp_path: Path) -> None:
 # --- What is trained ----------------------------------------------------------------------------------------
 
 
-def test_standardised_images_are_drawn_by_a_linear_layer() -> None:
+def test_standardized_images_are_drawn_by_a_linear_layer() -> None:
     decoder = DenseDecoder(3, 4, (2, 3, 5), (6,), output="linear")
     pose = 100 * torch.randn(8, 3, 4, generator=torch.Generator().manual_seed(0))
     one, two = (m for m in decoder.modules() if isinstance(m, torch.nn.Linear))

@@ -162,7 +162,7 @@ def test_the_papers_m_step_lowers_it(problem: em.Problem) -> None:
 @settings(max_examples=50, deadline=None)
 @given(problems("paper"), st.floats(1e-3, 3), seeds)
 def test_the_papers_e_step_lowers_another_quantity(problem: em.Problem, size: float, seed: int) -> None:
-    """R minimises sum_ij a_i R_ij (log R_ij - log a_j p_ij), the free energy of a mixture with proportions a_j."""
+    """R minimizes sum_ij a_i R_ij (log R_ij - log a_j p_ij), the free energy of a mixture with proportions a_j."""
     problem = problem._replace(settings=EM(final_inverse_temperature=1.0, decay=0))
     state = em.init(problem)
     log_p = diagonal_log_density(problem.votes, state.mean, state.variance)

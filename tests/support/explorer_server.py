@@ -17,12 +17,12 @@ from support.tiny_recipe import tiny
 from torchcaps.config import to_dict
 from torchcaps.explore.middleware import PATIENCE
 from torchcaps.explore.queue import Queue
-from torchcaps.explore.run_registry import Shelf
+from torchcaps.explore.run_registry import RunRegistry
 from torchcaps.explore.server import listen, server_on
 from torchcaps.train.checkpoint import Checkpoint
 from torchcaps.train.recipe import Recipe
 from torchcaps.train.run import Run
-from torchcaps.train.train_state import set_up
+from torchcaps.train.train_state import build_training
 from torchcaps.types import ImageSpec
 
 
@@ -36,7 +36,7 @@ class Address(NamedTuple):
 
 
 @contextmanager
-def served(shelf: Shelf, queue: Queue | None = None, patience: float = PATIENCE) -> Iterator[Address]:
+def served(shelf: RunRegistry, queue: Queue | None = None, patience: float = PATIENCE) -> Iterator[Address]:
     """A real server for as long as the block lasts."""
     ready = threading.Event()
     with listen("127.0.0.1", 0) as listener:
@@ -93,6 +93,6 @@ def tiny_run(folder: Path, **over: Any) -> Path:
     run, spec = Run(folder, to_dict(recipe)), ImageSpec(1, 16, 16, 10)
     run.write_recipe()
     torch.manual_seed(0)
-    checkpoint: Checkpoint = set_up(recipe, spec).checkpoint(run.recipe)
+    checkpoint: Checkpoint = build_training(recipe, spec).checkpoint(run.recipe)
     run.save(checkpoint)
     return folder

@@ -39,14 +39,14 @@ def batch(spec: ImageSpec = SPEC, b: int = 4, seed: int = 0) -> Batch:
 
 def learned(model: Model, data: Batch, lr: float, steps: int) -> list[float]:
     """The loss before each step of Adam on one batch."""
-    optimiser = torch.optim.Adam(model.parameters(), lr)
+    optimizer = torch.optim.Adam(model.parameters(), lr)
     losses = []
     for step in range(steps):
         loss = model.objective(data, step)["loss"]
         losses.append(loss.item())
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
     return losses
 
 

@@ -72,7 +72,7 @@ def uniform(I: int, J: int, over: str) -> Matrix:
     return [[1 / (I if over == "children" else J) for _ in range(J)] for _ in range(I)]
 
 
-def normalised(logits: Matrix, over: str) -> Matrix:
+def normalized(logits: Matrix, over: str) -> Matrix:
     """exp(b_ij), divided by its sum over the children i of a parent or over the parents j of a child."""
     I, J = len(logits), len(logits[0])
     e = [[math.exp(logits[i][j]) for j in range(J)] for i in range(I)]
@@ -88,13 +88,13 @@ def couple(x: Matrix, W: Weights, iterations: int, over: str) -> Matrix:
     """RoutingByAgreement(x, W): the cosine between each vote and the collective prediction is added to its logit."""
     I, J = len(x), len(W[0])
     logits = [[0.0] * J for _ in range(I)]
-    c = normalised(logits, over)
+    c = normalized(logits, over)
     for _ in range(iterations - 1):
         z = weigh(x, W, c)
         for i in range(I):
             for j in range(J):
                 logits[i][j] += cosine(times(W[i][j], x[i]), squash(z[j]))
-        c = normalised(logits, over)
+        c = normalized(logits, over)
     return c
 
 

@@ -57,20 +57,20 @@ def same_direction(x: Tensor, wanted: Tensor, within: float) -> None:
 
 # --- Clusters -------------------------------------------------------------------------------------------------
 
-CENTRE = torch.tensor([1.0, -2.0, 2.0, 0.5])
+CENTER = torch.tensor([1.0, -2.0, 2.0, 0.5])
 
 
 def cluster_and_noise() -> Tensor:
     """Six children agree about parent 0 and contradict each other about parent 1."""
     votes = noise(1, 6, 2, 4)
-    votes[:, :, 0] = CENTRE + 0.01 * noise(1, 6, 4, seed=1)
+    votes[:, :, 0] = CENTER + 0.01 * noise(1, 6, 4, seed=1)
     return votes
 
 
 def one_cluster() -> Problem:
     def expect(parents: Capsules, info: RoutingInfo) -> None:
         assert parents.activation[0, 0] > parents.activation[0, 1] + 0.005
-        same_direction(parents.pose[0, 0], CENTRE, within=1e-3)
+        same_direction(parents.pose[0, 0], CENTER, within=1e-3)
 
     return problem("one clean cluster", cluster_and_noise(), expect)
 
@@ -88,7 +88,7 @@ def scaled_cluster(scale: float, name: str) -> Problem:
     """The pose must be right at any scale. (The activation depends on it: by |s_j| or by log sigma_j + beta_u.)"""
 
     def expect(parents: Capsules, info: RoutingInfo) -> None:
-        same_direction(parents.pose[0, 0], CENTRE, within=1e-3)
+        same_direction(parents.pose[0, 0], CENTER, within=1e-3)
 
     return problem(name, scale * cluster_and_noise(), expect)
 
@@ -96,14 +96,14 @@ def scaled_cluster(scale: float, name: str) -> Problem:
 def two_clusters() -> Problem:
     """Children 0-3 agree about parent 0, children 4-7 about parent 1; about the other they contradict each other."""
     votes = noise(1, 8, 2, 4, seed=2)
-    votes[:, :4, 0] = CENTRE + 0.01 * noise(1, 4, 4, seed=3)
-    votes[:, 4:, 1] = -CENTRE + 0.01 * noise(1, 4, 4, seed=4)
+    votes[:, :4, 0] = CENTER + 0.01 * noise(1, 4, 4, seed=3)
+    votes[:, 4:, 1] = -CENTER + 0.01 * noise(1, 4, 4, seed=4)
 
     def expect(parents: Capsules, info: RoutingInfo) -> None:
         c = info.coupling[-1, 0]  # [i j]
         assert c[:4, 0].min() > c[4:, 0].max()
         assert c[4:, 1].min() > c[:4, 1].max()
-        same_direction(parents.pose[0], torch.stack([CENTRE, -CENTRE]), within=0.2)
+        same_direction(parents.pose[0], torch.stack([CENTER, -CENTER]), within=0.2)
 
     return problem("two clusters for two parents", votes, expect, needs=SHARED)
 
@@ -111,13 +111,13 @@ def two_clusters() -> Problem:
 def one_outlier() -> Problem:
     """Child 5 stands against the five that agree about parent 0."""
     votes = noise(1, 6, 2, 4, seed=5)
-    votes[:, :, 0] = CENTRE + 0.01 * noise(1, 6, 4, seed=6)
-    votes[:, 5, 0] = -CENTRE
+    votes[:, :, 0] = CENTER + 0.01 * noise(1, 6, 4, seed=6)
+    votes[:, 5, 0] = -CENTER
 
     def expect(parents: Capsules, info: RoutingInfo) -> None:
         c = info.coupling[-1, 0, :, 0]  # [i]
         assert c[5] < 0.5 * c[:5].min()
-        same_direction(parents.pose[0, 0], CENTRE, within=0.01)
+        same_direction(parents.pose[0, 0], CENTER, within=0.01)
 
     return problem("one outlier", votes, expect, needs=SHARED)
 

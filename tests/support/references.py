@@ -1,4 +1,4 @@
-"""Routing as the papers print it: one loop per index, plain floats, no vectorisation, no log space.
+"""Routing as the papers print it: one loop per index, plain floats, no vectorization, no log space.
 
 Written from Sabour 2017 (procedure 1), Hauser 2019 (section 2.2) and Hinton 2018 (procedure 1), not from the library.
 Exponentials and shares of them, which a float may not hold (e^1000000), are Decimals.

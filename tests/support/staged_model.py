@@ -27,7 +27,7 @@ from torchcaps.models import MODELS
 from torchcaps.models.base import Model
 from torchcaps.train.recipe import Recipe, recipe_of
 from torchcaps.types import Batch, ImageSpec
-from torchcaps.utils.distributed import mean_over_team
+from torchcaps.utils.distributed import mean_over_processes
 
 STAGES = ("code", "head", "moments")
 events: list[tuple[str, int | str]] = []
@@ -116,7 +116,7 @@ class Moments(Model):
     def objective(self, batch: Batch, step: int) -> dict[str, Tensor]:
         event("moments", step)
         x = self.others[0](batch.images)  # [b w]
-        self.total += mean_over_team(x.mean(0))
+        self.total += mean_over_processes(x.mean(0))
         self.count += 1
         return {"loss": (x - self.offset).square().mean()}
 
@@ -142,12 +142,12 @@ TABLES: dict[str, Any] = {
     "seed": 3,
     "data": {"name": "glyphs", "train": 80, "test": 40, "size": 16},
     "model": {"name": "staged"},
-    "optimiser": {"name": "Adam", "lr": 0.01},
+    "optimizer": {"name": "Adam", "lr": 0.01},
     "schedule": {"name": "ExponentialLR", "options": {"gamma": 0.99}},
     "train": {"epochs": 1.2, "batch": 8, "max_shift": 2, "clip": 1.0, "save_every": 4, "log_every": 2},
     "stages": {
         "head": {
-            "optimiser": {"name": "SGD", "lr": 0.1, "options": {"momentum": 0.9}},
+            "optimizer": {"name": "SGD", "lr": 0.1, "options": {"momentum": 0.9}},
             "schedule": {"name": "constant"},
             "train": {"epochs": 2.0, "batch": 16, "max_shift": 0},
         },
@@ -197,7 +197,7 @@ if __name__ == "__main__":
     MODELS["staged"] = StagedConfig
     if os.environ.get("RANK") == "1":
         Code.finish = _finish_apart
-    staged()  # imports what an optimiser needs, once for all
+    staged()  # imports what an optimizer needs, once for all
     for moment in os.environ.get("STAGED_KILL", "").split():
         if _killed_at(moment) != signal.SIGKILL:
             sys.exit(f"not killed at {moment}")

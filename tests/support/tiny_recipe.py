@@ -16,7 +16,7 @@ TINY: dict[str, Any] = {
         "name": "capsnet", "channels": 4, "kernel": 5, "types": 2, "type_dimension": 4, "primary_kernel": 5,
         "dimension": 4, "decoder": [8],
     },
-    "optimiser": {"name": "Adam", "lr": 0.01},
+    "optimizer": {"name": "Adam", "lr": 0.01},
     "schedule": {"name": "ExponentialLR", "options": {"gamma": 0.99}},
     "train": {"epochs": 2.0, "batch": 8, "max_shift": 2, "clip": 1.0, "save_every": 4, "log_every": 2},
 }  # fmt: skip

@@ -16,13 +16,13 @@ from torchcaps.evaluate.factors import class_capsules
 from torchcaps.models import CapsNet
 from torchcaps.systems import figure_context
 from torchcaps.systems.capsnet import figures as c
-from torchcaps.systems.poe.figures import Wish
-from torchcaps.train.train_state import set_up
+from torchcaps.systems.poe.figures import FigureOptions
+from torchcaps.train.train_state import build_training
 from torchcaps.types import Capsules
 
 
 def made(data: Dataset) -> CapsNet:
-    model = set_up(tiny(), data.spec).model.eval()
+    model = build_training(tiny(), data.spec).model.eval()
     assert isinstance(model, CapsNet)
     return model
 
@@ -38,7 +38,7 @@ def pairs() -> tuple[CapsNet, Dataset]:
     """Two glyphs over each other."""
     digits = tiny().data.load().test
     images, labels, parts = multimnist(digits.images, digits.labels, 0, torch.arange(20), size=20, most_shift=2)
-    data = Dataset(images, labels, 10, parts=parts)
+    data = Dataset(images, labels, 10, components=parts)
     return made(data), data
 
 
@@ -51,7 +51,7 @@ def sure(model: CapsNet, data: Dataset, answers: torch.Tensor) -> Capsules:
 @pytest.mark.parametrize("kind", c.FIGURES)
 def test_every_figure_is_the_same_again_and_depends_on_the_model(single, pairs, kind):
     model, data = pairs if kind == "multimnist" else single
-    wish = Wish(capsules=(2, 0), count=3, seed=1)
+    wish = FigureOptions(capsules=(2, 0), count=3, seed=1)
     drawn = c.picture(kind, model, wish, data)
     assert drawn and all(png.startswith(b"\x89PNG") for png in drawn.values())
     assert drawn == c.picture(kind, model, wish, data)
@@ -66,17 +66,17 @@ def test_every_figure_is_the_same_again_and_depends_on_the_model(single, pairs, 
 
 def test_wrong_answers_have_a_picture_if_there_are_any(single):
     model, data = single
-    right = c.picture("reconstructions", model, Wish(count=4), data, sure(model, data, data.labels))
+    right = c.picture("reconstructions", model, FigureOptions(count=4), data, sure(model, data, data.labels))
     assert list(right) == ["reconstructions", "reconstructions-worst"] and panels(right["reconstructions"]) == 12
     answers = data.labels.clone()
     answers[[3, 8]] = (answers[[3, 8]] + 1) % 10
-    drawn = c.picture("reconstructions", model, Wish(count=4), data, sure(model, data, answers))
+    drawn = c.picture("reconstructions", model, FigureOptions(count=4), data, sure(model, data, answers))
     assert panels(drawn.pop("reconstructions-wrong")) == 6 and drawn.keys() == right.keys()
 
 
 def test_the_worst_are_those_whose_pixels_are_furthest_from_the_label_s(single):
     model, data = single
-    scene = c.Scene(model, Wish(), data, class_capsules(model, data))
+    scene = c.FigureContext(model, FigureOptions(), data, class_capsules(model, data))
     with torch.no_grad():
         for n, error in enumerate(c._errors(scene).tolist()):
             alone = torch.zeros(1, 10, 4)
@@ -102,16 +102,16 @@ def test_perturbed_moves_one_number_at_a_time(single):
 
 def test_perturbations_have_a_sheet_a_class_and_one_of_all(single):
     model, data = single
-    drawn = c.picture("perturbations", model, Wish(capsules=(4, 1)), data)
+    drawn = c.picture("perturbations", model, FigureOptions(capsules=(4, 1)), data)
     assert list(drawn) == ["perturbations", "perturbations-4", "perturbations-1"]
     assert [panels(png) for png in drawn.values()] == [2 * 11, 4 * 11, 4 * 11]
     present = sorted(set(data.labels.tolist()))
-    everything = c.picture("perturbations", model, Wish(), data)
+    everything = c.picture("perturbations", model, FigureOptions(), data)
     assert list(everything) == ["perturbations", *(f"perturbations-{j}" for j in present)]
     few = replace(data, images=data.images[:1], labels=data.labels[:1], factors={})
     absent = (int(data.labels[0]) + 1) % 10
     with pytest.raises(DataError, match=f"shows class {absent}"):
-        c.picture("perturbations", model, Wish(capsules=(absent,)), few)
+        c.picture("perturbations", model, FigureOptions(capsules=(absent,)), few)
 
 
 def test_the_overview_takes_the_dimension_that_changes_most(single, monkeypatch):
@@ -121,13 +121,13 @@ def test_the_overview_takes_the_dimension_that_changes_most(single, monkeypatch)
     titles = []
     monkeypatch.setattr(c, "perturbed", lambda *_: strips)
     monkeypatch.setattr(c, "image_grid", lambda rows, *_: titles.append([title for title, _ in rows]) or b"")
-    c.picture("perturbations", model, Wish(capsules=(3,)), data)
+    c.picture("perturbations", model, FigureOptions(capsules=(3,)), data)
     assert ["3\ndimension 2"] in titles
 
 
 def test_coupling_maps_are_sums_over_the_children_of_a_place(single):
     model, data = single
-    images = data.shown(slice(0, 3))
+    images = data.model_input(slice(0, 3))
     with torch.no_grad():
         maps, ranked = c.coupling_maps(model, images)
         out = model(images, trace=True)
@@ -159,13 +159,13 @@ def test_the_first_is_red_the_second_green_and_both_are_yellow():
 
 def test_pairs_are_drawn_apart_and_wrong_ones_beside_their_labels(pairs):
     model, data = pairs
-    right = c.picture("multimnist", model, Wish(count=3), data, sure(model, data, data.labels.flip(-1)))
+    right = c.picture("multimnist", model, FigureOptions(count=3), data, sure(model, data, data.labels.flip(-1)))
     assert list(right) == ["multimnist"] and panels(right["multimnist"]) == 6 * 3
-    without = c.picture("multimnist", model, Wish(count=3), replace(data, parts=None))
+    without = c.picture("multimnist", model, FigureOptions(count=3), replace(data, components=None))
     assert panels(without["multimnist"]) == 5 * 3
     answers = data.labels.clone()
     answers[5, 0] = next(j for j in range(10) if j not in answers[5].tolist())
-    wrong = c.picture("multimnist", model, Wish(count=3), data, sure(model, data, answers))
+    wrong = c.picture("multimnist", model, FigureOptions(count=3), data, sure(model, data, answers))
     assert panels(wrong["multimnist-wrong"]) == 4
 
 
@@ -177,15 +177,17 @@ def test_answers_stand_where_their_labels_do():
 def test_labels_decide_what_can_be_drawn(single, pairs):
     assert c.kinds_of(single[1]) == ["reconstructions", "perturbations", "routing", "calibration"]
     assert c.kinds_of(pairs[1]) == ["perturbations", "routing", "multimnist"]
-    assert {"perturbations-3", "perturbations"} == set(c.picture("perturbations", pairs[0], Wish((3,)), pairs[1]))
+    assert {"perturbations-3", "perturbations"} == set(
+        c.picture("perturbations", pairs[0], FigureOptions((3,)), pairs[1])
+    )
     with pytest.raises(RecipeError, match="ask for: reconstructions"):
-        c.picture("multimnist", *single[:1], Wish(), single[1])
+        c.picture("multimnist", *single[:1], FigureOptions(), single[1])
     with pytest.raises(RecipeError, match="ask for: perturbations"):
-        c.picture("calibration", pairs[0], Wish(), pairs[1])
+        c.picture("calibration", pairs[0], FigureOptions(), pairs[1])
     with pytest.raises(RecipeError, match="did you mean 'routing'"):
-        c.picture("routin", single[0], Wish(), single[1])
+        c.picture("routin", single[0], FigureOptions(), single[1])
     with pytest.raises(ShapeError, match="0 to 9"):
-        c.picture("perturbations", single[0], Wish((10,)), single[1])
+        c.picture("perturbations", single[0], FigureOptions((10,)), single[1])
 
 
 @pytest.mark.parametrize("kind", c.FIGURES)
@@ -193,14 +195,14 @@ def test_all_images_are_looked_at_only_where_it_is_said(single, pairs, kind, mon
     model, data = pairs if kind == "multimnist" else single
     seen = []
     monkeypatch.setattr(figure_context, "class_capsules", lambda *given: seen.append(given) or class_capsules(*given))
-    c.picture(kind, model, Wish(count=1), data)
+    c.picture(kind, model, FigureOptions(count=1), data)
     assert len(seen) == (kind in c.FROM_ALL)
 
 
-def test_colour_and_crops_are_drawn(single):
+def test_color_and_crops_are_drawn(single):
     torch.manual_seed(0)
     images = torch.randint(0, 256, (6, 3, 20, 20), dtype=torch.uint8)
-    data = Dataset(images, torch.arange(6), 10, names=tuple("abcdefghij"), view=16, standardised=True)
+    data = Dataset(images, torch.arange(6), 10, names=tuple("abcdefghij"), view=16, standardized=True)
     model = made(data)
     for kind in c.kinds_of(data):
-        assert c.picture(kind, model, Wish(count=2), data)
+        assert c.picture(kind, model, FigureOptions(count=2), data)

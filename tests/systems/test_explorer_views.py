@@ -18,7 +18,7 @@ from torch.nn.functional import pad
 from support.model_checks import refusal
 from support.small_models import ROUTED, SMALL, SPEC, built, images
 from torchcaps.errors import DataError, RecipeError, ShapeError
-from torchcaps.explore import Subject, subject_of
+from torchcaps.explore import ExplorerView, explorer_view
 from torchcaps.layers import SharedCapsules
 from torchcaps.math.squash import squash
 from torchcaps.routing import EM, Dynamic, route
@@ -26,7 +26,7 @@ from torchcaps.systems import routing_trace
 from torchcaps.systems.capsnet.figures import maps_of, perturbed
 from torchcaps.systems.matrix.figures import histogram, vote_distances
 from torchcaps.systems.poe import generation
-from torchcaps.systems.sparse.figures import parts, swept
+from torchcaps.systems.sparse.figures import draw_capsules, swept
 from torchcaps.types import Batch, Capsules
 
 CONFIGS: dict[str, Any] = {
@@ -70,8 +70,8 @@ def kind(request) -> str:
     return request.param
 
 
-def subject_for(kind: str, examples: Tensor | None = EXAMPLES) -> Subject[Any]:
-    return subject_of(model_of(kind), ("a", "b", "c"), examples)
+def subject_for(kind: str, examples: Tensor | None = EXAMPLES) -> ExplorerView[Any]:
+    return explorer_view(model_of(kind), ("a", "b", "c"), examples)
 
 
 def layer_of(model: Any) -> Any:
@@ -94,7 +94,7 @@ def read(model: Any) -> Reading:
     """From the record of the model's own routing, or that of its W where it keeps none."""
     with torch.no_grad():
         if hasattr(model, "energy"):
-            x, W = model.look(IMAGE[None]).x, model.energy.W.detach()
+            x, W = model.infer(IMAGE[None]).x, model.energy.W.detach()
             _, info = route(Capsules(x, x.norm(dim=-1)), W, model.energy.config.routing, trace=True)
             return Reading(info.coupling[:, 0], x[0], x[0].norm(dim=-1), lambda i, j: W[i, j] @ x[0, i])
         out = model(IMAGE[None], trace=True)
@@ -123,14 +123,14 @@ def tensors(value: Any) -> list[Tensor]:
     return [x for part in value for x in tensors(part)] if isinstance(value, tuple | list) else []
 
 
-def answers(subject: Subject[Any]) -> list[Any]:
+def answers(subject: ExplorerView[Any]) -> list[Any]:
     """All that the page asks of an image."""
-    looked = subject.look(IMAGE)
+    looked = subject.infer(IMAGE)
     asked = [looked, subject.routing(IMAGE, looked.winner, (0, 3)), subject.limits(1, looked.pose[1])]
     if not subject.draws:
         return asked
-    pose = subject.sample(subject.wall(1, "empirical", 4).capsules[0], "empirical", 4)
-    return [*asked, subject.parts(IMAGE), subject.sweep(0, pose, 3), subject.wall(2, "empirical", 5)]
+    pose = subject.sample(subject.sample_grid(1, "empirical", 4).capsules[0], "empirical", 4)
+    return [*asked, subject.draw_each(IMAGE), subject.sweep(0, pose, 3), subject.sample_grid(2, "empirical", 5)]
 
 
 # --- Facts and looks ----------------------------------------------------------------------------------------
@@ -138,7 +138,7 @@ def answers(subject: Subject[Any]) -> list[Any]:
 
 def test_facts_are_those_of_the_model(kind):
     model = model_of(kind).train()
-    subject = subject_of(model, ("a", "b", "c"))
+    subject = explorer_view(model, ("a", "b", "c"))
     assert not model.training and subject.spec == SPEC and subject.kind == kind.partition("-")[0]
     with torch.no_grad():
         pose = model.encode(IMAGE[None]).pose
@@ -153,12 +153,12 @@ def test_facts_are_those_of_the_model(kind):
     assert subject.samples == bool(subject.domains)
     assert subject_for(kind).samples == subject.draws
     if by_class:
-        assert subject_of(model).names == ("0", "1", "2")
+        assert explorer_view(model).names == ("0", "1", "2")
 
 
 def test_look_is_the_models_own_answer(kind):
     subject = subject_for(kind)
-    model, looked = subject.model, subject.look(IMAGE)
+    model, looked = subject.model, subject.infer(IMAGE)
     with torch.no_grad():
         code = model.encode(IMAGE[None])
     torch.testing.assert_close(looked.activation, code.activation[0])
@@ -172,7 +172,7 @@ def test_look_is_the_models_own_answer(kind):
     else:
         assert looked.winner == int(generation.winners(model, IMAGE[None]))
     if not subject.draws:
-        assert looked.drawn is None and subject.parts(IMAGE) is None
+        assert looked.drawn is None and subject.draw_each(IMAGE) is None
         return
     with torch.no_grad():
         redrawn = model.reconstruct(code if kind.startswith("capsnet") else IMAGE[None])
@@ -190,7 +190,7 @@ def test_answers_are_finite_and_the_same_again(kind):
 def test_blank_images_are_looked_at_too(kind):
     subject = subject_for(kind, None)
     blank = torch.zeros(SPEC[:3])
-    found = [subject.look(blank), subject.routing(blank, 0)]
+    found = [subject.infer(blank), subject.routing(blank, 0)]
     assert all(bool(x.isfinite().all()) for x in tensors(found))
 
 
@@ -225,7 +225,7 @@ def sent(model: Any, reading: Reading, t: int, parent: int) -> list[float]:
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if not kind.startswith("sparse")])
 def test_the_winners_maps_are_those_of_the_figures(kind):
     subject = subject_for(kind)
-    found = subject.routing(IMAGE, subject.look(IMAGE).winner).maps
+    found = subject.routing(IMAGE, subject.infer(IMAGE).winner).maps
     if kind.startswith("poe"):
         figure = generation.routing(subject.model, IMAGE[None]).contribution
         torch.testing.assert_close(found[-1] / found[-1].max(), figure[0] / figure.max())
@@ -250,7 +250,7 @@ def test_activation_is_that_of_a_model_which_stops_there(kind):
             layer_of(shorter).routing = replace(layer_of(shorter).routing, iterations=t + 1)
         with torch.no_grad():
             torch.testing.assert_close(found[t], shorter.encode(IMAGE[None]).activation[0], rtol=1e-4, atol=1e-6)
-    torch.testing.assert_close(found[-1], subject.look(IMAGE).activation, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(found[-1], subject.infer(IMAGE).activation, rtol=1e-4, atol=1e-6)
 
 
 def test_coupling_entropy_and_agreement_are_the_routers(kind):
@@ -273,10 +273,10 @@ def test_votes_are_shown_on_their_two_principal_axes(kind):
     reading, parent = read(subject.model), 1
     found = subject.routing(IMAGE, parent, (0, 3))
     votes = torch.stack([reading.vote(i, parent) for i in range(subject.children)]).double()
-    centre = votes.mean(0)
-    axes = torch.linalg.svd(votes - centre).Vh[:2]
+    center = votes.mean(0)
+    axes = torch.linalg.svd(votes - center).Vh[:2]
     axes = torch.stack([axis if axis[axis.abs().argmax()] > 0 else -axis for axis in axes])
-    shown = [[float((vote - centre) @ axis) for axis in axes] for vote in votes]
+    shown = [[float((vote - center) @ axis) for axis in axes] for vote in votes]
     close = {"rtol": 1e-3, "atol": 1e-5}
     torch.testing.assert_close(found.chosen, torch.tensor([shown[0], shown[3]]), **close)
     torch.testing.assert_close(found.cloud, torch.tensor([shown[i] for i in found.index.tolist()]), **close)
@@ -287,7 +287,7 @@ def test_votes_are_shown_on_their_two_principal_axes(kind):
     else:
         c = reading.coupling[-1, :, parent].double()
         mean = sum(c[i] * votes[i] for i in range(len(c))) / float(c.sum())
-    torch.testing.assert_close(found.mean[-1].double(), axes @ (mean - centre), **close)
+    torch.testing.assert_close(found.mean[-1].double(), axes @ (mean - center), **close)
     assert found.mean.shape == (subject.iterations, 2)
 
 
@@ -332,8 +332,8 @@ def test_histograms_are_of_em_routing_alone(kind):
 
 def test_axes_have_one_sign_and_may_lack_a_second():
     points = torch.tensor([[3.0, 0.1], [-3.0, 0.1], [0.0, -0.4], [0.0, 0.2]])
-    centre, axes = routing_trace.plane(points)
-    torch.testing.assert_close(centre, torch.zeros(2).double())
+    center, axes = routing_trace.plane(points)
+    torch.testing.assert_close(center, torch.zeros(2).double())
     torch.testing.assert_close(axes, torch.eye(2).double())
     torch.testing.assert_close(routing_trace.plane(-points)[1], axes)
     assert routing_trace.plane(points[:, :1])[1].tolist() == [[1.0, 0.0]]
@@ -347,7 +347,7 @@ def test_axes_have_one_sign_and_may_lack_a_second():
 @pytest.mark.parametrize("kind", DRAWING)
 def test_a_pose_draws_what_the_model_draws_of_that_capsule_alone(kind):
     subject = subject_for(kind)
-    model, looked, each = subject.model, subject.look(IMAGE), subject.parts(IMAGE)
+    model, looked, each = subject.model, subject.infer(IMAGE), subject.draw_each(IMAGE)
     assert each.shape == (subject.capsules, *SPEC[:3])
     for j in range(subject.capsules):
         with torch.no_grad():
@@ -362,13 +362,13 @@ def test_a_pose_draws_what_the_model_draws_of_that_capsule_alone(kind):
         torch.testing.assert_close(each[j], wanted[0])
     if kind.startswith("sparse"):
         with torch.no_grad():
-            torch.testing.assert_close(each, parts(model, model.encode(IMAGE[None]).pose[0]).alone)
+            torch.testing.assert_close(each, draw_capsules(model, model.encode(IMAGE[None]).pose[0]).alone)
 
 
 @pytest.mark.parametrize("kind", DRAWING)
 def test_a_sweep_moves_each_number_from_limit_to_limit(kind):
     subject = subject_for(kind)
-    pose = subject.look(IMAGE).pose[1]
+    pose = subject.infer(IMAGE).pose[1]
     low, high = subject.limits(1, pose)
     found = subject.sweep(1, pose, steps=5)
     assert found.shape == (subject.dimension, 5, *SPEC[:3])
@@ -382,11 +382,11 @@ def test_a_sweep_moves_each_number_from_limit_to_limit(kind):
 
 def test_sweeps_are_those_of_the_papers_figures():
     capsnet = subject_for("capsnet")
-    pose = capsnet.look(IMAGE).pose[2]
+    pose = capsnet.infer(IMAGE).pose[2]
     torch.testing.assert_close(capsnet.sweep(2, pose, 11), perturbed(capsnet.model, pose, 2))
     torch.testing.assert_close(capsnet.sweep(2, pose)[:, 4], capsnet.draw(2, pose).expand(4, *SPEC[:3]))
     sparse = subject_for("sparse")
-    pose = sparse.look(IMAGE).pose
+    pose = sparse.infer(IMAGE).pose
     lone = torch.zeros_like(pose)
     lone[1] = pose[1]
     torch.testing.assert_close(sparse.sweep(1, pose[1], 11), swept(sparse.model, lone, 1).detach())
@@ -397,7 +397,7 @@ def test_sweeps_are_those_of_the_papers_figures():
 
 
 def test_a_capsule_that_no_image_taught_is_moved_over_a_standard_normal():
-    subject = subject_of(built(CONFIGS["poe"]))
+    subject = explorer_view(built(CONFIGS["poe"]))
     low, high = subject.limits(0, torch.zeros(4))
     assert low.tolist() == [-2.5] * 4 and high.tolist() == [2.5] * 4
     assert float(subject.limits(0, torch.full((4,), 3.0))[1].min()) == 3
@@ -409,9 +409,9 @@ def test_a_capsule_that_no_image_taught_is_moved_over_a_standard_normal():
 @pytest.mark.parametrize("kind", ["capsnet", "sparse", "sparse-matrix"])
 def test_empirical_poses_are_those_of_examples_that_the_capsule_wins(kind):
     subject = subject_for(kind)
-    looks = [subject.look(image) for image in EXAMPLES]
+    looks = [subject.infer(image) for image in EXAMPLES]
     won = {j: [x.pose[j] for x in looks if x.winner == j] for j in range(subject.capsules)}
-    wall = subject.wall(8, "empirical", 3)
+    wall = subject.sample_grid(8, "empirical", 3)
     assert wall.capsules == tuple(j for j, own in won.items() if own)
     assert wall.images.shape == (8, len(wall.capsules), *SPEC[:3])
     for column, j in enumerate(wall.capsules):
@@ -422,27 +422,27 @@ def test_empirical_poses_are_those_of_examples_that_the_capsule_wins(kind):
         torch.testing.assert_close(wall.images[2, column], subject.draw(j, rows[2]))
     for j in set(won) - set(wall.capsules):
         assert refusal(DataError, "wins none", lambda j=j: subject.sample(j, "empirical", 0))
-    subject = subject_of(subject.model, (), EXAMPLES[:1])
-    loser = (subject.look(EXAMPLES[0]).winner + 1) % subject.capsules
+    subject = explorer_view(subject.model, (), EXAMPLES[:1])
+    loser = (subject.infer(EXAMPLES[0]).winner + 1) % subject.capsules
     assert refusal(DataError, "wins none", lambda: subject.sample(loser, "empirical", 0))
 
 
 @pytest.mark.parametrize("domain", ["empirical", "complete", "restricted"])
 def test_experts_sample_their_own_domains(domain):
     subject = subject_for("poe")
-    wall = subject.wall(3, domain, 7)
+    wall = subject.sample_grid(3, domain, 7)
     assert wall.capsules == (0, 1, 2, 3) and wall.poses.shape == (3, 4, 4)
     own = generation.capsule_samples(subject.model, 3, domain, 7)
     torch.testing.assert_close(wall.images, own, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(subject.sample(2, domain, 7), wall.poses[0, 2])
-    assert not torch.equal(subject.wall(3, domain, 8).poses, wall.poses)
+    assert not torch.equal(subject.sample_grid(3, domain, 8).poses, wall.poses)
 
 
 def test_a_wall_has_twenty_capsules_at_most():
     torch.manual_seed(0)
-    subject = subject_of(replace(CONFIGS["poe"], capsules=23).build(SPEC))
+    subject = explorer_view(replace(CONFIGS["poe"], capsules=23).build(SPEC))
     subject.model.decoder.weight[:] = torch.arange(23)
-    assert subject.wall(1, "complete", 0).capsules == tuple(range(3, 23))
+    assert subject.sample_grid(1, "complete", 0).capsules == tuple(range(3, 23))
 
 
 # --- Errors -------------------------------------------------------------------------------------------------
@@ -463,12 +463,12 @@ def test_what_there_is_not_is_refused_in_one_line(kind):
             assert refusal(ShapeError, wanted, lambda ask=ask, n=length: ask(0, torch.zeros(n)))
     for child in (-1, subject.children):
         assert refusal(ShapeError, f"child {child}", lambda c=child: subject.routing(IMAGE, 0, (0, c)))
-    assert refusal(ShapeError, "this model wants", lambda: subject.look(torch.zeros(1, 5, 5)))
+    assert refusal(ShapeError, "this model wants", lambda: subject.infer(torch.zeros(1, 5, 5)))
     assert refusal(RecipeError, "at least 2", lambda: subject.sweep(0, pose, 1))
     assert refusal(RecipeError, "unknown domain", lambda: subject.sample(0, "complet", 0))
-    assert refusal(RecipeError, "unknown domain", lambda: subject.wall(2, "complet", 0))
+    assert refusal(RecipeError, "unknown domain", lambda: subject.sample_grid(2, "complet", 0))
     if subject.draws:
-        assert refusal(RecipeError, "1 to 8", lambda: subject.wall(9, "empirical", 0))
+        assert refusal(RecipeError, "1 to 8", lambda: subject.sample_grid(9, "empirical", 0))
     else:
         assert refusal(ShapeError, "no decoder", lambda: subject.draw(0, pose))
         assert refusal(ShapeError, "no decoder", lambda: subject.sweep(0, pose))
@@ -476,11 +476,11 @@ def test_what_there_is_not_is_refused_in_one_line(kind):
 
 
 def test_classes_have_one_name_each_or_none():
-    assert refusal(ShapeError, "2 names came for 3", lambda: subject_of(model_of("capsnet"), ("a", "b")))
+    assert refusal(ShapeError, "2 names came for 3", lambda: explorer_view(model_of("capsnet"), ("a", "b")))
 
 
 def test_other_models_cannot_be_explored():
-    text = refusal(RecipeError, "CNN cannot be explored", lambda: subject_of(built(SMALL["cnn"])))
+    text = refusal(RecipeError, "CNN cannot be explored", lambda: explorer_view(built(SMALL["cnn"])))
     assert all(name in text for name in ("CapsNet", "MatrixCaps", "SparseCaps", "SparseMatrixCaps", "PoE"))
 
 

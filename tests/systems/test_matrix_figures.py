@@ -16,7 +16,7 @@ from torchcaps.models import MatrixCaps, MatrixConfig, TinyMatrixConfig
 from torchcaps.routing import EM
 from torchcaps.systems import figure_context
 from torchcaps.systems.matrix import figures as m
-from torchcaps.systems.poe.figures import Wish
+from torchcaps.systems.poe.figures import FigureOptions
 
 CONFIG = replace(TinyMatrixConfig(), sizes=(4, 2, 3, 2), routing=EM(3, 0.1, damping=0.1))
 VARIANTS = {
@@ -30,7 +30,7 @@ VARIANTS = {
 def data() -> Dataset:
     make = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (9, 2, 16, 16), generator=make).byte()
-    return Dataset(images, torch.arange(9) % 3, 3, names=("car", "plane", "truck"), view=13, standardised=True)
+    return Dataset(images, torch.arange(9) % 3, 3, names=("car", "plane", "truck"), view=13, standardized=True)
 
 
 def made(data: Dataset, config: MatrixConfig = CONFIG) -> MatrixCaps:
@@ -42,7 +42,7 @@ def made(data: Dataset, config: MatrixConfig = CONFIG) -> MatrixCaps:
 def test_distances_are_those_of_each_vote_to_the_weighted_mean(data, name):
     """Votes and means from the record of the routing, child by child; damping keeps a part of the mean before."""
     model = made(data, VARIANTS[name])
-    images = data.shown(slice(0, 2))
+    images = data.model_input(slice(0, 2))
     with torch.no_grad():
         distances, share = m.vote_distances(model, images)
         out = model(images, trace=True)
@@ -97,14 +97,14 @@ def test_the_figures_look_as_far_as_the_votes_of_this_network_are(scale):
 
 
 def test_at_the_first_iteration_every_class_gets_an_equal_share(data):
-    _, share = m.vote_distances(made(data), data.shown(slice(0, 3)))
+    _, share = m.vote_distances(made(data), data.model_input(slice(0, 3)))
     torch.testing.assert_close(share[0], torch.full_like(share[0], 1 / 3))
     torch.testing.assert_close(share.sum(-1), torch.ones(share.shape[:3]))
 
 
 @pytest.mark.parametrize("kind", m.FIGURES)
 def test_every_figure_is_the_same_again_and_depends_on_the_model(data, kind):
-    model, wish = made(data), Wish(capsules=(2, 0), count=2, seed=1)
+    model, wish = made(data), FigureOptions(capsules=(2, 0), count=2, seed=1)
     drawn = m.picture(kind, model, wish, data)
     assert drawn and all(png.startswith(b"\x89PNG") for png in drawn.values())
     assert drawn == m.picture(kind, model, wish, data)
@@ -118,7 +118,7 @@ def test_every_figure_is_the_same_again_and_depends_on_the_model(data, kind):
 def test_votes_have_two_pictures_an_image_and_a_column_a_class(data, monkeypatch):
     shapes = []
     monkeypatch.setattr(m, "_sheet", lambda bars, reach, titles, label, log: shapes.append((*bars.shape, titles, log)))
-    drawn = m.picture("votes", made(data), Wish(capsules=(2, 0), count=3), data)
+    drawn = m.picture("votes", made(data), FigureOptions(capsules=(2, 0), count=3), data)
     rows = sorted({name.split("-")[1] for name in drawn})
     assert len(rows) == 3 and set(drawn) == {f"votes-{row}{end}" for row in rows for end in ("", "-all")}
     assert shapes[:2] == [
@@ -126,7 +126,7 @@ def test_votes_have_two_pictures_an_image_and_a_column_a_class(data, monkeypatch
         (3, 2, m.FAR_BINS, ["truck", "car"], True),
     ]
     shapes.clear()
-    m.picture("votes", made(data), Wish(count=1), data)
+    m.picture("votes", made(data), FigureOptions(count=1), data)
     assert [shape[1] for shape in shapes] == [3, 3]
 
 
@@ -138,15 +138,15 @@ def test_routing_is_drawn_for_two_classes_by_iteration(data, monkeypatch):
         return image_grid(rows, *more)
 
     monkeypatch.setattr(m, "image_grid", seen)
-    [png] = m.picture("routing", made(data), Wish(count=2), data).values()
+    [png] = m.picture("routing", made(data), FigureOptions(count=2), data).values()
     assert titles[0] == "image" and len(titles) == 1 + 2 * 3 and panels(png) > 0
 
 
 def test_wrong_wishes_are_one_line(data):
     with pytest.raises(RecipeError, match="did you mean 'votes'"):
-        m.picture("vote", made(data), Wish(), data)
+        m.picture("vote", made(data), FigureOptions(), data)
     with pytest.raises(ShapeError, match="0 to 2"):
-        m.picture("votes", made(data), Wish(capsules=(3,)), data)
+        m.picture("votes", made(data), FigureOptions(capsules=(3,)), data)
 
 
 def test_labels_decide_what_can_be_drawn(data, monkeypatch):
@@ -154,10 +154,10 @@ def test_labels_decide_what_can_be_drawn(data, monkeypatch):
     pairs = replace(data, labels=torch.stack([data.labels, (data.labels + 1) % 3], 1))
     assert m.kinds_of(pairs) == ["votes", "routing"]
     with pytest.raises(RecipeError, match=r"not drawn of labels \[9, 2\]; ask for: votes, routing"):
-        m.picture("calibration", made(data), Wish(), pairs)
+        m.picture("calibration", made(data), FigureOptions(), pairs)
     said = []
     monkeypatch.setattr(m, "_sheet", lambda bars, reach, titles, label, log: said.append(label))
-    m.picture("votes", made(data), Wish(count=9), pairs)
+    m.picture("votes", made(data), FigureOptions(count=9), pairs)
     assert set(said) == {"car, plane", "plane, truck", "truck, car"}
 
 
@@ -166,7 +166,7 @@ def test_all_images_are_looked_at_only_where_it_is_said(data, kind, monkeypatch)
     seen = []
     monkeypatch.setattr(m, "_sheet", lambda *_, log: b"")
     monkeypatch.setattr(figure_context, "class_capsules", lambda *given: seen.append(given) or class_capsules(*given))
-    m.picture(kind, made(data), Wish(count=1), data)
+    m.picture(kind, made(data), FigureOptions(count=1), data)
     assert len(seen) == (kind in m.FROM_ALL)
-    m.picture(kind, made(data), Wish(count=1), data, class_capsules(made(data), data))
+    m.picture(kind, made(data), FigureOptions(count=1), data, class_capsules(made(data), data))
     assert len(seen) == (kind in m.FROM_ALL)

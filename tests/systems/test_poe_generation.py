@@ -13,7 +13,7 @@ from torchcaps.evaluate.figures import pixels
 from torchcaps.math.squash import squash
 from torchcaps.models.poe import PoE, PoEConfig, pose_sampling
 from torchcaps.systems.poe import generation as g
-from torchcaps.systems.poe.figures import FIGURES, FROM_IMAGES, Wish, picture
+from torchcaps.systems.poe.figures import FIGURES, FROM_IMAGES, FigureOptions, picture
 from torchcaps.train import train
 from torchcaps.train.recipe import recipe_of
 from torchcaps.types import ImageSpec
@@ -32,8 +32,8 @@ def trained(folder, **energy) -> tuple[PoE, torch.Tensor]:
             "data": {"name": "glyphs", "train": 192, "test": 24, "size": 16},
             "model": {**SMALL, "energy": {**SMALL["energy"], **energy}},
             "train": {"epochs": 2.0, "batch": 32},
-            "optimiser": {"lr": 0.01},
-            "stages": {"capsules": {"optimiser": {"name": "SGD", "lr": 0.5}, "train": {"epochs": 4.0}}},
+            "optimizer": {"lr": 0.01},
+            "stages": {"capsules": {"optimizer": {"name": "SGD", "lr": 0.5}, "train": {"epochs": 4.0}}},
         }
     )
     model = train(recipe, folder, quiet=True).model.eval()
@@ -67,7 +67,7 @@ def test_samples_have_a_row_a_sample_and_a_column_a_capsule(uniform, domain):
 
 def pose_alone(model: PoE, capsule: int, n: int, seed: int) -> torch.Tensor:
     pose = torch.zeros(n, model.capsules, model.dimension)
-    pose[:, capsule] = pose_sampling.draw(model.decoder, capsule, n, "empirical", seed)
+    pose[:, capsule] = pose_sampling.sample_poses(model.decoder, capsule, n, "empirical", seed)
     return pose
 
 
@@ -174,7 +174,7 @@ def test_most_used_is_by_the_training_images(uniform):
 def test_routing_maps_by_loops(name, request):
     model, images = request.getfixturevalue(name)
     maps = g.routing(model, images)
-    seen, (h, w) = model.look(images), model.autoencoder.grid
+    seen, (h, w) = model.infer(images), model.autoencoder.grid
     assert maps.contribution.shape == (8, h, w)
     W = model.energy.W.detach()
     contribution, coupling = torch.zeros(8, h, w), torch.zeros(8, h, w)
@@ -190,13 +190,13 @@ def test_routing_maps_by_loops(name, request):
     assert (maps.coupling is None) == (name == "uniform")
     if maps.coupling is not None:
         torch.testing.assert_close(maps.coupling, coupling)
-        torch.testing.assert_close(maps.coupling.sum((1, 2)), torch.ones(8))  # normalised over the children
+        torch.testing.assert_close(maps.coupling.sum((1, 2)), torch.ones(8))  # normalized over the children
 
 
 @pytest.mark.parametrize("name", ["uniform", "routed"])
 def test_contributions_sum_to_the_winner_s_evidence(name, request):
     model, images = request.getfixturevalue(name)
-    seen = model.look(images)
+    seen = model.infer(images)
     winner = model.energy.winners(seen)
     z, bias = seen.z[torch.arange(8), winner], model.energy.bias[winner]
     torch.testing.assert_close(g.contributions(model, seen, winner).sum(-1).detach(), ((z - bias) * z).sum(-1))
@@ -250,7 +250,7 @@ def size_of(png: bytes) -> tuple[int, int]:
 @pytest.mark.parametrize("kind", FIGURES)
 def test_every_figure_is_a_png_and_the_same_again(routed, kind):
     model, images = routed
-    wish = Wish(capsules=(2, 0), count=2, seed=3)
+    wish = FigureOptions(capsules=(2, 0), count=2, seed=3)
     drawn = picture(kind, model, wish, images[:2])
     assert drawn and all(min(size_of(png)) > 50 for png in drawn.values())
     assert drawn == picture(kind, model, wish, images[:2])
@@ -258,41 +258,41 @@ def test_every_figure_is_a_png_and_the_same_again(routed, kind):
 
 def test_figures_show_what_is_wished(uniform):
     model, images = uniform
-    assert list(picture("sweeps", model, Wish((3, 1)))) == [
+    assert list(picture("sweeps", model, FigureOptions((3, 1)))) == [
         f"sweeps-{j}-{kind}" for j in (3, 1) for kind in ("axes", "numbers")
     ]
     used = g.most_used(model, 1)[0]
-    assert list(picture("sweeps", model, Wish())) == [f"sweeps-{used}-axes", f"sweeps-{used}-numbers"]
-    samples = {d: picture("samples", model, Wish(count=1, domain=d)) for d in ("complete", "restricted")}
+    assert list(picture("sweeps", model, FigureOptions())) == [f"sweeps-{used}-axes", f"sweeps-{used}-numbers"]
+    samples = {d: picture("samples", model, FigureOptions(count=1, domain=d)) for d in ("complete", "restricted")}
     assert list(samples["complete"]) == ["samples-complete"] and list(samples["restricted"]) == ["samples-restricted"]
     wide = size_of(samples["complete"]["samples-complete"])
-    narrow = size_of(picture("samples", model, Wish((1,), count=1, domain="complete"))["samples-complete"])
+    narrow = size_of(picture("samples", model, FigureOptions((1,), count=1, domain="complete"))["samples-complete"])
     assert wide[0] > narrow[0] and wide[1] == narrow[1]
-    assert set(picture("completion", model, Wish(), images[:1])) == {"completion", "completion-steps"}
+    assert set(picture("completion", model, FigureOptions(), images[:1])) == {"completion", "completion-steps"}
 
 
 def test_a_figure_from_images_says_so_without_any(uniform):
     model, images = uniform
     for kind in FROM_IMAGES:
         with pytest.raises(ShapeError, match="none came"):
-            picture(kind, model, Wish())
+            picture(kind, model, FigureOptions())
     with pytest.raises(ShapeError, match="needs 2 images"):
-        picture("interpolation", model, Wish(), images[:1])
+        picture("interpolation", model, FigureOptions(), images[:1])
     with pytest.raises(RecipeError, match="did you mean 'samples'"):
-        picture("sample", model, Wish())
+        picture("sample", model, FigureOptions())
     with pytest.raises(RecipeError, match="two capsules"):
-        picture("pairs", model, Wish((1,)))
+        picture("pairs", model, FigureOptions((1,)))
     with pytest.raises(ShapeError, match="capsule 9"):
-        picture("routing", model, Wish((9,)), images)
+        picture("routing", model, FigureOptions((9,)), images)
 
 
-def test_colour_stays_colour_and_two_channels_become_grey():
+def test_color_stays_color_and_two_channels_become_gray():
     x = torch.rand(2, 3, 4, 5)
     assert torch.equal(pixels(x)[1, 2, 3], x[1, :, 2, 3])
     torch.testing.assert_close(pixels(x[:, :2])[1, 2, 3], (x[1, 0, 2, 3] + x[1, 1, 2, 3]) / 2)
 
 
-def test_a_colour_model_draws_colour():
+def test_a_color_model_draws_color():
     from torchcaps.config import from_dict
 
     torch.manual_seed(0)
@@ -300,4 +300,4 @@ def test_a_colour_model_draws_colour():
     model, images = config.build(ImageSpec(3, 16, 16, 10)).eval(), torch.rand(2, 3, 16, 16)
     assert g.capsule_samples(model, 2).shape == (2, 4, 3, 16, 16)
     for kind in ("samples", "completion", "routing", "reconstructions"):
-        assert all(min(size_of(png)) > 50 for png in picture(kind, model, Wish(count=1), images).values())
+        assert all(min(size_of(png)) > 50 for png in picture(kind, model, FigureOptions(count=1), images).values())

@@ -13,17 +13,17 @@ from torchcaps.config import to_dict
 from torchcaps.data import MnistConfig
 from torchcaps.errors import RecipeError, TrainingError
 from torchcaps.evaluate.baselines import fit_kmeans, fit_local_pca
-from torchcaps.evaluate.reference_classifier import judge_probabilities
-from torchcaps.evaluate.sample_metrics import cross_capsule_cka, judge_samples
+from torchcaps.evaluate.reference_classifier import reference_probabilities
+from torchcaps.evaluate.sample_metrics import cross_capsule_cka, sample_confidence
 from torchcaps.math.squash import squash
 from torchcaps.models import CNN, CNNConfig
 from torchcaps.systems import evaluate_runs, evaluation
 from torchcaps.systems.poe import metrics as poe_metrics
-from torchcaps.systems.poe.metrics import CONTROLS, SAMPLES, Experts, chosen, material_of, measure
+from torchcaps.systems.poe.metrics import CONTROLS, SAMPLES, PoEEncoder, build_evaluation_data, measure, select_controls
 from torchcaps.systems.report import rows_of, text_table
 from torchcaps.train import Recipe, load, load_run, train
-from torchcaps.train.recipe import OptimiserConfig, recipe_of
-from torchcaps.train.train_state import set_up
+from torchcaps.train.recipe import OptimizerConfig, recipe_of
+from torchcaps.train.train_state import build_training
 from torchcaps.types import ImageSpec
 
 METRICS = [
@@ -42,8 +42,8 @@ def experts(**over) -> Recipe:
     }  # fmt: skip
     base = {
         "name": "experts", "data": {"name": "glyphs", "train": 256, "test": 64, "size": 16}, "model": model,
-        "train": {"epochs": 2.0, "batch": 32}, "optimiser": {"lr": 0.01},
-        "stages": {"capsules": {"optimiser": {"name": "SGD", "lr": 0.2, "options": {"momentum": 0.9}}}},
+        "train": {"epochs": 2.0, "batch": 32}, "optimizer": {"lr": 0.01},
+        "stages": {"capsules": {"optimizer": {"name": "SGD", "lr": 0.2, "options": {"momentum": 0.9}}}},
     }  # fmt: skip
     return recipe_of({**base, **over})
 
@@ -74,7 +74,9 @@ def result(shelf):
 def material(shelf):
     torch.manual_seed(0)
     model = load(shelf / "s0")
-    return material_of(model, experts().data.load(), CNN(CNNConfig(widths=(4,), hidden=(6,)), model.spec).eval())
+    return build_evaluation_data(
+        model, experts().data.load(), CNN(CNNConfig(widths=(4,), hidden=(6,)), model.spec).eval()
+    )
 
 
 def test_every_row_has_every_metric(result):
@@ -119,9 +121,9 @@ def test_controls_stand_on_the_autoencoder_of_the_run_and_train_a_quarter_as_lon
         control = load_run(shelf / "s0" / "controls" / name)
         assert control.recipe.name == f"experts-{mode}" and control.recipe.model.energy.mode == mode
         was, now = own.recipe.stages["capsules"], control.recipe.stages["capsules"]
-        optimiser = OptimiserConfig("SGD", 2 / 4, {"momentum": 0.9}) if name == "paper" else was.optimiser
+        optimizer = OptimizerConfig("SGD", 2 / 4, {"momentum": 0.9}) if name == "paper" else was.optimizer
         quarter = replace(was.train, epochs=was.train.epochs / 4)
-        assert now == replace(was, optimiser=optimiser, train=quarter)
+        assert now == replace(was, optimizer=optimizer, train=quarter)
         steps = round(was.train.epochs * 8)
         assert control.step == own.step - 16 - (steps - round(quarter.epochs * 8))  # without the autoencoder's
         states = own.model.autoencoder.state_dict(), control.model.autoencoder.state_dict()
@@ -143,20 +145,20 @@ def test_a_control_of_another_autoencoder_is_refused(shelf, result, material):
 
 
 def test_the_run_s_numbers_are_those_of_the_model_itself(material):
-    model, row = material.model, measure(Experts(material.model), material)
+    model, row = material.model, measure(PoEEncoder(material.model), material)
     with torch.no_grad():
         pixels = material.images
-        capsules_, seen = model.encode(pixels), model.look(pixels)
+        capsules_, seen = model.encode(pixels), model.infer(pixels)
         samples = torch.stack([model.sample(j, SAMPLES, "empirical", 0) for j in range(4)])
         assert row["bottleneck_mse"] == pytest.approx(float((model.reconstruct(pixels) - pixels).square().mean()), 1e-5)
         assert row["tied_mse"] == pytest.approx(float((model.reconstruct_tied(pixels) - pixels).square().mean()), 1e-5)
         drawn = model.draw(model.features(pixels))
         assert row["autoencoder_mse"] == pytest.approx(float((drawn - pixels).square().mean()), 1e-5)
         assert row["cka"] == pytest.approx(cross_capsule_cka(squash(seen.z)), 1e-4)
-        assert torch.allclose(Experts(model).codes(material.features), capsules_.pose, atol=1e-6)
-        verdicts = judge_probabilities(material.judge, samples.flatten(0, 1)).view(4, SAMPLES, -1)
+        assert torch.allclose(PoEEncoder(model).codes(material.features), capsules_.pose, atol=1e-6)
+        verdicts = reference_probabilities(material.judge, samples.flatten(0, 1)).view(4, SAMPLES, -1)
     assert verdicts.shape[:2] == (4, 50)
-    assert {name: row[name] for name in METRICS[:3]} == judge_samples(verdicts)
+    assert {name: row[name] for name in METRICS[:3]} == sample_confidence(verdicts)
 
 
 class Knows:
@@ -217,16 +219,16 @@ def test_a_subject_that_knows_the_classes_has_known_numbers(material):
 def test_random_weights_are_the_initial_ones_times_a_number(material):
     recipe = experts()
     model = poe_metrics._random(recipe, material).model
-    start = set_up(replace(recipe, model=model.config), material.model.spec).model.energy.W
+    start = build_training(replace(recipe, model=model.config), material.model.spec).model.energy.W
     ratio = model.energy.W / start
     assert torch.allclose(ratio, ratio.mean(), rtol=1e-4) and model.energy.mask is None
-    z = model.energy.look(model.energy.visible(material.fitted)).z
+    z = model.energy.infer(model.energy.visible(material.fitted)).z
     assert float(z.square().sum(-1).mean()) == pytest.approx(1, abs=1e-4)
     assert torch.allclose(model.energy.offset, material.fitted.mean(0), atol=1e-4)
     again = poe_metrics._random(recipe, material).model
     assert torch.equal(model.energy.W, again.energy.W) and torch.equal(model.decoder.U, again.decoder.U)
     with torch.no_grad():  # least squares do better on what they were fitted to than the mean does
-        rebuilt = model.decoder(model.energy.look(model.energy.visible(material.fitted)).hidden)
+        rebuilt = model.decoder(model.energy.infer(model.energy.visible(material.fitted)).hidden)
         spread = material.fitted - material.fitted.mean(0)
         assert (rebuilt - material.fitted).square().mean() < 0.9 * spread.square().mean()
 
@@ -234,17 +236,17 @@ def test_random_weights_are_the_initial_ones_times_a_number(material):
 def test_views_of_rivals_have_no_gate(material):
     f = material.features
     local = fit_local_pca(material.fitted.flatten(1), 4, 4)
-    views = poe_metrics._RivalOf(local, material.model).views(f)
+    views = poe_metrics._BaselineEncoder(local, material.model).views(f)
     winners, codes = local.winners(f.flatten(1)), local.codes(f.flatten(1))
     rows = torch.arange(len(f))
     assert torch.allclose(views[rows, winners], codes[rows, winners], atol=1e-4)
     assert (views != 0).any(-1).all() and views.shape == codes.shape
     means = fit_kmeans(material.fitted.flatten(1), 4, 4)
-    assert poe_metrics._RivalOf(means, material.model).views(f).shape == (len(f), 4, 1)
+    assert poe_metrics._BaselineEncoder(means, material.model).views(f).shape == (len(f), 4, 1)
 
 
 def test_images_bounds_what_is_measured_and_the_sample_is_fixed(shelf, material):
-    few = material_of(material.model, experts().data.load(), material.judge, images=10)
+    few = build_evaluation_data(material.model, experts().data.load(), material.judge, images=10)
     assert few.features.shape[0] == 10 and torch.equal(few.images, material.images[:10])
     assert len(few.real) == 64 and len(few.fitted) == 256
     assert evaluate_runs([shelf / "s0"], images=10, only=()).controls.keys() == {"real images"}
@@ -253,13 +255,17 @@ def test_images_bounds_what_is_measured_and_the_sample_is_fixed(shelf, material)
 
 
 def test_names_of_controls_are_checked_before_any_work(monkeypatch, shelf):
-    assert chosen(None) == CONTROLS and chosen(["RBM", "paper"]) == ("paper", "RBM") and chosen([]) == ()
+    assert (
+        select_controls(None) == CONTROLS
+        and select_controls(["RBM", "paper"]) == ("paper", "RBM")
+        and select_controls([]) == ()
+    )
     with pytest.raises(RecipeError, match="did you mean 'local PCA'"):
         evaluate_runs([shelf / "s0"], only=["locl PCA"])
     monkeypatch.setitem(sys.modules, "sklearn", None)
-    assert chosen(["PCA", "paper"]) == ("paper", "PCA")
+    assert select_controls(["PCA", "paper"]) == ("paper", "PCA")
     with pytest.raises(RecipeError, match="scikit-learn"):
-        chosen(None)
+        select_controls(None)
 
 
 def test_a_run_of_another_recipe_is_a_row_and_the_run_itself_is_none(shelf, tmp_path):

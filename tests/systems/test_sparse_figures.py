@@ -14,11 +14,11 @@ from support.tiny_recipe import tiny
 from torchcaps.data import Dataset
 from torchcaps.errors import DataError, RecipeError, ShapeError
 from torchcaps.models import CapsNet, Model, SparseCaps, SparseConfig
-from torchcaps.models.sparse import Competitors
+from torchcaps.models.sparse import SparseModel
 from torchcaps.models.sparse_matrix import SparseMatrixConfig
-from torchcaps.systems.poe.figures import Wish
+from torchcaps.systems.poe.figures import FigureOptions
 from torchcaps.systems.sparse import figures as s
-from torchcaps.train.train_state import set_up
+from torchcaps.train.train_state import build_training
 
 SIZES: dict[str, Any] = {
     "capsules": 5, "dimension": 4, "channels": 4, "kernel": 5, "types": 2, "type_dimension": 4, "primary_kernel": 5,
@@ -41,8 +41,8 @@ def data() -> Dataset:
     return tiny().data.load().test
 
 
-def scene(data: Dataset, model: Any = None, **wish: Any) -> s.Scene:
-    return s.Scene(model or made(data), Wish(**wish), data)
+def scene(data: Dataset, model: Any = None, **wish: Any) -> s.SparseFigureContext:
+    return s.SparseFigureContext(model or made(data), FigureOptions(**wish), data)
 
 
 @pytest.fixture
@@ -62,9 +62,9 @@ def shown(monkeypatch) -> list[Any]:
 def test_parts_are_decoded_from_one_capsule_and_from_all_others(data, sparse):
     model = made(data, sparse=sparse)
     with torch.no_grad():
-        pose = model.encode(data.shown(slice(3, 4))).pose[0]
-        drawn = s.parts(model, pose)
-        torch.testing.assert_close(drawn.together, model.reconstruct(data.shown(slice(3, 4))))
+        pose = model.encode(data.model_input(slice(3, 4))).pose[0]
+        drawn = s.draw_capsules(model, pose)
+        torch.testing.assert_close(drawn.together, model.reconstruct(data.model_input(slice(3, 4))))
         torch.testing.assert_close(drawn.none, model.decode(torch.zeros(1, 5, 4)))
         for j in range(5):
             alone, without = torch.zeros(1, 5, 4), pose.clone().unsqueeze(0)
@@ -87,7 +87,7 @@ def test_notes_say_each_capsule_s_rank_and_the_change_it_makes(data, monkeypatch
     [name] = s.picture("parts", scene(data, model, count=1, capsules=(2, 0)))
     row = int(name.removeprefix("parts-"))
     rows, _, notes = grids[0]
-    out = model(data.shown(slice(row, row + 1)))
+    out = model(data.model_input(slice(row, row + 1)))
     assert notes[1] == [f"capsule {j}\nrank {out.ranks[0, j]}" for j in (2, 0)]
     torch.testing.assert_close(rows[0][1][0], data.images[row, 0].float() / 255)
     for n, said in enumerate(notes[3]):
@@ -102,16 +102,16 @@ def test_ranking_is_that_of_each_image_by_itself(data, batch):
     model.mask.boost.copy_(torch.tensor([1.0, 1.4, 1.0, 1.2, 1.0]))
     found = s.ranking(model, data, batch)
     for n in range(len(data)):
-        out = model(data.shown(slice(n, n + 1)))
+        out = model(data.model_input(slice(n, n + 1)))
         torch.testing.assert_close(found.support[n], out.support[0])
         assert found.ranks[n].tolist() == out.ranks[0].tolist()
     assert not torch.equal(found.ranks.argmin(-1), found.support.argmax(-1))  # the mask ranks what is boosted
 
 
 def test_the_support_of_a_supervised_capsnet_is_read_in_the_same_way(data):
-    model = set_up(tiny(), data.spec).model.eval()
+    model = build_training(tiny(), data.spec).model.eval()
     assert isinstance(model, CapsNet)
-    found, out = s.ranking(model, data), model(data.shown(slice(0, 2)))
+    found, out = s.ranking(model, data), model(data.model_input(slice(0, 2)))
     coupling, (h, w, types) = out.info.coupling[-1], out.primary.activation.shape[1:]
     for b in range(2):
         for j in range(10):
@@ -141,7 +141,7 @@ def test_rank_frequency_counts_images(data):
 
 
 def test_ranked_has_a_curve_a_run(data, shown):
-    dense, capsnet = made(data, sparse=False), set_up(tiny(), data.spec).model
+    dense, capsnet = made(data, sparse=False), build_training(tiny(), data.spec).model
     few = replace(data, images=data.images[:9], labels=data.labels[:9], factors={})
     beside = {"dense": (dense, data), "supervised": (capsnet, few)}
     s.picture("ranked", replace(scene(data), name="sparse", beside=beside))
@@ -169,7 +169,7 @@ def test_frequencies_have_a_curve_a_capsule_and_count_those_in_the_band(data, sh
 def test_swept_sets_one_number_at_a_time(data, frames):
     model = made(data, frames=frames)
     with torch.no_grad():
-        pose = model.encode(data.shown(slice(0, 1))).pose[0]
+        pose = model.encode(data.model_input(slice(0, 1))).pose[0]
         pose[2] = torch.tensor([0.1, -0.2, 0.5, 0.3])
         drawn = s.swept(model, pose, 2)
         assert drawn.shape == (4, 11, 1, 16, 16)
@@ -235,12 +235,12 @@ def with_em(data: Dataset) -> Model:
 @pytest.mark.parametrize("kind", s.FIGURES)
 @pytest.mark.parametrize("build", [made, with_em])
 def test_every_figure_is_the_same_again_and_depends_on_the_model(data, kind, build):
-    """Stereo pairs that are cropped and standardised, whatever routes them."""
+    """Stereo pairs that are cropped and standardized, whatever routes them."""
     make = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (20, 2, 18, 18), generator=make).byte()
-    pairs = Dataset(images, torch.arange(20) % 3, 3, view=16, standardised=True)
+    pairs = Dataset(images, torch.arange(20) % 3, 3, view=16, standardized=True)
     model = build(pairs)
-    assert isinstance(model, Competitors)
+    assert isinstance(model, SparseModel)
     drawn = s.picture(kind, scene(pairs, model, count=2, seed=1))
     assert drawn and all(png.startswith(b"\x89PNG") for png in drawn.values())
     assert drawn == s.picture(kind, scene(pairs, model, count=2, seed=1))
@@ -250,11 +250,11 @@ def test_every_figure_is_the_same_again_and_depends_on_the_model(data, kind, bui
     assert s.picture(kind, scene(pairs, model, count=2, seed=1)) != drawn
 
 
-def test_standardised_images_are_drawn_with_their_own_light(data):
+def test_standardized_images_are_drawn_with_their_own_light(data):
     even = torch.cat([data.images[:5], torch.full_like(data.images[:1], 90)])
-    level = Dataset(even, data.labels[:6], 10, standardised=True)
+    level = Dataset(even, data.labels[:6], 10, standardized=True)
     for row in range(6):
-        found = scene(level).levels(level.shown(slice(row, row + 1)), row)
+        found = scene(level).levels(level.model_input(slice(row, row + 1)), row)
         torch.testing.assert_close(found, even[row : row + 1].float() / 255, rtol=1e-4, atol=1e-5)
     assert scene(data).levels(torch.tensor([-1.0, 0.3, 2.0]), 0).tolist() == pytest.approx([0.0, 0.3, 1.0])
 
@@ -264,4 +264,4 @@ def test_wrong_wishes_are_one_line(data):
         s.picture("rankd", scene(data))
     with pytest.raises(ShapeError, match="0 to 4"):
         scene(data, capsules=(5,))
-    assert not isinstance(set_up(tiny(), data.spec).model, Competitors)
+    assert not isinstance(build_training(tiny(), data.spec).model, SparseModel)

@@ -13,7 +13,7 @@ from torchcaps.config import flatten, to_dict
 from torchcaps.data import Dataset, GlyphsConfig, MnistConfig, Splits
 from torchcaps.errors import RecipeError
 from torchcaps.evaluate.results import Result
-from torchcaps.evaluate.svm_probe import AFFNIST, Material, fit_svm, material_of
+from torchcaps.evaluate.svm_probe import AFFNIST, ProbeData, build_probe_data, fit_svm
 from torchcaps.models import MODELS, SmallSparseConfig, SparseConfig
 from torchcaps.systems import evaluate_runs
 from torchcaps.systems.papers import SPARSE_STEPS, budget_note, paper_numbers, paper_tables
@@ -85,14 +85,14 @@ def test_every_row_has_what_can_be_asked_of_it(result):
 
 
 def test_a_row_is_what_the_read_out_says_of_the_masked_capsules(shelf, result):
-    model, m = load(shelf / "s1"), material_of(recipe(), 60)
+    model, m = load(shelf / "s1"), build_probe_data(recipe(), 60)
     with torch.no_grad():
-        codes = {name: model.encode(data.shown()).pose for name, data in m.sets.items()}
-        ranks = model(m.sets["test"].shown()).ranks
+        codes = {name: model.encode(data.model_input()).pose for name, data in m.sets.items()}
+        ranks = model(m.sets["test"].model_input()).ranks
     svm = fit_svm(codes["train"], m.sets["train"].labels)
     assert result.metrics["glyphs_svm"][1] == svm.accuracy(codes["test"], m.sets["test"].labels)
     winners = torch.tensor([row.index(0) for row in ranks.tolist()])
-    assert torch.equal(capsules(model)(m.sets["test"].shown()).groups, winners)
+    assert torch.equal(capsules(model)(m.sets["test"].model_input()).groups, winners)
     assert result.metrics["purity"][1] == pytest.approx(purity_by_loops(winners, m.sets["test"].labels))
 
 
@@ -105,7 +105,7 @@ def purity_by_loops(groups: torch.Tensor, labels: torch.Tensor) -> float:
 
 
 def test_capsules_in_the_band_by_loops(shelf):
-    model, images = load(shelf / "s0"), material_of(recipe(), 60).shown
+    model, images = load(shelf / "s0"), build_probe_data(recipe(), 60).shown
     with torch.no_grad():
         firsts = [row.index(0) for row in model(images).ranks.tolist()]
     low, high = 0.64 / 4, 1.6 / 4
@@ -117,9 +117,9 @@ def test_capsules_in_the_band_by_loops(shelf):
     assert in_band(model, images) == 0
 
 
-def knows(m: Material, told: dict[str, torch.Tensor]):
+def knows(m: ProbeData, told: dict[str, torch.Tensor]):
     """A look that finds an image among those of the sets, and says what it was told of it, below 16."""
-    known = torch.cat([data.shown().flatten(1) for data in m.sets.values()])
+    known = torch.cat([data.model_input().flatten(1) for data in m.sets.values()])
     said = torch.cat([told[name] for name in m.sets])
 
     def look(images: torch.Tensor) -> Seen:
@@ -129,12 +129,12 @@ def knows(m: Material, told: dict[str, torch.Tensor]):
     return look
 
 
-def told_of(look: Look, m: Material) -> dict[str, float]:
+def told_of(look: Look, m: ProbeData) -> dict[str, float]:
     return measure(see_all(look, m), m)
 
 
 def test_who_knows_the_classes_has_known_numbers():
-    m = material_of(recipe(), 60)
+    m = build_probe_data(recipe(), 60)
     row = told_of(knows(m, {name: data.labels for name, data in m.sets.items()}), m)
     assert row.pop("argmax_nmi_place") < 0.8
     assert row == dict.fromkeys(["glyphs_svm", *READERS, "argmax_nmi", "purity"], pytest.approx(1.0))
@@ -144,7 +144,7 @@ def test_who_knows_the_classes_has_known_numbers():
 
 def test_who_knows_the_places_has_a_known_number_too():
     """Sixteen fields by loops: the images of a quarter of the rows and of a quarter of the columns."""
-    m = material_of(recipe(), 60)
+    m = build_probe_data(recipe(), 60)
     quarters = []
     for name in ("y", "x"):
         order = sorted(range(40), key=m.sets["test"].factors[name].tolist().__getitem__)
@@ -160,22 +160,22 @@ def test_an_untrained_network_that_is_ranked_relatively_knows_what_is_usual(tmp_
     relative = recipe("few", model={"relative": True})
     train(relative, tmp_path / "r", quiet=True)
     found = evaluate_runs([tmp_path / "r"], only=["untrained"], images=60).controls["untrained"]
-    m, fresh = material_of(relative, 60), create(relative).eval()
+    m, fresh = build_probe_data(relative, 60), create(relative).eval()
     with torch.no_grad():
-        usual, psi = fresh(m.shown).support.mean(0), fresh(m.sets["test"].shown()).support
+        usual, psi = fresh(m.shown).support.mean(0), fresh(m.sets["test"].model_input()).support
     assert found["purity"] == [pytest.approx(purity_by_loops((psi / usual).argmax(-1), m.sets["test"].labels))]
 
 
 def test_before_the_mask_the_read_out_sees_all_capsules(shelf, result):
-    model, m = load(shelf / "s1"), material_of(recipe(), 60)
+    model, m = load(shelf / "s1"), build_probe_data(recipe(), 60)
     with torch.no_grad():
-        codes = {name: model(data.shown()).latent.pose for name, data in m.sets.items()}
+        codes = {name: model(data.model_input()).latent.pose for name, data in m.sets.items()}
     svm = fit_svm(codes["train"], m.sets["train"].labels)
     row = result.controls["before the mask"]
     assert row["glyphs_svm"][1] == svm.accuracy(codes["test"], m.sets["test"].labels)
     assert any(row[name] != result.metrics[name] for name in ("glyphs_svm", *READERS)), "it reads another code"
     with torch.no_grad():
-        seen = capsules(model)(m.sets["test"].shown()).before()
+        seen = capsules(model)(m.sets["test"].model_input()).before()
     assert torch.equal(seen.codes, codes["test"]) and (seen.codes != 0).any(-1).all() and seen.groups is None
 
 
@@ -187,7 +187,7 @@ def test_protocols_learn_and_are_tested_on_what_their_names_say():
         "affnist": replace(digits.train, images=digits.train.images.flip(-1), factors={}),
         "affnist test": replace(digits.test, images=digits.test.images.flip(-1), factors={}),
     }  # fmt: skip
-    m = Material(sets, AFFNIST, "affnist_svm_a", torch.zeros(1, 1, 16, 16))
+    m = ProbeData(sets, AFFNIST, "affnist_svm_a", torch.zeros(1, 1, 16, 16))
     told = {name: (data.labels + name.startswith("aff")) % 10 for name, data in sets.items()}
     row = told_of(knows(m, told), m)
     assert row["mnist_svm"] == row["affnist_svm_a"] == row["knn"] == row["purity"] == 1
@@ -275,7 +275,7 @@ def changed(name: str, base: str) -> dict[str, object]:
 def test_paper_size_recipes_have_the_settings_of_the_authors():
     told = load_recipe("sparse-affnist")
     assert told.model == SparseConfig() and total_steps(told, 60_000) == 29_952
-    assert (told.optimiser.name, told.optimiser.lr, told.train.batch, told.train.max_shift) == ("Adam", 1e-3, 128, 6)
+    assert (told.optimizer.name, told.optimizer.lr, told.train.batch, told.train.max_shift) == ("Adam", 1e-3, 128, 6)
     assert told.schedule.name == "StepLR" and told.schedule.options == {"step_size": 2000, "gamma": 0.96}
     data = to_dict(told)["data"]
     assert (data["train_on"], data["size"], data["validation"]) == ("mnist", 40, 0)

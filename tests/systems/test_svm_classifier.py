@@ -9,8 +9,8 @@ import torch
 
 from support.tiny_recipe import tiny
 from torchcaps.errors import RecipeError
-from torchcaps.evaluate.svm_probe import fit_svm, material_of
-from torchcaps.systems.sparse.svm_classifier import STEEP, ReadOut, load_readable, with_reader
+from torchcaps.evaluate.svm_probe import build_probe_data, fit_svm
+from torchcaps.systems.sparse.svm_classifier import STEEP, SVMClassifier, load_classifier_or_sparse, with_svm
 from torchcaps.train import Recipe, load, train
 
 SPARSE: dict[str, Any] = {
@@ -41,7 +41,7 @@ def machine(classes: list[int], n: int = 90, seed: int = 0):
 
 def test_scores_are_soft_counts_of_won_pairs(folder):
     svm, codes = machine([0, 1, 4, 9])
-    reader = ReadOut(load(folder), svm)
+    reader = SVMClassifier(load(folder), svm)
     scores = reader.read(codes)
     assert scores.shape == (25, 10) and torch.allclose(scores.sum(1), torch.ones(25), atol=1e-5)
     assert (scores[:, [2, 3, 5, 6, 7, 8]] == 0).all()
@@ -60,17 +60,17 @@ def test_scores_are_soft_counts_of_won_pairs(folder):
 
 def test_scores_have_the_gradient_that_differences_say(folder):
     svm, codes = machine([0, 2, 5])
-    reader = ReadOut(load(folder), svm).double()
+    reader = SVMClassifier(load(folder), svm).double()
     assert torch.autograd.gradcheck(reader.read, codes[:3].double().requires_grad_())
 
 
 def test_a_run_without_labels_becomes_a_classifier(folder):
-    run, m = with_reader(load_readable(folder)), material_of(recipe())
-    assert run.recipe.name == "few" and run.model.classifies and not run.model.training
-    images = m.sets["test"].shown()
+    run, m = with_svm(load_classifier_or_sparse(folder)), build_probe_data(recipe())
+    assert run.recipe.name == "few" and run.model.is_classifier and not run.model.training
+    images = m.sets["test"].model_input()
     network = load(folder)
     with torch.no_grad():
-        codes = {name: network.encode(data.shown()).pose for name, data in m.sets.items()}
+        codes = {name: network.encode(data.model_input()).pose for name, data in m.sets.items()}
         scores = run.model.scores(images)
     told = fit_svm(codes["train"], m.sets["train"].labels).predict(codes["test"])
     assert (scores.argmax(1) == told).float().mean() >= 0.8
@@ -80,4 +80,4 @@ def test_a_run_without_labels_becomes_a_classifier(folder):
 def test_without_scikit_learn_nothing_is_read(folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.svm", None)
     with pytest.raises(RecipeError, match="scikit-learn"):
-        load_readable(folder)
+        load_classifier_or_sparse(folder)

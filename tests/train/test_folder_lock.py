@@ -12,7 +12,7 @@ from support.tiny_recipe import tiny
 from torchcaps.errors import TrainingError
 from torchcaps.train import train
 from torchcaps.train.run import Run
-from torchcaps.utils.files import sole_owner
+from torchcaps.utils.files import folder_lock
 
 pytest.importorskip("fcntl", reason="this system has no locks on folders")
 
@@ -35,7 +35,10 @@ def test_a_folder_that_is_trained_into_is_refused_in_one_line_and_nothing_change
     train(recipe, tmp_path / "run", quiet=True)
     before = contents(tmp_path / "run")
     longer = tiny(train={"epochs": 1.0})
-    with sole_owner(tmp_path / "run"), pytest.raises(TrainingError, match="another process is training into") as caught:
+    with (
+        folder_lock(tmp_path / "run"),
+        pytest.raises(TrainingError, match="another process is training into") as caught,
+    ):
         train(longer, tmp_path / "run", resume=True, quiet=True)
     assert "\n" not in str(caught.value)
     assert contents(tmp_path / "run") == before
@@ -44,7 +47,7 @@ def test_a_folder_that_is_trained_into_is_refused_in_one_line_and_nothing_change
 
 @pytest.mark.parametrize("resume", [False, True])
 def test_a_training_that_came_and_went_since_the_folder_was_looked_at_is_not_overwritten(tmp_path, monkeypatch, resume):
-    folder, claim = tmp_path / "run", Run.claim
+    folder, claim = tmp_path / "run", Run.lock
     if resume:
         train(tiny(train={"epochs": 0.5}), folder, quiet=True)
 
@@ -61,7 +64,7 @@ def test_a_training_that_came_and_went_since_the_folder_was_looked_at_is_not_ove
 
 
 def test_a_folder_that_cannot_be_opened_is_one_line(tmp_path):
-    with pytest.raises(TrainingError, match="cannot open the folder"), sole_owner(tmp_path / "none"):
+    with pytest.raises(TrainingError, match="cannot open the folder"), folder_lock(tmp_path / "none"):
         pass
 
 
@@ -69,9 +72,9 @@ def test_a_process_that_is_killed_lets_go(tmp_path):
     with subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True) as other:
         try:
             assert other.stdout is not None and other.stdout.readline() == "held\n"
-            with pytest.raises(TrainingError, match="choose another --out"), sole_owner(tmp_path):
+            with pytest.raises(TrainingError, match="choose another --out"), folder_lock(tmp_path):
                 pass
         finally:
             other.kill()
-    with sole_owner(tmp_path):
+    with folder_lock(tmp_path):
         assert not list(tmp_path.iterdir())

@@ -19,7 +19,7 @@ from torchcaps.train.checkpoint import Checkpoint
 from torchcaps.train.checkpoint import load as read_checkpoint
 from torchcaps.train.checkpoint import save as write_checkpoint
 from torchcaps.train.journal import read_journal
-from torchcaps.train.train_state import flushed_denormals, set_up
+from torchcaps.train.train_state import build_training, flushed_denormals
 from torchcaps.types import Batch
 from torchcaps.utils.random import permutation
 
@@ -54,14 +54,14 @@ def test_two_runs_of_one_recipe_are_the_same_and_another_seed_is_not(tmp_path):
     assert not same(weights(tmp_path / "a"), weights(tmp_path / "c"))
 
 
-@pytest.mark.parametrize("optimiser", ["Adam", "SGD", "RMSprop", "fused Adam"])
+@pytest.mark.parametrize("optimizer", ["Adam", "SGD", "RMSprop", "fused Adam"])
 @pytest.mark.parametrize("model", ["capsnet", "cnn"])
-def test_stopping_and_resuming_changes_no_bit(tmp_path, optimiser, model):
-    over = {"optimiser": {"name": optimiser.removeprefix("fused "), "lr": 0.01}}
-    if optimiser.startswith("fused"):
-        over["optimiser"]["options"] = {"fused": True}
-    if optimiser == "SGD":
-        over["optimiser"]["options"] = {"momentum": 0.9, "weight_decay": 1e-4}
+def test_stopping_and_resuming_changes_no_bit(tmp_path, optimizer, model):
+    over = {"optimizer": {"name": optimizer.removeprefix("fused "), "lr": 0.01}}
+    if optimizer.startswith("fused"):
+        over["optimizer"]["options"] = {"fused": True}
+    if optimizer == "SGD":
+        over["optimizer"]["options"] = {"momentum": 0.9, "weight_decay": 1e-4}
     if model == "cnn":  # has dropout, whose noise must resume too
         over["model"] = {"name": "cnn", "widths": [4], "hidden": [8]}
     train(tiny(**over, train={"epochs": 2.0}), tmp_path / "whole", quiet=True)
@@ -137,8 +137,8 @@ def test_a_run_is_never_overwritten(tmp_path):
     before = (tmp_path / "run" / "checkpoint.safetensors").read_bytes()
     with pytest.raises(TrainingError, match="--resume"):
         train(tiny(), tmp_path / "run", quiet=True)
-    with pytest.raises(TrainingError, match=r"optimiser.lr = 0.01, now it is 0.5"):
-        train(tiny(optimiser={"lr": 0.5}), tmp_path / "run", resume=True, quiet=True)
+    with pytest.raises(TrainingError, match=r"optimizer.lr = 0.01, now it is 0.5"):
+        train(tiny(optimizer={"lr": 0.5}), tmp_path / "run", resume=True, quiet=True)
     assert (tmp_path / "run" / "checkpoint.safetensors").read_bytes() == before
 
 
@@ -169,17 +169,17 @@ def test_the_first_steps_are_those_of_a_loop_written_out(tmp_path):
     recipe = tiny(**changes)
     trained = train(recipe, tmp_path, quiet=True)
     data = recipe.data.load().train
-    model = set_up(recipe, data.spec).model
-    optimiser = torch.optim.Adam(model.parameters(), lr=0.01)
+    model = build_training(recipe, data.spec).model
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     for step, (epoch, first) in enumerate([(0, 0), (0, 40), (1, 0), (1, 40)]):
         index = permutation(3, epoch, 80)[first : first + 40]
         images = shift(data.images[index].float() / 255, 2, 3, epoch, index)
         loss = model.objective(Batch(images, data.labels[index], index), step)["loss"]
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimiser.param_groups[0]["lr"] = 0.01 * 0.5**step
-        optimiser.step()
+        optimizer.param_groups[0]["lr"] = 0.01 * 0.5**step
+        optimizer.step()
     assert trained.step == 4
     for a, b in zip(model.parameters(), trained.model.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
@@ -283,7 +283,7 @@ def test_bad_sizes_are_refused_before_anything_is_written(tmp_path):
 
 def test_options_may_be_lists(tmp_path):
     recipe = tiny(
-        optimiser={"options": {"betas": [0.8, 0.9]}},
+        optimizer={"options": {"betas": [0.8, 0.9]}},
         schedule={"name": "MultiStepLR", "options": {"milestones": [3, 5], "gamma": 0.1}},
     )
     train(recipe, tmp_path, quiet=True)
@@ -311,7 +311,7 @@ def test_bfloat16_trains(tmp_path):
 
 
 def test_channels_last_is_for_convolutions_only():
-    model = set_up(tiny(), tiny().data.load().train.spec).model
+    model = build_training(tiny(), tiny().data.load().train.spec).model
     assert model.conv.weight.is_contiguous(memory_format=torch.channels_last)
     assert model.classes.W.is_contiguous()
 
@@ -346,9 +346,9 @@ def test_tensorboard_events_are_written(tmp_path):
 @pytest.mark.parametrize(
     ("over", "text"),
     [
-        ({"optimiser": {"name": "Adm"}}, "did you mean 'Adam'"),
-        ({"optimiser": {"options": {"momentm": 0.9}}}, "refuses"),
-        ({"optimiser": {"lr": 0.0}}, "lr"),
+        ({"optimizer": {"name": "Adm"}}, "did you mean 'Adam'"),
+        ({"optimizer": {"options": {"momentm": 0.9}}}, "refuses"),
+        ({"optimizer": {"lr": 0.0}}, "lr"),
         ({"schedule": {"name": "CosineAnealingLR"}}, "did you mean 'CosineAnnealingLR'"),
         ({"schedule": {"name": "StepLR", "options": {}}}, "refuses"),
         ({"train": {"batch": 0}}, "batch"),
@@ -359,7 +359,7 @@ def test_tensorboard_events_are_written(tmp_path):
         ({"data": {"size": 4}}, "size"),
         ({"seed": -1}, "seed"),
         ({"name": "../../escaped"}, "it names files"),
-        ({"optimiser": {"name": "LBFGS"}}, "cannot be used here"),
+        ({"optimizer": {"name": "LBFGS"}}, "cannot be used here"),
         ({"schedule": {"name": "StepLR", "options": {"step_size": 0}}}, "cannot be used here"),
         ({"model": {"name": "cnn", "widths": []}}, "at least one"),
     ],

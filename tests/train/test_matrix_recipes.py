@@ -70,8 +70,8 @@ def test_the_base_has_the_settings_of_the_authors_code_but_for_iterations_temper
     ):
         assert ours[0] == theirs[0] and ours[1] * hotter == pytest.approx(theirs[1])
     data = to_dict(recipe)["data"]
-    assert (data["name"], data["view"], data["jitter"], data["standardise"]) == ("smallnorb", 32, True, True)
-    assert recipe.train.batch == 64 and recipe.optimiser.options == {"weight_decay": 2e-7}
+    assert (data["name"], data["view"], data["jitter"], data["standardize"]) == ("smallnorb", 32, True, True)
+    assert recipe.train.batch == 64 and recipe.optimizer.options == {"weight_decay": 2e-7}
 
 
 def test_schedules_are_those_of_the_authors_code():
@@ -107,7 +107,7 @@ def test_small_recipes_have_the_steps_of_their_cycle(name, images):
 
 
 @pytest.mark.parametrize(("name", "images"), [("matrix-smallnorb-long", 24_300), ("matrix-mnist-small", 60_000)])
-def test_toys_and_digits_that_are_learnt_for_longer_are_deformed(name, images):
+def test_toys_and_digits_that_are_learned_for_longer_are_deformed(name, images):
     recipe = load_recipe(name)
     assert recipe.data.deform == 1.0
     assert spread_margin(total_steps(recipe, images), rule="sigmoid", ramp=recipe.model.ramp) >= 0.98
@@ -122,7 +122,7 @@ def test_novel_viewpoints_are_asked_of_capsules_and_cnn_alike(by):
     }  # fmt: skip
     other = changed(f"cnn-novel-{by}", f"matrix-novel-{by}-small")
     assert {key for key in other if not key.startswith("model.")} == {
-        "optimiser.lr", "schedule.options.max_lr", "train.check_every",
+        "optimizer.lr", "schedule.options.max_lr", "train.validate_every",
     }  # fmt: skip
 
 
@@ -151,4 +151,4 @@ def test_every_network_can_be_built_for_its_images():
     assert len(names) == 20
     for name in names:
         recipe = load_recipe(name)
-        assert recipe.model.build(shapes[to_dict(recipe)["data"]["name"]]).classifies
+        assert recipe.model.build(shapes[to_dict(recipe)["data"]["name"]]).is_classifier

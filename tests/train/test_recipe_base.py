@@ -58,15 +58,15 @@ def test_a_table_of_another_name_is_not_mixed_with_the_base_s(write):
     text = """base = "tiny.toml"
         data = { name = "npz", path = "x.npz" }
         model = { name = "cnn" }
-        optimiser = { name = "SGD", lr = 0.5 }
+        optimizer = { name = "SGD", lr = 0.5 }
         schedule = { name = "constant" }
     """
     recipe = load_recipe(write("mine", text))
     plain = {"name": "mine", "data": {"name": "npz", "path": "x.npz"}, "model": {"name": "cnn"}}
-    assert recipe == tiny(**plain, optimiser={"name": "SGD", "lr": 0.5}, schedule={"name": "constant"})
+    assert recipe == tiny(**plain, optimizer={"name": "SGD", "lr": 0.5}, schedule={"name": "constant"})
     assert recipe.schedule.options == {} and recipe.train == tiny().train
-    same = load_recipe(write("same", 'base = "tiny.toml"\noptimiser = { name = "Adam", options = { eps = 1e-6 } }\n'))
-    assert same.optimiser == replace(tiny().optimiser, options={"eps": 1e-6})
+    same = load_recipe(write("same", 'base = "tiny.toml"\noptimizer = { name = "Adam", options = { eps = 1e-6 } }\n'))
+    assert same.optimizer == replace(tiny().optimizer, options={"eps": 1e-6})
 
 
 def test_a_base_of_the_package_goes_by_its_name(write):
@@ -80,7 +80,7 @@ def test_stages_are_inherited_too():
     fashion = load_recipe("poe-fashion").stages["autoencoder"]
     assert fashion.schedule.options == {"max_lr": 0.003, "total_steps": 562}
     paper = load_recipe("poe-paper").stages["capsules"]
-    assert paper.optimiser.name == "SGD" and "betas" not in paper.optimiser.options
+    assert paper.optimizer.name == "SGD" and "betas" not in paper.optimizer.options
 
 
 def test_every_recipe_of_the_package_says_itself_what_it_is_about():

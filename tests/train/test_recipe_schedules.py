@@ -8,7 +8,7 @@ import pytest
 
 from torchcaps.config import to_dict
 from torchcaps.train import load_recipe, recipe_names, total_steps
-from torchcaps.train.recipe import Recipe, Stage, stage_names, stage_of
+from torchcaps.train.recipe import Recipe, StageConfig, stage_names, stage_of
 
 MOST = {"mnist": 60_000, "fashion-mnist": 60_000, "affnist": 60_000, "cifar10": 50_000}
 """Training images of sets of which a recipe takes the first so many, and sets the last of them aside."""
@@ -16,11 +16,11 @@ TOYS = {"none": 24_300, "azimuth": 24_300 // 3, "elevation": 24_300 // 3}
 """smallNORB, whole and a third of its viewpoints."""
 
 
-def stages(recipe: Recipe) -> list[Stage]:
+def stages(recipe: Recipe) -> list[StageConfig]:
     return [stage_of(recipe, name) for name in stage_names(recipe.model)]
 
 
-def counts_steps(stage: Stage) -> bool:
+def counts_steps(stage: StageConfig) -> bool:
     return stage.schedule.name == "OneCycleLR" or "total_steps" in stage.schedule.options
 
 

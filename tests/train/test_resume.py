@@ -39,7 +39,7 @@ def test_twenty_kills(tmp_path):
 
 
 def test_the_instrument_sees_a_difference(tmp_path):
-    """A recipe that saves no optimiser state would differ; here the seed plays that part."""
+    """A recipe that saves no optimizer state would differ; here the seed plays that part."""
     from torchcaps.testing.resume import _assert_same
     from torchcaps.train import load_recipe, train
 

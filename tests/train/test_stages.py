@@ -26,10 +26,10 @@ from torchcaps.train.checkpoint import Checkpoint
 from torchcaps.train.checkpoint import load as read_checkpoint
 from torchcaps.train.checkpoint import save as write_checkpoint
 from torchcaps.train.journal import read_journal
-from torchcaps.train.recipe import Stage, load_recipe, resolved, stage_of
-from torchcaps.train.train_state import set_up, stage_seed
-from torchcaps.utils.distributed import mean_over_team
-from torchcaps.utils.process_group import Team
+from torchcaps.train.recipe import StageConfig, load_recipe, stage_of, with_all_stages
+from torchcaps.train.train_state import build_training, stage_seed
+from torchcaps.utils.distributed import mean_over_processes
+from torchcaps.utils.process_group import ProcessGroup
 from torchcaps.utils.random import permutation, seed_of
 
 
@@ -77,7 +77,7 @@ def same(a, b) -> bool:
 
 
 def assert_same_run(one, other) -> None:
-    """Tensors, position and optimiser; and the journals tell of the same steps, each once."""
+    """Tensors, position and optimizer; and the journals tell of the same steps, each once."""
     instrument._assert_same(one, other)
     entries = [{e["step"]: e for e in read_journal(f / "journal.jsonl")} for f in (one, other)]
     steps = [e["step"] for e in read_journal(other / "journal.jsonl")]
@@ -100,7 +100,7 @@ def lost_at(recipe, folder, *where, resume: bool = False) -> None:
 
 def test_each_stage_trains_its_own_part_and_the_rest_stands_still(tmp_path):
     recipe = staged()
-    fresh = dict(set_up(recipe, recipe.data.load().train.spec).model.state_dict())
+    fresh = dict(build_training(recipe, recipe.data.load().train.spec).model.state_dict())
     seen = [fresh]
     for stage in ("head", "moments"):
         lost_at(recipe, tmp_path, stage, "prepare", resume=stage != "head")
@@ -126,10 +126,10 @@ def test_the_order_of_calls_and_what_is_at_rest(tmp_path):
 
 
 def test_the_later_stages_are_those_of_loops_written_out(whole):
-    """Order, seed, optimiser and gathered mean of the second and third stage, from their own functions."""
+    """Order, seed, optimizer and gathered mean of the second and third stage, from their own functions."""
     recipe = staged()
     data = recipe.data.load().train
-    model = set_up(recipe, data.spec).model.eval()
+    model = build_training(recipe, data.spec).model.eval()
     model.code.load_state_dict(load_run(whole).model.code.state_dict())
     with torch.no_grad():
         codes = model.code(data.images.float() / 255)
@@ -158,14 +158,14 @@ def test_the_gathered_mean_is_the_mean_over_an_epoch(tmp_path):
     torch.testing.assert_close(model.moments.offset.detach(), codes.mean(0))
 
 
-def test_a_stage_without_gradients_moves_no_parameter_and_has_no_optimiser(tmp_path, monkeypatch):
+def test_a_stage_without_gradients_moves_no_parameter_and_has_no_optimizer(tmp_path, monkeypatch):
     monkeypatch.setattr(toy.Moments, "finish", lambda self: None)
     outcome = train(staged(), tmp_path, quiet=True)
     assert not outcome.model.moments.offset.any()
     assert outcome.model.moments.offset.grad is None
     assert outcome.model.moments.total.any() and not outcome.model.moments.total.requires_grad
     checkpoint = read_checkpoint(tmp_path / "checkpoint.safetensors")
-    assert checkpoint.meta["state"]["optimiser"] is None and checkpoint.meta["stage"] == "moments"
+    assert checkpoint.meta["state"]["optimizer"] is None and checkpoint.meta["stage"] == "moments"
     assert all(("lr" in e) == (e["stage"] != "moments") for e in read_journal(tmp_path / "journal.jsonl"))
 
 
@@ -178,11 +178,11 @@ def test_the_first_stage_keeps_the_seed_of_the_recipe_and_the_others_have_their_
 
 def test_the_mean_over_a_team_of_one():
     x = torch.tensor([1.0, 2.0])
-    assert mean_over_team(x) is x
+    assert mean_over_processes(x) is x
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     try:
-        assert torch.equal(mean_over_team(x), x)
-        Team(size=2).share(model := torch.nn.Conv2d(1, 2, 3).to(memory_format=torch.channels_last))
+        assert torch.equal(mean_over_processes(x), x)
+        ProcessGroup(size=2).broadcast(model := torch.nn.Conv2d(1, 2, 3).to(memory_format=torch.channels_last))
     finally:
         torch.distributed.destroy_process_group()
     assert model.weight.is_contiguous(memory_format=torch.channels_last)
@@ -280,8 +280,10 @@ def test_two_processes_equal_one_in_every_stage(tmp_path):
 
 def test_more_epochs_are_free_in_the_stage_that_runs_and_past_stages_stay_past(tmp_path):
     longer = staged(train={"epochs": 9.0}, stages={"head": {"train": {"epochs": 3.0}}})
-    train(longer, tmp_path / "whole", given={"code": set_up(longer, staged().data.load().train.spec).model.code})
-    given = {"code": set_up(longer, staged().data.load().train.spec).model.code}
+    train(
+        longer, tmp_path / "whole", given={"code": build_training(longer, staged().data.load().train.spec).model.code}
+    )
+    given = {"code": build_training(longer, staged().data.load().train.spec).model.code}
     mishaps["head", 6] = lose
     with pytest.raises(LostError):
         train(staged(), tmp_path / "cut", quiet=True, given=given)
@@ -311,8 +313,8 @@ def test_fewer_epochs_end_the_stage_properly(tmp_path):
 
 def test_other_settings_of_a_stage_may_not_change(tmp_path):
     train(staged(), tmp_path, quiet=True)
-    with pytest.raises(TrainingError, match=r"stages\.head\.optimiser\.lr = 0\.1, now it is 0\.5"):
-        train(staged(stages={"head": {"optimiser": {"lr": 0.5}}}), tmp_path, resume=True, quiet=True)
+    with pytest.raises(TrainingError, match=r"stages\.head\.optimizer\.lr = 0\.1, now it is 0\.5"):
+        train(staged(stages={"head": {"optimizer": {"lr": 0.5}}}), tmp_path, resume=True, quiet=True)
     own = staged(stages={"code": {"train": {"epochs": 5.0, "log_every": 1, "save_every": 3}}})  # its first own table
     assert train(own, tmp_path, resume=True, quiet=True).finished
     with pytest.raises(TrainingError, match=r"stages\.code\.train\.batch"):
@@ -383,21 +385,23 @@ def test_what_is_given_wrongly_is_refused_before_anything_is_written(tmp_path, w
 
 def test_a_stage_takes_what_it_does_not_say_from_the_recipe():
     recipe = staged()
-    assert stage_of(recipe, "code") == Stage(recipe.optimiser, recipe.schedule, recipe.train)
+    assert stage_of(recipe, "code") == StageConfig(recipe.optimizer, recipe.schedule, recipe.train)
     head = stage_of(recipe, "head")
     assert (head.train.batch, head.train.epochs, head.train.clip, head.train.save_every) == (16, 2.0, 1.0, 4)
-    assert (head.optimiser.name, head.optimiser.lr, head.schedule.name) == ("SGD", 0.1, "constant")
+    assert (head.optimizer.name, head.optimizer.lr, head.schedule.name) == ("SGD", 0.1, "constant")
     moments = stage_of(recipe, "moments")
-    assert (moments.optimiser, moments.schedule) == (recipe.optimiser, recipe.schedule)
+    assert (moments.optimizer, moments.schedule) == (recipe.optimizer, recipe.schedule)
     assert moments.train == replace(recipe.train, epochs=1.0)
-    assert [*resolved(recipe).stages] == [*STAGES] and resolved(resolved(recipe)) == resolved(recipe)
+    assert [*with_all_stages(recipe).stages] == [*STAGES] and with_all_stages(
+        with_all_stages(recipe)
+    ) == with_all_stages(recipe)
 
 
-def test_another_optimiser_does_not_inherit_the_options_of_the_first():
-    over = {"optimiser": {"options": {"betas": [0.5, 0.6]}}, "stages": {"code": {"optimiser": {"lr": 0.5}}}}
+def test_another_optimizer_does_not_inherit_the_options_of_the_first():
+    over = {"optimizer": {"options": {"betas": [0.5, 0.6]}}, "stages": {"code": {"optimizer": {"lr": 0.5}}}}
     recipe = staged(**over)
-    assert recipe.stages["code"].optimiser.options == {"betas": (0.5, 0.6)}
-    assert recipe.stages["head"].optimiser.options == {"momentum": 0.9}
+    assert recipe.stages["code"].optimizer.options == {"betas": (0.5, 0.6)}
+    assert recipe.stages["head"].optimizer.options == {"momentum": 0.9}
 
 
 @pytest.mark.parametrize(
@@ -406,9 +410,9 @@ def test_another_optimiser_does_not_inherit_the_options_of_the_first():
         ({"haed": {}}, "no stage 'haed'; did you mean 'head'"),
         ({"all": {}}, "known: code, head, moments"),
         ({"head": 3}, "stages.head = 3 is not a table"),
-        ({"head": {"optimiser": 3}}, r"stages\.head\.optimiser = 3 is not a table"),
+        ({"head": {"optimizer": 3}}, r"stages\.head\.optimizer = 3 is not a table"),
         ({"head": {"train": {"bach": 3}}}, r"stages\.head\.train\.bach'; did you mean 'batch'"),
-        ({"head": {"optimiser": {"name": "Adm"}}}, "did you mean 'Adam'"),
+        ({"head": {"optimizer": {"name": "Adm"}}}, "did you mean 'Adam'"),
     ],
 )
 def test_slips_in_stages_are_refused_in_one_line(stages, text):
@@ -437,7 +441,7 @@ def test_a_batch_is_refused_in_any_stage_before_anything_is_written(tmp_path, mo
 
     @contextmanager
     def four():
-        yield Team(size=4)
+        yield ProcessGroup(size=4)
 
     monkeypatch.setattr("torchcaps.train.loop.team", four)
     with pytest.raises(TrainingError, match="batch of 18 cannot be shared by 4"):
@@ -468,7 +472,7 @@ def test_weights_that_finish_made_infinite_are_never_saved(tmp_path, monkeypatch
 def test_a_model_whose_stages_are_not_those_of_its_configuration_is_a_mistake_in_it(monkeypatch):
     monkeypatch.setattr(toy.Staged, "stages", lambda self: {"code": self.code})
     with pytest.raises(TypeError, match="STAGES"):
-        set_up(staged(), staged().data.load().train.spec)
+        build_training(staged(), staged().data.load().train.spec)
 
 
 @pytest.mark.parametrize(
@@ -531,7 +535,7 @@ def test_stages_on_the_command_line(tmp_path, capsys):
     assert "did you mean 'head'" in capsys.readouterr().err
     assert main(["list", recipe]) == 0
     shown = capsys.readouterr().out
-    assert "--stages.code.train.epochs" in shown and "--stages.head.optimiser.options.momentum" in shown
+    assert "--stages.code.train.epochs" in shown and "--stages.head.optimizer.options.momentum" in shown
 
 
 def test_a_model_of_one_stage_says_nothing_of_stages(tmp_path, capsys):

@@ -19,7 +19,7 @@ from torchcaps.train.checkpoint import Checkpoint
 from torchcaps.train.checkpoint import load as read_checkpoint
 from torchcaps.train.checkpoint import save as write_checkpoint
 from torchcaps.train.journal import read_journal
-from torchcaps.train.recipe import Loop
+from torchcaps.train.recipe import TrainConfig
 from torchcaps.train.validation import validation_accuracy
 
 
@@ -50,27 +50,27 @@ def first(checks: dict[int, float], enough: float) -> int:
 
 def test_checks_are_written_down_and_change_no_bit(tmp_path, recipe):
     train(recipe(), tmp_path / "plain", quiet=True)
-    train(recipe(check_every=3), tmp_path / "checked", quiet=True)
+    train(recipe(validate_every=3), tmp_path / "checked", quiet=True)
     instrument._assert_same(tmp_path / "plain", tmp_path / "checked")
     checks = curve(tmp_path / "checked")
     assert list(checks) == list(range(3, 40, 3)) and len({*checks.values()}) > 2
-    assert not curve(tmp_path / "plain") and not load_run(tmp_path / "checked").reached
+    assert not curve(tmp_path / "plain") and not load_run(tmp_path / "checked").stopped_early
 
 
 def test_training_stops_at_the_first_check_that_finds_enough(tmp_path, recipe):
-    train(recipe(check_every=3), tmp_path / "whole", quiet=True)
+    train(recipe(validate_every=3), tmp_path / "whole", quiet=True)
     wanted = first(curve(tmp_path / "whole"), 0.9)
     assert 3 < wanted < 39
-    outcome = train(recipe(check_every=3, stop_at=0.9), tmp_path / "run", quiet=True)
+    outcome = train(recipe(validate_every=3, stop_at=0.9), tmp_path / "run", quiet=True)
     assert outcome.finished and outcome.step == wanted and not outcome.model.training
     assert list(curve(tmp_path / "run").items()) == list(curve(tmp_path / "whole").items())[: wanted // 3]
-    assert load_run(tmp_path / "run").reached and load_run(tmp_path / "run").step == wanted
+    assert load_run(tmp_path / "run").stopped_early and load_run(tmp_path / "run").step == wanted
     train(recipe(epochs=wanted / 10), tmp_path / "as long", quiet=True)  # these very steps, and no check
     instrument._assert_same(tmp_path / "as long", tmp_path / "run")
 
 
 def test_the_accuracy_is_that_of_the_weights_that_are_kept(tmp_path, recipe):
-    settings = recipe(check_every=3, stop_at=0.9)
+    settings = recipe(validate_every=3, stop_at=0.9)
     train(settings, tmp_path, quiet=True)
     held_out = settings.data.load().validation
     with torch.no_grad():
@@ -80,11 +80,11 @@ def test_the_accuracy_is_that_of_the_weights_that_are_kept(tmp_path, recipe):
 
 
 def test_a_run_that_has_stopped_resumes_to_itself(tmp_path, recipe):
-    settings = recipe(check_every=3, stop_at=0.9)
+    settings = recipe(validate_every=3, stop_at=0.9)
     train(settings, tmp_path, quiet=True)
     before = (tmp_path / "checkpoint.safetensors").read_bytes()
     for epochs in (4.0, 8.0):  # what was reached stays reached
-        assert train(recipe(check_every=3, stop_at=0.9, epochs=epochs), tmp_path, resume=True, quiet=True).finished
+        assert train(recipe(validate_every=3, stop_at=0.9, epochs=epochs), tmp_path, resume=True, quiet=True).finished
     assert (tmp_path / "checkpoint.safetensors").read_bytes() == before
 
 
@@ -95,7 +95,7 @@ class LostError(Exception):
 @pytest.mark.parametrize(("moment", "call"), [("objective", 6), ("scores", 2), ("finish", 1)])
 def test_a_run_lost_anywhere_stops_at_the_same_step(tmp_path, recipe, monkeypatch, moment, call):
     """Between two checks, in one, and between the one that finds enough and the save, where `finish` lies."""
-    settings = recipe(check_every=3, stop_at=0.9)
+    settings = recipe(validate_every=3, stop_at=0.9)
     train(settings, tmp_path / "whole", quiet=True)
     real, seen = getattr(CNN, moment), []
 
@@ -110,19 +110,19 @@ def test_a_run_lost_anywhere_stops_at_the_same_step(tmp_path, recipe, monkeypatc
         train(settings, tmp_path / "cut", quiet=True)
     assert train(settings, tmp_path / "cut", resume=True, quiet=True).finished
     instrument._assert_same(tmp_path / "whole", tmp_path / "cut")
-    assert curve(tmp_path / "cut") == curve(tmp_path / "whole") and load_run(tmp_path / "cut").reached
+    assert curve(tmp_path / "cut") == curve(tmp_path / "whole") and load_run(tmp_path / "cut").stopped_early
 
 
 def test_epochs_that_run_out_first_end_the_run_and_more_of_them_may_reach_it(tmp_path, recipe):
-    short = recipe(check_every=3, stop_at=0.9, epochs=0.5)
+    short = recipe(validate_every=3, stop_at=0.9, epochs=0.5)
     outcome = train(short, tmp_path / "run", quiet=True)
     assert outcome.finished and outcome.step == 5
-    assert not load_run(tmp_path / "run").reached
+    assert not load_run(tmp_path / "run").stopped_early
     assert read_checkpoint(tmp_path / "run" / "checkpoint.safetensors").meta["reached"] is False
-    train(recipe(check_every=3, stop_at=0.9), tmp_path / "run", resume=True, quiet=True)
-    train(recipe(check_every=3, stop_at=0.9), tmp_path / "whole", quiet=True)
+    train(recipe(validate_every=3, stop_at=0.9), tmp_path / "run", resume=True, quiet=True)
+    train(recipe(validate_every=3, stop_at=0.9), tmp_path / "whole", quiet=True)
     instrument._assert_same(tmp_path / "whole", tmp_path / "run")
-    assert load_run(tmp_path / "run").reached
+    assert load_run(tmp_path / "run").stopped_early
 
 
 def test_another_accuracy_is_another_run(tmp_path, recipe):
@@ -132,12 +132,12 @@ def test_another_accuracy_is_another_run(tmp_path, recipe):
 
 
 def test_checks_are_every_200_steps_where_nothing_else_is_said():
-    assert [step for step in range(1, 601) if Loop(stop_at=0.0).checks(step)] == [200, 400, 600]
-    assert [step for step in range(1, 21) if Loop(check_every=7).checks(step)] == [7, 14]
-    assert not any(Loop().checks(step) for step in range(1, 601))
+    assert [step for step in range(1, 601) if TrainConfig(stop_at=0.0).validates_at(step)] == [200, 400, 600]
+    assert [step for step in range(1, 21) if TrainConfig(validate_every=7).validates_at(step)] == [7, 14]
+    assert not any(TrainConfig().validates_at(step) for step in range(1, 601))
 
 
-@pytest.mark.parametrize("settings", [{"stop_at": 0.9}, {"check_every": 3}])
+@pytest.mark.parametrize("settings", [{"stop_at": 0.9}, {"validate_every": 3}])
 def test_without_validation_images_nothing_starts(tmp_path, data, settings):
     with pytest.raises(RecipeError, match=r"set data\.validation") as caught:
         train(tiny(data={**data, "validation": 0}, train=settings), tmp_path / "run", quiet=True)
@@ -157,16 +157,16 @@ def test_a_run_from_before_there_were_checks_loads_and_goes_on(tmp_path, recipe)
     path = tmp_path / "old" / "checkpoint.safetensors"
     checkpoint = read_checkpoint(path)
     del checkpoint.meta["reached"]
-    for key in ("stop_at", "check_every"):
+    for key in ("stop_at", "validate_every"):
         del checkpoint.meta["recipe"]["train"][key]
     write_checkpoint(path, Checkpoint(checkpoint.tensors, checkpoint.meta))
-    assert not load_run(tmp_path / "old").reached
+    assert not load_run(tmp_path / "old").stopped_early
     train(recipe(), tmp_path / "old", resume=True, quiet=True)
     instrument._assert_same(tmp_path / "whole", tmp_path / "old")
 
 
 def test_the_lines_tell_the_accuracy(tmp_path, recipe, capsys):
-    outcome = train(recipe(check_every=3, stop_at=0.9), tmp_path)
+    outcome = train(recipe(validate_every=3, stop_at=0.9), tmp_path)
     line = capsys.readouterr().err.splitlines()[-1]
     assert line.startswith(f"tiny: step {outcome.step}/40, loss ")
     assert f"validation {[*curve(tmp_path).values()][-1]:.2%}" in line and line.endswith("images/s, 0 s left")
@@ -176,10 +176,10 @@ def test_a_stage_that_stops_is_finished_and_the_next_begins(tmp_path, data, monk
     monkeypatch.setitem(MODELS, "staged", StagedConfig)
     monkeypatch.setattr(toy.Staged, "scores", lambda self, images: self.head.out(self.code(images)), raising=False)
     events.clear()
-    outcome = train(staged(data=data, stages={"code": {"train": {"stop_at": 0.0, "check_every": 5}}}), tmp_path)
+    outcome = train(staged(data=data, stages={"code": {"train": {"stop_at": 0.0, "validate_every": 5}}}), tmp_path)
     assert [what for stage, what in events if stage == "code"] == ["prepare", 0, 1, 2, 3, 4, "finish"]
     assert outcome.finished and outcome.step == 5 + 10 + 10
-    assert list(curve(tmp_path)) == [5] and not load_run(tmp_path).reached  # the last stage ended with its epochs
+    assert list(curve(tmp_path)) == [5] and not load_run(tmp_path).stopped_early  # the last stage ended with its epochs
 
 
 class Sure(Model):

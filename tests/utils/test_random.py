@@ -95,14 +95,14 @@ def test_uniform_has_even_bins_for_indices_and_for_positions() -> None:
         assert 50 < float(((counts - 1000) ** 2 / 1000).sum()) < 180
 
 
-def test_pairs_of_neighbours_fill_the_square_evenly() -> None:
+def test_pairs_of_neighbors_fill_the_square_evenly() -> None:
     u = uniform(3, torch.arange(100_001), count=1).flatten()
     cell = (u[:-1] * 10).floor() * 10 + (u[1:] * 10).floor()
     counts = torch.bincount(cell.long(), minlength=100).float()
     assert 50 < float(((counts - 1000) ** 2 / 1000).sum()) < 180
 
 
-def test_neighbours_are_not_correlated() -> None:
+def test_neighbors_are_not_correlated() -> None:
     """A correlation of n = 100,000 independent pairs has deviation 0.0032."""
     u = uniform(0, torch.arange(100_001), count=2, dtype=torch.float64) - 0.5
     seeds = torch.stack([uniform(s, 0, count=100_000, dtype=torch.float64) for s in (10, 11)]) - 0.5

@@ -10,7 +10,7 @@ import pytest
 
 from support.explorer_server import all_of, ask, say, served, tiny_run
 from torchcaps.explore.middleware import DISCARDED, HEADERS, LARGEST, Guards, is_loopback, origins_of
-from torchcaps.explore.run_registry import find_shelf
+from torchcaps.explore.run_registry import find_runs
 
 JSON = (b"content-type", b"application/json")
 HOST = (b"host", b"localhost:80")
@@ -121,7 +121,7 @@ def test_addresses():
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory):
-    with served(find_shelf([tiny_run(tmp_path_factory.mktemp("run") / "a")]), patience=0.5) as found:
+    with served(find_runs([tiny_run(tmp_path_factory.mktemp("run") / "a")]), patience=0.5) as found:
         yield found
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from support.explorer_server import Address, all_of, ask, say, served, tiny_run
 from torchcaps.explore.queue import FullError, GoneError, Queue
-from torchcaps.explore.run_registry import find_shelf
+from torchcaps.explore.run_registry import find_runs
 
 CLIENTS, EACH = 50, 4
 DRAW = "/api/runs/0/draw"
@@ -19,7 +19,7 @@ DRAW = "/api/runs/0/draw"
 
 @pytest.fixture(scope="module")
 def shelf(tmp_path_factory):
-    return find_shelf([tiny_run(tmp_path_factory.mktemp("run") / "a")])
+    return find_runs([tiny_run(tmp_path_factory.mktemp("run") / "a")])
 
 
 def insist(address: Address, n: int) -> tuple[int, object]:

@@ -25,7 +25,7 @@ pytest.importorskip("starlette", reason="the explorer needs the extra `explore`"
 pytest.importorskip("uvicorn", reason="the explorer needs the extra `explore`")
 
 from support.explorer_server import Address, ask, served, tiny_run  # noqa: E402
-from torchcaps.explore.run_registry import find_shelf  # noqa: E402
+from torchcaps.explore.run_registry import find_runs  # noqa: E402
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on the path: apt-get install chromium")
@@ -43,7 +43,7 @@ def address(tmp_path_factory) -> Iterator[Address]:
     root = tmp_path_factory.mktemp("runs")
     tiny_run(root / "glyphs")
     tiny_run(root / "matrix", model=MATRIX)
-    shelf = find_shelf([], root=root)
+    shelf = find_runs([], root=root)
     if not shelf.entries[0].shipped:
         pytest.skip("this copy of the package comes without its trained run")
     with served(shelf) as found:
@@ -282,7 +282,7 @@ def test_ones_own_picture_is_read_in_the_browser(visit):
     _by(page, "file").set_input_files({"name": "one.png", "mimeType": "image/png", "buffer": bar})
     sync_api.expect(_by(page, "invert")).to_be_checked()
     with _changes(page, "seen"):
-        _by(page, "centre-picture").check()
+        _by(page, "center-picture").check()
     sync_api.expect(_by(page, "answer")).to_have_text("1")
     with _changes(page, "seen"):
         _by(page, "invert").uncheck()
@@ -323,7 +323,7 @@ def test_dark_and_light(visit):
     dark = page.evaluate(shade)
     _by(page, "theme").click()
     light = page.evaluate(shade)
-    assert [sum(map(int, re.findall(r"\d+", colour))) > 3 * 128 for colour in (dark, light)] == [False, True]
+    assert [sum(map(int, re.findall(r"\d+", color))) > 3 * 128 for color in (dark, light)] == [False, True]
     page.reload()
     _answered(page)
     assert page.evaluate(shade) == light

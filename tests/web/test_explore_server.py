@@ -21,13 +21,13 @@ from support.tiny_recipe import tiny
 from torchcaps.cli import main
 from torchcaps.data import Dataset
 from torchcaps.errors import CheckpointError, DataError, RecipeError, ShapeError
-from torchcaps.explore import routes, server, subject_of
+from torchcaps.explore import explorer_view, routes, server
 from torchcaps.explore.examples import Examples
 from torchcaps.explore.handlers import QUESTIONS, example, facts
-from torchcaps.explore.messages import Draw, Picture, Route, numbers, pixels_of, read, wire
-from torchcaps.explore.run_registry import KINDS, OPEN, Entry, Opened, Shelf, find_shelf, shipped_run
+from torchcaps.explore.messages import Draw, Picture, Route, encode_images, pixels_of, read, to_json
+from torchcaps.explore.run_registry import KINDS, OPEN, Entry, OpenRun, RunRegistry, find_runs, shipped_run
 from torchcaps.models import MODELS
-from torchcaps.train import Loaded
+from torchcaps.train import TrainedRun
 
 IMAGE = {"shape": [1, 16, 16], "data": base64.b64encode(bytes(range(256))).decode()}
 POSE = [0.1, -0.2, 0.3, 0.4]
@@ -48,7 +48,7 @@ def folders(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def address(folders):
-    with served(find_shelf([folders / name for name in "abcd"])) as found:
+    with served(find_runs([folders / name for name in "abcd"])) as found:
         yield found
 
 
@@ -230,16 +230,16 @@ def test_an_error_of_ours_is_a_line(address, monkeypatch):
     assert headers["cache-control"] == "no-store"
 
 
-@pytest.mark.parametrize("standardised", [False, True])
+@pytest.mark.parametrize("standardized", [False, True])
 @pytest.mark.parametrize("name", sorted(KINDS))
-def test_every_kind_answers_every_question(name, standardised):
+def test_every_kind_answers_every_question(name, standardized):
     model, bytes_of = built(SMALL[name]), torch.randint(256, (12, *SPEC[:3]), dtype=torch.uint8)
     data = Dataset(bytes_of, torch.zeros(12, dtype=torch.int64), SPEC.classes)
-    examples = Examples(data, "data", ("x", "y", "z"), standardised and name != "poe")
-    subject = subject_of(model, examples.names, examples.shown)
-    opened = Opened(Entry(name, KINDS[name], Path()), Loaded(model, tiny(), 7, 1.0), subject, examples)
+    examples = Examples(data, "data", ("x", "y", "z"), standardized and name != "poe")
+    subject = explorer_view(model, examples.names, examples.shown)
+    opened = OpenRun(Entry(name, KINDS[name], Path()), TrainedRun(model, tiny(), 7, 1.0), subject, examples)
     known, image = facts(0, opened), example(3, opened)["image"]
-    assert known["kind"] == KINDS[name] and known["display"] == ("standardised" if examples.standardised else "unit")
+    assert known["kind"] == KINDS[name] and known["display"] == ("standardized" if examples.standardized else "unit")
     look = answered(opened, "look", image=image)
     J, K, domain = len(known["names"]), known["dimension"], {"domain": (known["domains"] or [""])[0], "seed": 1}
     assert torch.tensor(look["pose"]).shape == (J, K) and len(look["activation"]) == J
@@ -255,7 +255,7 @@ def test_every_kind_answers_every_question(name, standardised):
     assert answered(opened, "wall", count=2, **domain)["images"]["shape"][0] == 2
 
 
-def answered(opened: Opened, name: str, **asked):
+def answered(opened: OpenRun, name: str, **asked):
     """The answer, which JSON must be able to hold."""
     question = QUESTIONS[name]
     answer = question.answer(opened, read(question.body, json.dumps(asked).encode()))
@@ -293,29 +293,29 @@ def test_every_capsule_model_has_its_kind():
 
 def test_named_runs_must_be_explorable(folders):
     with pytest.raises(RecipeError, match="model 'cnn', which cannot be explored"):
-        find_shelf([folders / "e"])
+        find_runs([folders / "e"])
     with pytest.raises(CheckpointError, match="holds no checkpoint"):
-        find_shelf([folders])
+        find_runs([folders])
     with pytest.raises(DataError, match="is no folder"):
-        find_shelf([folders / "a"], data_dir=folders / "nowhere")
+        find_runs([folders / "a"], data_dir=folders / "nowhere")
 
 
 def test_runs_are_found_and_others_passed_over(folders, tmp_path, monkeypatch):
-    names = [entry.name for entry in find_shelf([], root=folders).entries if not entry.shipped]
+    names = [entry.name for entry in find_runs([], root=folders).entries if not entry.shipped]
     assert names == ["a", "b", "c", "d"]
-    assert (shipped_run() is not None) == any(entry.shipped for entry in find_shelf([], root=folders).entries)
+    assert (shipped_run() is not None) == any(entry.shipped for entry in find_runs([], root=folders).entries)
     monkeypatch.setattr("torchcaps.explore.run_registry.shipped_run", lambda: None)
     with pytest.raises(RecipeError, match="torchcaps explore RUN"):
-        find_shelf([], root=tmp_path)
+        find_runs([], root=tmp_path)
 
 
 def test_a_run_without_recipe_json_is_known_by_its_checkpoint(tmp_path):
     (tiny_run(tmp_path / "a") / "recipe.json").unlink()
-    assert find_shelf([tmp_path / "a"]).entries[0].kind == "capsnet"
+    assert find_runs([tmp_path / "a"]).entries[0].kind == "capsnet"
 
 
 def test_few_runs_are_kept_in_memory(folders):
-    shelf = Shelf(find_shelf([folders / "a"]).entries * (OPEN + 1))
+    shelf = RunRegistry(find_runs([folders / "a"]).entries * (OPEN + 1))
     first = shelf.open(0)
     assert shelf.open(0) is first
     for n in range(1, OPEN + 1):
@@ -325,10 +325,10 @@ def test_few_runs_are_kept_in_memory(folders):
 
 @pytest.mark.skipif(shipped_run() is None, reason="no run comes with this copy of the package")
 def test_the_shipped_run_knows_its_own_examples():
-    shelf = find_shelf([], root=Path("nowhere"))
+    shelf = find_runs([], root=Path("nowhere"))
     opened = shelf.open(0)
     assert shelf.entries[0].shipped and opened.examples.source == "own"
-    right = [opened.subject.look(opened.examples.image(n).float() / 255).winner == opened.examples.label(n)
+    right = [opened.subject.infer(opened.examples.image(n).float() / 255).winner == opened.examples.label(n)
              for n in range(20)]  # fmt: skip
     assert sum(right) >= 18
 
@@ -338,18 +338,20 @@ def test_the_shipped_run_knows_its_own_examples():
 
 def test_pictures_come_back_as_they_went():
     image = torch.arange(12, dtype=torch.uint8).view(1, 3, 4)
-    sent = wire(image)
+    sent = encode_images(image)
     assert sent["shape"] == [1, 3, 4]
     back = pixels_of(Picture((1, 3, 4), sent["data"]), (1, 3, 4))
     assert torch.equal(back, image.float() / 255)
-    assert wire(back) == sent
-    assert base64.b64decode(wire(torch.tensor([[-1.0, 2.0, float("nan"), 0.5]]))["data"]) == bytes([0, 255, 0, 128])
+    assert encode_images(back) == sent
+    assert base64.b64decode(encode_images(torch.tensor([[-1.0, 2.0, float("nan"), 0.5]]))["data"]) == bytes(
+        [0, 255, 0, 128]
+    )
 
 
 def test_questions_have_defaults_and_numbers_six_digits():
     assert read(Route, b'{"image": {"shape": [1, 1, 1], "data": ""}, "parent": 1}').children == ()
     assert read(Draw, b'{"capsule": 1, "pose": [1]}') == Draw(1, (1.0,))
-    assert numbers(torch.tensor([[1 / 3], [1e-9]])) == [[0.333333], [1e-9]]
+    assert to_json(torch.tensor([[1 / 3], [1e-9]])) == [[0.333333], [1e-9]]
 
 
 # ---------------------------------------------------------------------------------------------- the command
@@ -404,13 +406,13 @@ def test_the_command_prints_its_address_answers_and_ends_with_0(folders):
 def test_weights_that_were_given_away_bring_their_own_examples(folders, tmp_path, capsys):
     path = tmp_path / "model.safetensors"
     assert main(["export", str(folders / "a"), str(path), "--examples", "1"]) == 0
-    (entry,) = find_shelf([path]).entries
+    (entry,) = find_runs([path]).entries
     assert (entry.name, entry.kind, entry.shipped) == ("model.safetensors", "capsnet", False)
-    opened = find_shelf([path]).open(0)
+    opened = find_runs([path]).open(0)
     given = opened.run.extra["examples.images"]
     assert opened.examples.source == "own" and len(opened.examples) == len(given) > 0
     assert opened.examples.data is not None and torch.equal(opened.examples.data.images, given)
-    assert find_shelf([folders / "a"]).open(0).examples.source == "data"
+    assert find_runs([folders / "a"]).open(0).examples.source == "data"
 
 
 def test_small_packets_do_not_wait_for_others():

@@ -2,7 +2,7 @@
 
     dynamic-IxD-JxK   a layer of dynamic routing, I children of D numbers to J parents of K; its step is forward and
                       backward, to the children and to W
-    cd-IxD-JxK        a step of contrastive divergence of expert capsules, cosine, normalised over children, as printed
+    cd-IxD-JxK        a step of contrastive divergence of expert capsules, cosine, normalized over children, as printed
     em-IxJ            a layer of EM routing, I children to J parents with 4x4 poses
     em-A-B-C-D        MatrixCaps of these sizes on 2 x 32 x 32 images of 5 classes
     capsnet-SIDE      CapsNet on 1 x SIDE x SIDE images of 10 classes
@@ -25,8 +25,8 @@ from torch.nn.functional import relu
 
 from torchcaps.bench.cost import Cost, contrast_cost, cost_of
 from torchcaps.bench.reference import couple, plain_contrast
-from torchcaps.errors import RecipeError, nearest
-from torchcaps.kernels.threads import switched
+from torchcaps.errors import RecipeError, suggestion
+from torchcaps.kernels.threads import kernel_mode
 from torchcaps.layers import DenseCapsules
 from torchcaps.math.pose import MATRIX
 from torchcaps.math.squash import norm, squash
@@ -34,7 +34,7 @@ from torchcaps.models import MODELS, Model
 from torchcaps.models.poe.config import EnergyConfig
 from torchcaps.models.poe.encoder import CapsuleEnergy
 from torchcaps.routing import EM, Dynamic
-from torchcaps.train.recipe import Loop, OptimiserConfig
+from torchcaps.train.recipe import OptimizerConfig, TrainConfig
 from torchcaps.types import Batch, Capsules, ImageSpec
 
 __all__ = ["NAMES", "Case", "Work", "case_of", "plainly"]
@@ -77,7 +77,7 @@ def case_of(name: str) -> Case:
             if min(numbers) < 1:
                 raise RecipeError(f"no case '{name}': its sizes are numbers from 1 on")
             return make(name, *numbers)
-    raise RecipeError(f"no case '{name}'{nearest(name, NAMES)}")
+    raise RecipeError(f"no case '{name}'{suggestion(name, NAMES)}")
 
 
 def plainly(work: Work) -> Work:
@@ -92,7 +92,7 @@ def _fastly(work: Work) -> Work:
 
 def _switched(value: str, act: Callable[[], object]) -> Callable[[], object]:
     def acts() -> object:
-        with switched(value):
+        with kernel_mode(value):
             return act()
 
     return acts
@@ -168,7 +168,7 @@ def _contrast(name: str, i: int, d: int, j: int, k: int, iterations: int = 3) ->
             energy.zero_grad()
             torch.autograd.backward(energy.contrast(x, 0, draws)["gap"])
 
-        return _fastly(Work(lambda: energy.look(x), step))
+        return _fastly(Work(lambda: energy.infer(x), step))
 
     def plain(batch: int) -> Work:
         energy, x = parts(batch)
@@ -192,7 +192,7 @@ class _Network:
     def case(self, name: str) -> Case:
         """Refuses sizes that the model does not take, when it is built."""
         if self.model not in MODELS:
-            raise RecipeError(f"case '{name}' needs the model '{self.model}'{nearest(self.model, MODELS)}")
+            raise RecipeError(f"case '{name}' needs the model '{self.model}'{suggestion(self.model, MODELS)}")
         return Case(name, lambda b: _fastly(self._work(b)), lambda b: plainly(self._work(b)), self._trunk, self._cost)
 
     def _build(self, batch: int) -> tuple[Model, Batch]:
@@ -200,7 +200,7 @@ class _Network:
             model: Model = MODELS[self.model](**self.options).build(self.spec)
             images = torch.rand(batch, *self.spec[:3])
             labels = torch.randint(self.spec.classes, (batch,))
-        if Loop().channels_last:
+        if TrainConfig().channels_last:
             images = images.contiguous(memory_format=torch.channels_last)
         return model.train(), Batch(images, labels, torch.arange(batch))
 
@@ -230,17 +230,17 @@ class _Network:
 def _network_work(
     parameters: list[nn.Parameter], run: Callable[[], list[Tensor]], gradients: list[Tensor | None]
 ) -> Work:
-    """What `run` makes of a batch, and a step by the optimiser that recipes have by default."""
-    optimiser = OptimiserConfig().build(parameters)
+    """What `run` makes of a batch, and a step by the optimizer that recipes have by default."""
+    optimizer = OptimizerConfig().build(parameters)
 
     @torch.no_grad()
     def forward() -> None:
         run()
 
     def step() -> None:
-        optimiser.zero_grad(set_to_none=True)
+        optimizer.zero_grad(set_to_none=True)
         torch.autograd.backward(run(), gradients)
-        optimiser.step()
+        optimizer.step()
 
     return Work(forward, step)
 

@@ -93,7 +93,7 @@ def _layer_cost(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Cost
         assert isinstance(output, Tensor)
         return dense_cost(output.numel(), module.weight[0].numel(), first=not inputs[0].requires_grad)
     assert isinstance(module, DenseCapsules | ConvCapsules | ClassCapsules)
-    W, places = (module.everywhere(), 1) if isinstance(module, DenseCapsules) else (module.W, module.grid.places)
+    W, places = (module.expanded_weights(), 1) if isinstance(module, DenseCapsules) else (module.W, module.grid.places)
     children, parents, rows, d = W.shape
     k = rows * d if module.pose == "matrix" else rows
     formula = em_cost if isinstance(module.routing, EM) else dynamic_cost

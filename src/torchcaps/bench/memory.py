@@ -3,8 +3,8 @@
     python -m torchcaps.bench.probe capsnet-28 --batch 32 --what plain
 
 "Over import" is the most memory that the process ever held, less what it held once all code was there: torchcaps,
-numba, what torch fetches for an optimiser, and the machine code of loops and convolutions, for which some samples pass
-first. Weights, inputs, gradients and the optimiser's state count, libraries do not. The
+numba, what torch fetches for an optimizer, and the machine code of loops and convolutions, for which some samples pass
+first. Weights, inputs, gradients and the optimizer's state count, libraries do not. The
 figures are the kernel's resident set (VmRSS) and its peak (VmHWM). Not `ru_maxrss`, which a new process inherits from
 the one that starts it: a child of a bench that once held 10 GB would report 10 GB.
 """
@@ -28,7 +28,7 @@ import torch
 from torchcaps.bench.cases import Work, case_of
 from torchcaps.kernels import loops
 from torchcaps.routing.dispatch import FEWEST
-from torchcaps.train.recipe import OptimiserConfig
+from torchcaps.train.recipe import OptimizerConfig
 
 __all__ = ["Peaks", "What", "available_mb", "measurable", "now_mb", "peak_mb", "peaks", "probe"]
 
@@ -69,7 +69,7 @@ def probe(name: str, batch: int, what: What) -> Peaks:
     """Run the case once forward and one step; right only in a process that has done nothing else."""
     for module in pkgutil.iter_modules(loops.__path__, f"{loops.__name__}."):
         importlib.import_module(module.name)
-    OptimiserConfig()  # tries itself, for which torch imports much
+    OptimizerConfig()  # tries itself, for which torch imports much
     case = case_of(name)
     make = case.ours if what == "fast" else case.plain
     _pass_some(make)

@@ -11,7 +11,7 @@ __all__ = ["couple", "plain_contrast"]
 
 
 def couple(x: Tensor, W: Tensor, iterations: int) -> tuple[Tensor, Tensor]:
-    """Coupling c [b i j] by cosine agreement, normalised over the children, and z [b j k] of eq. 3."""
+    """Coupling c [b i j] by cosine agreement, normalized over the children, and z [b j k] of eq. 3."""
     votes = torch.einsum("ijkd,bid->bijk", W, x)
     logits = torch.zeros_like(votes[..., 0])  # [b i j]
     for _ in range(iterations - 1):

@@ -2,7 +2,7 @@
 
 A sitting times, in turn and in one process, ours, the plain path, the trunk and a matrix product. Where the plain path
 would take too much memory or time, it gets a smaller batch n, and its cost goes on along the line through n / 2 and n:
-to multiply by batch / n would multiply what does not grow with the batch, such as the optimiser. Memory comes last: by
+to multiply by batch / n would multiply what does not grow with the batch, such as the optimizer. Memory comes last: by
 then the loops are compiled, and compiling would count.
 """
 

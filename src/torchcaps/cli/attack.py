@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 if TYPE_CHECKING:
-    from torchcaps.evaluate.attacks import Attacked
+    from torchcaps.evaluate.attacks import AttackCurves
 
 __all__ = ["Attack"]
 
@@ -54,22 +54,22 @@ class Attack:
 
     def run(self) -> int:
         from torchcaps.evaluate.figures import require_matplotlib
-        from torchcaps.systems.attack_runs import attack_runs, load_contest, plain
+        from torchcaps.systems.attack_runs import attack_runs, load_attack_runs, to_plain_data
 
         require_matplotlib()
         settings = self._settings()
-        contest = load_contest((self.folder, *self.against), self.source)
+        contest = load_attack_runs((self.folder, *self.against), self.source)
         folders = [_made(folder) for folder in (self.out or self.folder / "attacks", self.results) if folder]
         curves = attack_runs(contest, **settings)
         recipe = next(iter(contest.runs.values()))[0].recipe.name
         paths = [folders[0] / "attacks.json", *(folder / f"{recipe}-attacks.json" for folder in folders[1:])]
-        self._write(curves, plain(contest, curves, settings), paths)
+        self._write(curves, to_plain_data(contest, curves, settings), paths)
         return 0
 
     def _settings(self) -> dict[str, Any]:
         """What `attack_curves` takes, checked before anything is loaded."""
         from torchcaps.errors import RecipeError
-        from torchcaps.evaluate.attacks.curves import chosen, rising
+        from torchcaps.evaluate.attacks.curves import select_attacks, sorted_epsilons
 
         if self.images < 1 or self.queries < 1:
             raise RecipeError(f"--images {self.images} --queries {self.queries} came; at least 1 is wanted of each")
@@ -78,11 +78,12 @@ class Attack:
         if self.source is not None and self.attacks and "transfer" not in self.attacks:
             raise RecipeError("--source is where transfer makes its images; add transfer to --attacks, or leave it out")
         return {
-            "attacks": chosen(self.attacks or None, self.source is not None), "epsilons": rising(self.epsilons),
+            "attacks": select_attacks(self.attacks or None, self.source is not None),
+            "epsilons": sorted_epsilons(self.epsilons),
             "images": self.images, "seed": self.seed, "loss": self.loss, "queries": self.queries,
         }  # fmt: skip
 
-    def _write(self, curves: dict[str, Attacked], data: dict[str, Any], paths: list[Path]) -> None:
+    def _write(self, curves: dict[str, AttackCurves], data: dict[str, Any], paths: list[Path]) -> None:
         import json
 
         from torchcaps.evaluate.attacks import curve_plot

@@ -35,10 +35,10 @@ class Data:
 
     def run(self) -> int:
         from torchcaps.data import DATASETS
-        from torchcaps.errors import DataError, nearest
+        from torchcaps.errors import DataError, suggestion
 
         if self.name is not None and self.name not in DATASETS:
-            raise DataError(f"unknown data set '{self.name}'{nearest(self.name, DATASETS)}")
+            raise DataError(f"unknown data set '{self.name}'{suggestion(self.name, DATASETS)}")
         if self.name is None and self.action in ("fetch", "show"):
             raise DataError(f"{self.action} what? torchcaps data {self.action} NAME; known: {', '.join(DATASETS)}")
         steps = {"list": self._list, "fetch": self._fetch, "check": self._check, "show": self._show}
@@ -56,7 +56,7 @@ class Data:
             return
         for row in rows:
             print(f"{row['name']:14} {row['state']:28} {row['about']}")
-            print(f"{'':14} {row['size']}, {row['licence']}")
+            print(f"{'':14} {row['size']}, {row['license']}")
 
     def _fetch(self) -> None:
         from torchcaps.data.status import fetch
@@ -77,11 +77,11 @@ class Data:
             print(f"not here: {', '.join(absent)}")
 
     def _show(self) -> None:
-        from torchcaps.evaluate.dataset_preview import sheet
+        from torchcaps.evaluate.dataset_preview import preview_grid
         from torchcaps.utils.files import write_atomically
 
         assert self.name is not None
-        write_atomically(self.out, [sheet(self._config(self.name).load().test)])
+        write_atomically(self.out, [preview_grid(self._config(self.name).load().test)])
         print(f"drew {self.out}")
 
     def _config(self, name: str) -> DataConfig:

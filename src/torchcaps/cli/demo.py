@@ -18,11 +18,11 @@ _RECIPES = {"mnist": "poe-quick", "glyphs": "poe-glyphs"}
 _TEXT = (
     "A capsule is a small group of numbers that stands for one thing: how long the vector is says whether the thing "
     "is there, where it points says how it looks. Nobody told the {capsules} capsules you just trained what a digit "
-    "is: they saw {images:,} pictures without labels, competed for each, and every capsule learnt from those it won. "
+    "is: they saw {images:,} pictures without labels, competed for each, and every capsule learned from those it won. "
     "Below, each column is one capsule drawing on its own. Most draw one form of one digit in varying shapes; a few "
     "may be undecided.",
     "Pictures alone prove little, so an independent judge, a network that did learn the labels, looks at {samples} "
-    "drawings of each capsule. {confident:.0%} of them it recognises with certainty (confident fraction), and those "
+    "drawings of each capsule. {confident:.0%} of them it recognizes with certainty (confident fraction), and those "
     "of one capsule agree on the digit {consistent:.0%} of the time (consistency). Beside it stand controls on the "
     "same features: the paper's algorithm as printed, which collapses to the mean picture; no competition; random "
     "weights; and PCA, k-means and a restricted Boltzmann machine. Smaller is better for the errors (mse) and for "
@@ -56,12 +56,12 @@ class Demo:
         from torchcaps.evaluate import write_result
         from torchcaps.evaluate.figures import require_matplotlib
         from torchcaps.systems import evaluate_runs
-        from torchcaps.systems.poe.metrics import chosen
+        from torchcaps.systems.poe.metrics import select_controls
         from torchcaps.systems.report import rows_of, text_table
         from torchcaps.train import train
 
         require_matplotlib()
-        chosen(None)  # asks for scikit-learn before anything is trained
+        select_controls(None)  # asks for scikit-learn before anything is trained
         recipe = self._recipe()
         folder = self.out / recipe.name
         if not train(recipe, folder, resume=True, quiet=self.quiet).finished:
@@ -88,14 +88,14 @@ class Demo:
 
     def _data(self) -> Literal["mnist", "glyphs"]:
         """The data set to use: MNIST must be here, or be fetched, before it is chosen."""
-        from torchcaps.data.cache import fetch_set, require
+        from torchcaps.data.cache import fetch_set, locate
         from torchcaps.errors import DataError
 
         if self.data == "glyphs":
             return "glyphs"
         try:
             try:
-                require("mnist", self.data_dir)
+                locate("mnist", self.data_dir)
             except DataError:
                 if self.data_dir:
                     raise
@@ -110,7 +110,7 @@ class Demo:
 
     def _report(self, recipe: Recipe, folder: Path, result: Result) -> Path:
         from torchcaps.models import PoE
-        from torchcaps.systems.poe.figures import Wish
+        from torchcaps.systems.poe.figures import FigureOptions
         from torchcaps.systems.poe.metrics import SAMPLES
         from torchcaps.systems.report import report_of, rows_of
         from torchcaps.train import load_run
@@ -124,6 +124,6 @@ class Demo:
         }  # fmt: skip
         text = [paragraph.format(**facts) for paragraph in _TEXT]
         path = self.out / "report.html"
-        page = report_of(folder, run, Wish(), title="torchcaps demo", text=text, rows=rows_of(result))
+        page = report_of(folder, run, FigureOptions(), title="torchcaps demo", text=text, rows=rows_of(result))
         write_atomically(path, [page.encode()])
         return path

@@ -41,10 +41,10 @@ class Explore:
             if missing.name not in ("starlette", "uvicorn"):
                 raise
             raise RecipeError(f'the explorer needs {missing.name}: pip install "torchcaps[explore]"') from None
-        from torchcaps.explore.run_registry import find_shelf
+        from torchcaps.explore.run_registry import find_runs
 
         try:
-            serve(find_shelf(self.runs, self.data_dir), self.host, self.port, self._ready)
+            serve(find_runs(self.runs, self.data_dir), self.host, self.port, self._ready)
         except KeyboardInterrupt:
             print("torchcaps explore: ended", file=sys.stderr)
         return 0

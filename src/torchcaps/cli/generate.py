@@ -10,7 +10,7 @@ import tyro
 
 if TYPE_CHECKING:
     from torchcaps.models import Model
-    from torchcaps.systems.figure_registry import Gallery
+    from torchcaps.systems.figure_registry import Figures
 
 __all__ = ["Generate"]
 
@@ -46,7 +46,7 @@ class Generate:
     interpolation, completion, routing: of test images.
     Of a CapsNet - reconstructions: of test images, also the worst and those with a wrong answer; perturbations: each
     dimension of a class's capsule moved; routing: coupling by iteration; calibration: how often it is right when it is
-    how sure; multimnist: two digits redrawn in two colours.
+    how sure; multimnist: two digits redrawn in two colors.
     Of matrix capsules - votes: how far the votes for each class capsule are from its pose, by iteration; routing;
     calibration.
     Of sparse capsules - parts: a test image redrawn from each capsule alone, and from all but each; ranked: the support
@@ -66,16 +66,16 @@ class Generate:
 
     def run(self) -> int:
         from torchcaps.evaluate.figures import require_matplotlib
-        from torchcaps.systems.figure_registry import gallery
-        from torchcaps.systems.poe.figures import Wish
+        from torchcaps.systems.figure_registry import figures_of
+        from torchcaps.systems.poe.figures import FigureOptions
         from torchcaps.train import load_run
 
         require_matplotlib()
         self._check()
         run = load_run(self.folder)
         self._check_domain(run.model)
-        wish = Wish(self.capsule, self.count, self.domain or "empirical", self.seed)
-        self._draw(gallery(self.folder, run, wish, self.what, self.beside))
+        wish = FigureOptions(self.capsule, self.count, self.domain or "empirical", self.seed)
+        self._draw(figures_of(self.folder, run, wish, self.what, self.beside))
         return 0
 
     def _check(self) -> None:
@@ -93,7 +93,7 @@ class Generate:
         if self.domain is not None and not isinstance(model, PoE):
             raise RecipeError("--domain is where experts take samples from, and this model draws none; leave it out")
 
-    def _draw(self, pictures: Gallery) -> None:
+    def _draw(self, pictures: Figures) -> None:
         """Write every figure as soon as it is drawn; print the paths when the progress bar is gone."""
         from torchcaps.utils.files import write_atomically
         from torchcaps.utils.progress import progress

@@ -42,10 +42,10 @@ class List:
     def _keys(self, name: str) -> dict[str, Any]:
         from torchcaps.config import describe
         from torchcaps.train import load_recipe
-        from torchcaps.train.recipe import resolved, stage_names
+        from torchcaps.train.recipe import stage_names, with_all_stages
 
         recipe = load_recipe(name)
-        rows = describe(resolved(recipe) if len(stage_names(recipe.model)) > 1 else recipe)
+        rows = describe(with_all_stages(recipe) if len(stage_names(recipe.model)) > 1 else recipe)
         keys = {f"--{key}": f"{value}   ({kind})" for key, kind, value in rows if key != "stages"}
         return {f"recipe {name}": keys}
 

@@ -23,7 +23,7 @@ from torchcaps.cli.list_command import List
 from torchcaps.cli.predict import Predict
 from torchcaps.cli.report import Report
 from torchcaps.cli.train import Train
-from torchcaps.errors import RecipeError, nearest
+from torchcaps.errors import RecipeError, suggestion
 
 __all__ = ["COMMANDS", "Command", "Overview", "parse"]
 
@@ -57,7 +57,7 @@ def parse(args: Sequence[str]) -> Command:
         return Overview(version="--version" in args)
     name, *words = args
     if name not in COMMANDS:
-        raise RecipeError(f"no command '{name}'{nearest(name, COMMANDS)}; torchcaps --help lists them")
+        raise RecipeError(f"no command '{name}'{suggestion(name, COMMANDS)}; torchcaps --help lists them")
     command, rest = tyro.cli(
         COMMANDS[name],
         prog=f"torchcaps {name}",
@@ -69,7 +69,7 @@ def parse(args: Sequence[str]) -> Command:
         return command
     if not isinstance(command, Train):
         flags = [f"--{flag}" for flag in vars(command)]
-        raise RecipeError(f"'torchcaps {name}' does not know '{rest[0]}'{nearest(rest[0], flags)}")
+        raise RecipeError(f"'torchcaps {name}' does not know '{rest[0]}'{suggestion(rest[0], flags)}")
     return dataclasses.replace(command, overrides=tuple(rest))
 
 

@@ -34,7 +34,7 @@ class Predict:
     """Name every class whose score is above this, from 0 to 1, instead of the best one; 0.5 where images show several
     things (MultiMNIST)."""
     fit: bool = False
-    """Scale pictures of another size to that of the run's, in proportion, and turn colour into grey if need be."""
+    """Scale pictures of another size to that of the run's, in proportion, and turn color into gray if need be."""
     invert: bool = False
     """Swap dark and light: for dark drawings on light ground."""
     out: Path | None = None

@@ -36,7 +36,7 @@ class Report:
         from torchcaps.errors import RecipeError
         from torchcaps.evaluate.figures import require_matplotlib
         from torchcaps.evaluate.results import read_result
-        from torchcaps.systems.poe.figures import Wish
+        from torchcaps.systems.poe.figures import FigureOptions
         from torchcaps.systems.report import report_of, rows_of
         from torchcaps.train import load_run
         from torchcaps.utils.files import write_atomically
@@ -46,7 +46,7 @@ class Report:
             raise RecipeError(f"--count {self.count} is asked for; 1 to {MOST} is wanted")
         run, path = load_run(self.folder), self.out or self.folder / "report.html"
         rows = rows_of(read_result(self.result)) if self.result else ()
-        page = report_of(self.folder, run, Wish(count=self.count, seed=self.seed), rows=rows)
+        page = report_of(self.folder, run, FigureOptions(count=self.count, seed=self.seed), rows=rows)
         write_atomically(path, [page.encode()])
         print(path)
         return 0

@@ -7,7 +7,7 @@ The field's annotation is the whole schema, so that a setting is declared once:
         batch: Count = 128                                   # whole number, at least 1
         decay: Share | None = None                           # number from 0 to 1, or "none"
         loss: Literal["margin", "spread"] = "margin"
-        optimiser: Annotated[object, Choice(OPTIMISERS)] = Adam()   # a table picked by its key `name`
+        optimizer: Annotated[object, Choice(OPTIMIZERS)] = Adam()   # a table picked by its key `name`
 
 Laws: `from_dict(cls, to_dict(x)) == x`; whatever the data, only `RecipeError` comes out; a key that is left
 out keeps the value `describe` shows. An annotation outside the list in `convert.py` is a `TypeError`.

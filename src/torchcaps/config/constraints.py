@@ -71,4 +71,4 @@ Share = Annotated[float, Range(0, 1)]
 PositiveFloat = Annotated[float, Positive]
 NonNegativeFloat = Annotated[float, Range(0)]
 Scalar = bool | int | float | str
-Options = dict[str, Scalar | tuple[Scalar, ...]]  # free keys, e.g. what an optimiser takes
+Options = dict[str, Scalar | tuple[Scalar, ...]]  # free keys, e.g. what an optimizer takes

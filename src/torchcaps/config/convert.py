@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 from torchcaps.config.constraints import Choice, NonFinite, Range
 from torchcaps.config.formatting import SCALARS, Place, short, show, type_text, value_text
 from torchcaps.config.schema import default_of, first_mark, hints_of, split_marks
-from torchcaps.errors import RecipeError, nearest
+from torchcaps.errors import RecipeError, suggestion
 
 __all__ = ["check", "from_dict"]
 
@@ -52,7 +52,7 @@ def _build(cls: Any, data: Any, at: Place, start: object = None, tags: tuple[str
     for key in data:
         if key not in known:
             text = short(key if isinstance(key, str) else show(key))
-            raise at.error(f"unknown key '{at.key(key).path}'{nearest(text, known)}")
+            raise at.error(f"unknown key '{at.key(key).path}'{suggestion(text, known)}")
     values = {name: _field(cls, name, data, at.key(name), start) for name in hints}
     try:
         return cls(**values)
@@ -120,7 +120,7 @@ def _literal(allowed: tuple[Any, ...], value: Any, at: Place) -> Any:
     for option in allowed:
         if type(option) is type(value) and option == value:
             return option
-    close = nearest(short(value), map(str, allowed)) if isinstance(value, str) else ""
+    close = suggestion(short(value), map(str, allowed)) if isinstance(value, str) else ""
     close = close if close.startswith("; did") else ""  # the known ones are listed already
     raise at.error(f"{at.path} = {show(value)} is not one of {', '.join(map(value_text, allowed))}{at.also}{close}")
 
@@ -181,7 +181,7 @@ def _choose(choice: Choice, value: Any, at: Place, start: object) -> Any:
         raise key.error(f"missing key '{key.path}'; known: {', '.join(sorted(choice.options))}")
     if not isinstance(name, str) or name not in choice.options:
         text = short(name) if isinstance(name, str) else ""
-        raise key.error(f"{key.path} = {show(name)} is unknown{nearest(text, choice.options)}")
+        raise key.error(f"{key.path} = {show(name)} is unknown{suggestion(text, choice.options)}")
     cls = choice.options[name]
     return _build(cls, value, at, start if type(start) is cls else None, (choice.key,))
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from torchcaps.data.base import (
+    BatchPosition,
     DataConfig,
     Dataset,
-    Place,
     Splits,
+    batch_position,
     check_splits,
     epoch_order,
     hold_out,
-    place_of,
+    make_batch,
     subset,
-    take,
 )
 from torchcaps.data.builtin import GlyphsConfig
 from torchcaps.data.sets import AffnistConfig, Cifar10Config, FashionMnistConfig, MnistConfig, MultiMnistConfig
@@ -22,6 +22,7 @@ from torchcaps.data.user_data import FolderConfig, NpzConfig
 __all__ = [
     "DATASETS",
     "AffnistConfig",
+    "BatchPosition",
     "Cifar10Config",
     "DataConfig",
     "Dataset",
@@ -31,15 +32,14 @@ __all__ = [
     "MnistConfig",
     "MultiMnistConfig",
     "NpzConfig",
-    "Place",
     "SmallNorbConfig",
     "Splits",
+    "batch_position",
     "check_splits",
     "epoch_order",
     "hold_out",
-    "place_of",
+    "make_batch",
     "subset",
-    "take",
 ]
 
 DATASETS: dict[str, type] = {

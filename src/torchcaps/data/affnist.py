@@ -4,9 +4,9 @@
     (x, y)   ~ U(all places that keep the whole digit on the canvas)
 
 A point p of the source goes to (x, y) + R(rotation) · K(shear) · S(scale_x, scale_y) · p, both counted in pixels
-from the centre of their image (see `warp.linear_map`). Between pixels the source is read bilinearly, so a pixel of
-ink is a tent that ends one pixel from its centre; the whole digit is on the canvas when all of its tents, once
-mapped, end before the first pixel centre beyond it. What (seed, index) names is the same bytes in any batch.
+from the center of their image (see `warp.linear_map`). Between pixels the source is read bilinearly, so a pixel of
+ink is a tent that ends one pixel from its center; the whole digit is on the canvas when all of its tents, once
+mapped, end before the first pixel center beyond it. What (seed, index) names is the same bytes in any batch.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Transforms(NamedTuple):
     rotation         in radians, counter-clockwise as seen
     shear            how far the top leans to the right, in heights (to the left, when negative)
     scale_x scale_y  width and height over those of the source, before it is leant over and turned
-    x y              place of the source's centre relative to that of the canvas, in pixels to the right and down
+    x y              place of the source's center relative to that of the canvas, in pixels to the right and down
     source           number of the source image, int64
     """
 
@@ -92,8 +92,8 @@ def _draw(images: Tensor, seed: int, index: Tensor, size: int) -> tuple[Tensor, 
 def _room(digits: Tensor, A: Tensor, size: int, source: Tensor) -> tuple[Tensor, Tensor]:  # [b 2] each
     """Least and greatest shift (x, y) that keep the digit on the canvas.
 
-    A tent's corners stand (±1, ±1) from the centre of its pixel, so that it reaches |A_x| + |A_y| beyond the
-    mapped centre, along each axis; the first centres beyond the canvas stand (size + 1) / 2 from its middle.
+    A tent's corners stand (±1, ±1) from the center of its pixel, so that it reaches |A_x| + |A_y| beyond the
+    mapped center, along each axis; the first centers beyond the canvas stand (size + 1) / 2 from its middle.
     """
     first, last = _extremes(digits, A)
     reach = A.abs().sum(-1)  # [b 2]
@@ -108,7 +108,7 @@ def _room(digits: Tensor, A: Tensor, size: int, source: Tensor) -> tuple[Tensor,
 
 
 def _extremes(digits: Tensor, A: Tensor) -> tuple[Tensor, Tensor]:  # [b 2] each
-    """Least and greatest A p over the centres p of the pixels with ink: of a row, only its ends can be either."""
+    """Least and greatest A p over the centers p of the pixels with ink: of a row, only its ends can be either."""
     h, w = digits.shape[-2:]
     ink = digits[:, 0] > 0  # [b h w]
     ends = torch.stack((ink.byte().argmax(-1), w - 1 - ink.flip(-1).byte().argmax(-1)), dim=1)  # [b end h]

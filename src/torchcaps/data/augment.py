@@ -18,14 +18,14 @@ __all__ = [
     "STANDARD_BRIGHTNESS",
     "affine",
     "brightness_contrast",
-    "centre_crop",
+    "center_crop",
     "check_index",
     "crop",
     "crops",
     "deform",
     "mirror",
     "shift",
-    "standardise",
+    "standardize",
     "windows",
 ]
 
@@ -33,10 +33,10 @@ BRIGHTNESS, STANDARD_BRIGHTNESS = 63 / 255, 1.0
 """By how much light may change at most: of images in [0, 1], and of images of unit variance."""
 
 _QUARTERS = (
-    (2, 2),  # the centre
+    (2, 2),  # the center
     *((0, 0), (0, 4), (4, 0), (4, 4)),  # the corners
     *((0, 2), (2, 0), (2, 4), (4, 2)),  # the middles of the edges
-    *((1, 1), (1, 3), (3, 1), (3, 3)),  # half-way from the centre to the corners
+    *((1, 1), (1, 3), (3, 1), (3, 3)),  # half-way from the center to the corners
 )  # where the 13 test views start, (down, right), in quarters of what a view leaves out
 
 
@@ -59,17 +59,17 @@ def crop(images: Tensor, size: int, seed: int, epoch: int, index: Tensor) -> Ten
     return windows(images, top, left, (size, size))
 
 
-def centre_crop(images: Tensor, size: int) -> Tensor:  # [b c size size]
+def center_crop(images: Tensor, size: int) -> Tensor:  # [b c size size]
     """The square in the middle of each image; of an odd rest, the larger half is cut from below and the right."""
-    down, right = _room("centre_crop", images, size)
+    down, right = _room("center_crop", images, size)
     return images[..., down // 2 : down // 2 + size, right // 2 : right // 2 + size]
 
 
 def crops(images: Tensor, size: int, count: int = 13) -> Tensor:  # [count b c size size]
     """The first `count` of 13 views of each image: a test may average what a model says of them.
 
-    In order: the centre (that of `centre_crop`), the four corners, the middles of the four edges, and the four
-    places half-way between the centre and the corners; each four from the top left, row by row.
+    In order: the center (that of `center_crop`), the four corners, the middles of the four edges, and the four
+    places half-way between the center and the corners; each four from the top left, row by row.
     """
     if not 1 <= count <= len(_QUARTERS):
         raise ShapeError(f"crops with count={count}: there are {len(_QUARTERS)} views; ask for 1 to {len(_QUARTERS)}")
@@ -99,7 +99,7 @@ def affine(
     images: Tensor, seed: int, epoch: int, index: Tensor, *,
     rotation: float = 0.0, scale: tuple[float, float] = (1.0, 1.0), shear: float = 0.0, translate: float = 0.0,
 ) -> Tensor:  # fmt: skip
-    """Each image turned, stretched, leant over and moved about its centre by `warp`; what comes in is black.
+    """Each image turned, stretched, leant over and moved about its center by `warp`; what comes in is black.
 
     The angle is uniform in ±rotation radians, the shear in ±shear, the scale of each axis by itself in `scale`, and
     the move along each axis in ±translate pixels; see `warp.linear_map` for their order and directions.
@@ -139,13 +139,13 @@ def mirror(images: Tensor, order: tuple[int, ...], seed: int, epoch: int, index:
     return torch.where(turned[..., None, None], images[:, list(order)].flip(-1), images)
 
 
-def standardise(images: Tensor) -> Tensor:
+def standardize(images: Tensor) -> Tensor:
     """(x - mean) / max(σ, 1/√N) over the N values of each image: zero mean, unit variance, an even image zero."""
-    _check_floats("standardise", images)
-    centred = images - images.mean((1, 2, 3), keepdim=True, dtype=torch.float64).to(images)
-    variance = centred.square().mean((1, 2, 3), keepdim=True, dtype=torch.float64)  # [b 1 1 1]
+    _check_floats("standardize", images)
+    centerd = images - images.mean((1, 2, 3), keepdim=True, dtype=torch.float64).to(images)
+    variance = centerd.square().mean((1, 2, 3), keepdim=True, dtype=torch.float64)  # [b 1 1 1]
     N = max(1, images.shape[1:].numel())
-    return centred / variance.clamp_min(1 / N).sqrt().to(images)
+    return centerd / variance.clamp_min(1 / N).sqrt().to(images)
 
 
 def windows(images: Tensor, top: Tensor, left: Tensor, size: tuple[int, int]) -> Tensor:  # [b c H W]

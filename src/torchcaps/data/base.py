@@ -18,29 +18,29 @@ from torchcaps.data.augment import (
     BRIGHTNESS,
     STANDARD_BRIGHTNESS,
     brightness_contrast,
-    centre_crop,
+    center_crop,
     crop,
     crops,
     deform,
     mirror,
     shift,
-    standardise,
+    standardize,
 )
 from torchcaps.errors import DataError
 from torchcaps.types import Batch, ImageSpec
 from torchcaps.utils.random import permutation
 
 __all__ = [
+    "BatchPosition",
     "DataConfig",
     "Dataset",
-    "Place",
     "Splits",
+    "batch_position",
     "check_splits",
     "epoch_order",
     "hold_out",
-    "place_of",
+    "make_batch",
     "subset",
-    "take",
 ]
 
 
@@ -50,7 +50,7 @@ class Dataset:
 
     `parts` [n m h w] are bytes too: each thing of an image alone. A model sees squares of side `view`, or whole images
     without it: at random places while training, in the middle when tested. What it sees is of zero mean and unit
-    variance if `standardised`; after that, training changes brightness and contrast at random if `jitter`. Before all
+    variance if `standardized`; after that, training changes brightness and contrast at random if `jitter`. Before all
     that, training turns, stretches and shears it by `deform` times as much as `augment.deform` says, and of half of the
     images sees their mirror images, if `mirror` says which order the channels then have.
     A set that is drawn rather than collected may be drawn `anew` for each epoch: (epoch, index [b]) -> images, labels,
@@ -62,13 +62,13 @@ class Dataset:
     classes: int
     factors: Mapping[str, Tensor] = field(default_factory=dict)
     names: tuple[str, ...] = ()
-    parts: Tensor | None = None
+    components: Tensor | None = None
     view: int | None = None
-    standardised: bool = False
+    standardized: bool = False
     jitter: bool = False
     deform: float = 0.0
     mirror: tuple[int, ...] | None = None
-    anew: Callable[[int, Tensor], tuple[Tensor, Tensor, Tensor | None]] | None = None
+    resample_fn: Callable[[int, Tensor], tuple[Tensor, Tensor, Tensor | None]] | None = None
 
     def __post_init__(self) -> None:
         if self.images.ndim != 4 or self.images.dtype != torch.uint8:
@@ -86,8 +86,8 @@ class Dataset:
     def _check_looks(self) -> None:
         n, _, h, w = self.images.shape
         things = (n, self.labels[0].numel(), h, w)
-        if self.parts is not None and (self.parts.shape != things or self.parts.dtype != torch.uint8):
-            came = f"{self.parts.dtype} {list(self.parts.shape)}"
+        if self.components is not None and (self.components.shape != things or self.components.dtype != torch.uint8):
+            came = f"{self.components.dtype} {list(self.components.shape)}"
             raise DataError(f"parts are {came}; uint8 {list(things)}, one for each label, is wanted")
         if self.view is not None and not 1 <= self.view <= min(h, w):
             raise DataError(f"a view of {self.view} pixels of images of {h}x{w}; 1 to {min(h, w)} is wanted")
@@ -102,30 +102,30 @@ class Dataset:
         return ImageSpec(channels, self.view or height, self.view or width, self.classes)
 
     @property
-    def seen(self) -> Tensor:
+    def cropped(self) -> Tensor:
         """[n c s s] the bytes a model sees when it is tested: the middle of each image."""
-        return self.images if self.view is None else centre_crop(self.images, self.view)
+        return self.images if self.view is None else center_crop(self.images, self.view)
 
-    def shown(self, rows: Tensor | slice | None = None) -> Tensor:  # [b c s s]
-        """What a model is shown of the rows when it is tested: floats in [0, 1], standardised if the set is."""
-        return self.levelled(self.seen[slice(None) if rows is None else rows].float() / 255)
+    def model_input(self, rows: Tensor | slice | None = None) -> Tensor:  # [b c s s]
+        """What a model is shown of the rows when it is tested: floats in [0, 1], standardized if the set is."""
+        return self.standardize(self.cropped[slice(None) if rows is None else rows].float() / 255)
 
-    def drawn(self, epoch: int, index: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    def epoch_images(self, epoch: int, index: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """The images, labels and parts that training takes in an epoch, bytes as they are stored."""
-        if self.anew is not None:
-            return self.anew(epoch, index)
-        return self.images[index], self.labels[index], None if self.parts is None else self.parts[index]
+        if self.resample_fn is not None:
+            return self.resample_fn(epoch, index)
+        return self.images[index], self.labels[index], None if self.components is None else self.components[index]
 
     def views(self, rows: Tensor | slice | None = None, count: int = 13) -> Tensor:  # [count b c s s]
         """`count` views of the rows, the first in the middle (see `crops`): a test may average what is said of them."""
         if self.view is None:
             raise DataError(f"{count} views of whole images would all be the same; give the data set a view")
         images = self.images[slice(None) if rows is None else rows]
-        return torch.stack([self.levelled(v.float() / 255) for v in crops(images, self.view, count)])
+        return torch.stack([self.standardize(v.float() / 255) for v in crops(images, self.view, count)])
 
-    def levelled(self, images: Tensor) -> Tensor:
-        """Floats [b c h w] of zero mean and unit variance each, if the set is standardised; else as they came."""
-        return standardise(images) if self.standardised else images
+    def standardize(self, images: Tensor) -> Tensor:
+        """Floats [b c h w] of zero mean and unit variance each, if the set is standardized; else as they came."""
+        return standardize(images) if self.standardized else images
 
     def name_of(self, label: int) -> str:
         """The class's name, or its number where it has none."""
@@ -143,8 +143,10 @@ class Splits(NamedTuple):
 def subset(data: Dataset, rows: Tensor) -> Dataset:
     """The images of the given rows [m], with their labels, factors and parts; they stay what they are."""
     factors = {name: values[rows] for name, values in data.factors.items()}
-    parts = None if data.parts is None else data.parts[rows]
-    return replace(data, images=data.images[rows], labels=data.labels[rows], factors=factors, parts=parts, anew=None)
+    parts = None if data.components is None else data.components[rows]
+    return replace(
+        data, images=data.images[rows], labels=data.labels[rows], factors=factors, components=parts, resample_fn=None
+    )
 
 
 def hold_out(splits: Splits, count: int) -> Splits:
@@ -164,19 +166,19 @@ class DataConfig(Protocol):
     def load(self) -> Splits: ...
 
 
-class Place(NamedTuple):
+class BatchPosition(NamedTuple):
     """A position in training: the epoch, and the number of the batch in it."""
 
     epoch: int
     number: int
 
 
-def place_of(step: int, images: int, batch: int) -> Place:
+def batch_position(step: int, images: int, batch: int) -> BatchPosition:
     """Where step number `step` stands; what is left over at the end of an epoch waits for another order."""
     per_epoch = images // batch
     if per_epoch == 0:
         raise DataError(f"a batch of {batch} is more than the {images} training images; make it smaller")
-    return Place(*divmod(step, per_epoch))
+    return BatchPosition(*divmod(step, per_epoch))
 
 
 def epoch_order(seed: int, epoch: int, images: int) -> Tensor:
@@ -184,19 +186,19 @@ def epoch_order(seed: int, epoch: int, images: int) -> Tensor:
     return permutation(seed, epoch, images)
 
 
-def take(
-    data: Dataset, order: Tensor, place: Place, batch: int, *, seed: int, max_shift: int = 0,
+def make_batch(
+    data: Dataset, order: Tensor, place: BatchPosition, batch: int, *, seed: int, max_shift: int = 0,
     part: int = 0, parts: int = 1,
 ) -> Batch:  # fmt: skip
     """The batch at a place as floats in [0, 1]; of `parts` processes each takes its own `part` of it.
 
-    Each image is shifted, mirrored, deformed and cropped to the view, and its parts with it; then it is standardised,
+    Each image is shifted, mirrored, deformed and cropped to the view, and its parts with it; then it is standardized,
     and then its brightness and contrast change, each only where the set says so.
     """
     share = batch // parts
     first = place.number * batch + part * share
     index = order[first : first + share]
-    pixels, labels, things = data.drawn(place.epoch, index)
+    pixels, labels, things = data.epoch_images(place.epoch, index)
 
     def placed(pixels: Tensor, order: tuple[int, ...] | None) -> Tensor:
         moved = shift(pixels.float() / 255, max_shift, seed, place.epoch, index)
@@ -207,9 +209,9 @@ def take(
             return moved
         return crop(moved, data.view, seed, place.epoch, index)
 
-    images = data.levelled(placed(pixels, data.mirror))
+    images = data.standardize(placed(pixels, data.mirror))
     if data.jitter:
-        most = STANDARD_BRIGHTNESS if data.standardised else BRIGHTNESS
+        most = STANDARD_BRIGHTNESS if data.standardized else BRIGHTNESS
         images = brightness_contrast(images, seed, place.epoch, index, brightness=most)
     kept = None if data.mirror is None or things is None else tuple(range(things.shape[1]))
     return Batch(images, labels, index, None if things is None else placed(things, kept))

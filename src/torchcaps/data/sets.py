@@ -20,7 +20,7 @@ from torchcaps.config import Count, NonNegativeInt, Range
 from torchcaps.data.affnist import affnist
 from torchcaps.data.augment import shift
 from torchcaps.data.base import Dataset, Splits, hold_out
-from torchcaps.data.cache import require
+from torchcaps.data.cache import locate
 from torchcaps.data.multimnist import multimnist
 from torchcaps.data.readers import read_affnist, read_cifar_archive, read_idx
 from torchcaps.errors import DataError
@@ -50,7 +50,7 @@ class MnistConfig:
     NAMES: ClassVar[tuple[str, ...]] = tuple("0123456789")
 
     def load(self) -> Splits:
-        files = require(self.SET, folder(self.data_dir))
+        files = locate(self.SET, folder(self.data_dir))
         train, test = self._part(files, "train", self.train), self._part(files, "t10k", self.test)
         return hold_out(Splits(train, test), self.validation)
 
@@ -145,15 +145,17 @@ class MultiMnistConfig:
     def load(self) -> Splits:
         train, test, aside = MnistConfig(validation=self.validation, data_dir=self.data_dir).load()
         validation = aside and self._pairs(aside, self.train, self.validation, 0)
-        learnt = self._pairs(train, 0, self.train, 0)
+        learned = self._pairs(train, 0, self.train, 0)
         if self.fresh:
-            learnt = replace(learnt, anew=lambda epoch, index: self._drawn(train, epoch * self.train + index, 0))
-        return Splits(learnt, self._pairs(test, 0, self.test, 1), validation)
+            learned = replace(
+                learned, resample_fn=lambda epoch, index: self._drawn(train, epoch * self.train + index, 0)
+            )
+        return Splits(learned, self._pairs(test, 0, self.test, 1), validation)
 
     def _pairs(self, digits: Dataset, first: int, count: int, stream: int) -> Dataset:
         """Pairs number `first` and on, and their digits each alone."""
         images, labels, parts = self._drawn(digits, first + torch.arange(count), stream)
-        return Dataset(images, labels, digits.classes, names=digits.names, parts=parts)
+        return Dataset(images, labels, digits.classes, names=digits.names, components=parts)
 
     def _drawn(self, digits: Dataset, index: Tensor, stream: int) -> tuple[Tensor, Tensor, Tensor]:
         """The images, labels and parts of the pairs of these numbers [b]."""
@@ -163,7 +165,7 @@ class MultiMnistConfig:
 
 @dataclass(frozen=True)
 class Cifar10Config:
-    """CIFAR-10: 50,000 + 10,000 colour photographs, 32x32; `train` and `test` take only the first so many.
+    """CIFAR-10: 50,000 + 10,000 color photographs, 32x32; `train` and `test` take only the first so many.
 
     Sabour (2017, section 7) shows squares of `view` = 24 pixels: at random places while training, the middle in tests.
     """
@@ -175,7 +177,7 @@ class Cifar10Config:
     data_dir: str | None = None
 
     def load(self) -> Splits:
-        [path] = require("cifar10", folder(self.data_dir)).values()
+        [path] = locate("cifar10", folder(self.data_dir)).values()
         images, labels, test_images, test_labels = (as_tensor(a) for a in read_cifar_archive(path))
         train, test = self._part(images, labels, self.train), self._part(test_images, test_labels, self.test)
         return hold_out(Splits(train, test), self.validation)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from torchcaps.config import NonNegativeInt, Range
 from torchcaps.data.base import Dataset, Splits, hold_out, subset
-from torchcaps.data.cache import require
+from torchcaps.data.cache import locate
 from torchcaps.data.readers import read_norb, read_npz
 from torchcaps.data.sets import as_tensor, folder
 from torchcaps.errors import DataError, RecipeError
@@ -38,8 +38,8 @@ class SmallNorbConfig:
     familiar third of the test images, as the paper does, to stop two models where they are equally good on it.
 
     Hinton (2018, section 5) shows squares of `view` = 32 pixels, cut out at random while training and in the middle
-    when tested, of zero mean and unit variance (`standardise`), to which `jitter` adds random brightness and contrast
-    while training. That is the order of the text; in the authors' code it is the other one, in which standardising
+    when tested, of zero mean and unit variance (`standardize`), to which `jitter` adds random brightness and contrast
+    while training. That is the order of the text; in the authors' code it is the other one, in which standardizing
     takes back all that the two eyes have in common. `deform`, which the paper does not have, turns, stretches and
     shears the images of training: at 1 by up to 10 degrees, a fifth and .17, so that five toys a class look like more;
     `mirror` shows half of them as a mirror does, left eye for right. That shows azimuths that were not trained on, so
@@ -51,7 +51,7 @@ class SmallNorbConfig:
 
     novel: Literal["none", "azimuth", "elevation"] = "none"
     view: Annotated[int, Range(8, 48)] = 48
-    standardise: bool = False
+    standardize: bool = False
     jitter: bool = False
     deform: Annotated[float, Range(0.0, 2.0)] = 0.0
     mirror: bool = False
@@ -73,9 +73,9 @@ class SmallNorbConfig:
             )
 
     def load(self) -> Splits:
-        files = require("smallnorb", folder(self.data_dir))
+        files = locate("smallnorb", folder(self.data_dir))
         looks: dict[str, Any] = {
-            "view": self.view, "standardised": self.standardise, "jitter": self.jitter, "deform": self.deform,
+            "view": self.view, "standardized": self.standardize, "jitter": self.jitter, "deform": self.deform,
             "mirror": (1, 0) if self.mirror else None,
         }  # fmt: skip
         train, test = (replace(_part(files, part), **looks) for part in ("train", "test"))

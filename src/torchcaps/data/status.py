@@ -18,7 +18,7 @@ BUILT_IN, OWN = ("glyphs",), ("folder", "npz")
 
 
 def overview(data_dir: Path | None = None) -> list[dict[str, str]]:
-    """One row a set: name, about, state, size, licence."""
+    """One row a set: name, about, state, size, license."""
     return [_row(name, data_dir) for name in DATASETS]
 
 
@@ -45,11 +45,11 @@ def _row(name: str, data_dir: Path | None) -> dict[str, str]:
     source = NEEDS.get(name, name)
     if name in OWN or name in BUILT_IN:
         found = "built in" if name in BUILT_IN else "your own: [data] path = ..."
-        return {"name": name, "about": about, "state": found, "size": "no file", "licence": "yours"}
+        return {"name": name, "about": about, "state": found, "size": "no file", "license": "yours"}
     known = SETS[source]
     try:
         found = "here" if is_here(name, data_dir) else f"missing: fetch {source}"
     except DataError as error:
         found = str(error)
     size = "size unknown" if known.size is None else f"{known.size / 1e6:.0f} MB"
-    return {"name": name, "about": about, "state": found, "size": size, "licence": known.licence}
+    return {"name": name, "about": about, "state": found, "size": size, "license": known.license}

@@ -33,7 +33,7 @@ class FolderConfig:
     def load(self) -> Splits:
         images, labels, names = read_pictures(Path(self.path).expanduser())
         data = Dataset(as_tensor(images), as_tensor(labels).long(), len(names), names=tuple(names))
-        return hold_out(_divide(data, self.test, self.drawn), self.validation)
+        return hold_out(_split(data, self.test, self.drawn), self.validation)
 
 
 @dataclass(frozen=True)
@@ -55,19 +55,19 @@ class NpzConfig:
             if name not in arrays:
                 raise DataError(f"'{path}' has no array '{name}'; it holds {', '.join(sorted(arrays)) or 'nothing'}")
         classes = 1 + max(int(v.max()) for k, v in arrays.items() if k.endswith("labels") and v.numel())
-        train = _labelled(arrays["images"], arrays["labels"], classes)
+        train = _labeled(arrays["images"], arrays["labels"], classes)
         if "test_images" in arrays and "test_labels" in arrays:
-            splits = Splits(train, _labelled(arrays["test_images"], arrays["test_labels"], classes))
+            splits = Splits(train, _labeled(arrays["test_images"], arrays["test_labels"], classes))
         else:
-            splits = _divide(train, self.test, self.drawn)
+            splits = _split(train, self.test, self.drawn)
         return hold_out(splits, self.validation)
 
 
-def _labelled(images: Tensor, labels: Tensor, classes: int) -> Dataset:
+def _labeled(images: Tensor, labels: Tensor, classes: int) -> Dataset:
     return Dataset(images.unsqueeze(1) if images.ndim == 3 else images, labels.long(), classes)
 
 
-def _divide(data: Dataset, share: float, seed: int) -> Splits:
+def _split(data: Dataset, share: float, seed: int) -> Splits:
     """A share of every class for testing, the rest for training, by the seed."""
     order = permutation(seed, 0, len(data))
     chosen: list[Tensor] = []

@@ -1,11 +1,11 @@
 """Affine maps of images: a pixel of the result shows what stood where the map took it from.
 
-Points are (x, y) in pixels, x to the right and y down, counted from the centre of the image they are in. The map
+Points are (x, y) in pixels, x to the right and y down, counted from the center of the image they are in. The map
 
     y = A x + t        so the result at y is the image at  x = A⁻¹ (y - t)
 
 reads the image between its pixels bilinearly, and as zero outside. Only products and sums of single elements are
-used, which IEEE-754 rounds in one way: a result is the same in any batch, and where A⁻¹ (y - t) meets the centre
+used, which IEEE-754 rounds in one way: a result is the same in any batch, and where A⁻¹ (y - t) meets the center
 of a pixel it is that pixel, exactly.
 """
 
@@ -72,7 +72,7 @@ def _inverse(A: Tensor) -> Tensor:  # [b 2 2]
 
 
 def _origins(inverse: Tensor, shifts: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor]:  # [b H W] each
-    """x = A⁻¹ (y - t) for every pixel centre y of the result."""
+    """x = A⁻¹ (y - t) for every pixel center y of the result."""
     H, W = size
     ys = torch.arange(H, dtype=inverse.dtype, device=inverse.device) - (H - 1) / 2 - shifts[:, 1, None]  # [b H]
     xs = torch.arange(W, dtype=inverse.dtype, device=inverse.device) - (W - 1) / 2 - shifts[:, 0, None]  # [b W]
@@ -83,7 +83,7 @@ def _origins(inverse: Tensor, shifts: Tensor, size: tuple[int, int]) -> tuple[Te
 
 
 def _bilinear(images: Tensor, x: Tensor, y: Tensor) -> Tensor:  # [b c H W]
-    """The images at columns x and rows y [b H W], in pixels from the first one's centre; zero outside."""
+    """The images at columns x and rows y [b H W], in pixels from the first one's center; zero outside."""
     b, c, h, w = images.shape
     flat = torch.nn.functional.pad(images, (1, 1, 1, 1)).flatten(2)  # [b c (h+2)(w+2)], a border of zeros
     (column, u), (row, v) = _split(x, w), _split(y, h)

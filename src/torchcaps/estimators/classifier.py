@@ -1,10 +1,10 @@
 """Class capsules over plain vectors or images, as a scikit-learn classifier.
 
-    X [n p]  --standardise, linear, squash-->  children [n i d]  --dynamic routing-->  class capsules [n j k]
+    X [n p]  --standardize, linear, squash-->  children [n i d]  --dynamic routing-->  class capsules [n j k]
     X [n (c h w)]  --convolution, primary capsules-->  children  --dynamic routing-->  class capsules [n j k]
 
 The first is a row of numbers, the second, with `image_shape`, a `CapsNet`. Both learn by the margin loss on the lengths
-of the class capsules. All that is learnt is kept as numpy arrays: learnt in float32, applied in float64.
+of the class capsules. All that is learned is kept as numpy arrays: learned in float32, applied in float64.
 """
 
 from __future__ import annotations
@@ -102,16 +102,16 @@ def _descend(network: Model, inputs: Tensor, labels: Tensor, settings: _Settings
     n, rate = len(inputs), settings.learning_rate
     parts = math.ceil(n / settings.batch_size)
     steps = settings.epochs * parts
-    optimiser = torch.optim.Adam(network.parameters(), lr=rate)
-    schedule = torch.optim.lr_scheduler.ExponentialLR(optimiser, DECAY ** (1 / steps))
+    optimizer = torch.optim.Adam(network.parameters(), lr=rate)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, DECAY ** (1 / steps))
     for step in range(steps):
         if step % parts == 0:
             rows = permutation(seed, step // parts, n).tensor_split(parts)
         index = rows[step % parts]
         loss = network.objective(Batch(inputs[index], labels[index], index), step)["loss"]
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         torch.autograd.backward(loss)
-        optimiser.step()
+        optimizer.step()
         schedule.step()
     if not all(bool(p.isfinite().all()) for p in network.parameters()):
         raise TrainingError(f"the capsules diverged at learning_rate={rate}; try a smaller one")
@@ -207,14 +207,14 @@ class CapsuleClassifier(ClassifierMixin, BaseEstimator):
         check_is_fitted(self)
         X = validate_data(self, flat(X, self._settings.image_shape), dtype=[np.float64, np.float32], reset=False)
         network = self._settings.network(X.shape[1], len(self.classes_)).double().eval()
-        network.load_state_dict({name: torch.from_numpy(learnt) for name, learnt in self.weights_.items()})
+        network.load_state_dict({name: torch.from_numpy(learned) for name, learned in self.weights_.items()})
         with torch.no_grad():
             lengths: Array = network.scores(self._inputs(X)).numpy()
         return lengths
 
     def _inputs(self, X: Array) -> Tensor:
-        """What the network sees: standardised rows [n p], or images [n c h w] in [0, 1]."""
-        rows = Columns(self.mean_, self.scale_).standardise(X)
+        """What the network sees: standardized rows [n p], or images [n c h w] in [0, 1]."""
+        rows = Columns(self.mean_, self.scale_).standardize(X)
         if self._settings.image_shape is None:
             return torch.from_numpy(rows)
         return torch.from_numpy(rows.clip(0, 1)).reshape(-1, *self._settings.image_shape)

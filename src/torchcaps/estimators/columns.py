@@ -71,7 +71,7 @@ class Columns:
             raise DataError(f"X runs from {low:.3g} to {high:.3g}, too far for pixels; scale it down")
         return cls(np.full(X.shape[1], low), np.full(X.shape[1], high - low))
 
-    def standardise(self, X: Array) -> Array:
+    def standardize(self, X: Array) -> Array:
         """(X - mean) / scale [n p] in float64; 0 where a column is constant."""
         zero = np.zeros(X.shape)
         with np.errstate(over="ignore"):
@@ -82,5 +82,5 @@ class Columns:
     def children(self, X: Array) -> Tensor:
         """X [n p] -> features [n i d], the last child filled up with zeros."""
         n, p = X.shape
-        padded = np.pad(self.standardise(X), ((0, 0), (0, -p % self.d)))
+        padded = np.pad(self.standardize(X), ((0, 0), (0, -p % self.d)))
         return torch.from_numpy(padded).view(n, -1, self.d)  # [n i d]

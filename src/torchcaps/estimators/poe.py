@@ -1,10 +1,10 @@
 """Products of expert capsules over plain vectors, as a scikit-learn transformer.
 
-    X [n p]  --standardise, pad, cut-->  features [n i d]  --squash-->  children x  --W-->  capsules [n j k]
+    X [n p]  --standardize, pad, cut-->  features [n i d]  --squash-->  children x  --W-->  capsules [n j k]
 
-There is no autoencoder: d neighbouring columns, standardised, are a child. W is learnt by contrastive divergence as in
-`torchcaps.models.poe`, and what leads back from the capsules to the columns by ridge least squares. All that is learnt
-is kept as numpy arrays. W is learnt in float32 and applied in float64.
+There is no autoencoder: d neighboring columns, standardized, are a child. W is learned by contrastive divergence as in
+`torchcaps.models.poe`, and what leads back from the capsules to the columns by ridge least squares. All that is learned
+is kept as numpy arrays. W is learned in float32 and applied in float64.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torchcaps.config import Count, PositiveFloat
 from torchcaps.errors import ShapeError, TrainingError
 from torchcaps.estimators.columns import Array, Columns, settings_of
 from torchcaps.models.poe import EnergyConfig
-from torchcaps.models.poe.encoder import CapsuleEnergy, Seen
+from torchcaps.models.poe.encoder import CapsuleEnergy, CapsuleState
 from torchcaps.models.poe.energy import free_energy
 from torchcaps.utils.random import permutation
 
@@ -70,11 +70,11 @@ def _energy(config: EnergyConfig, shape: tuple[int, int, int, int], seed: int = 
         return CapsuleEnergy(config, i, j, d, k)
 
 
-def _codes(energy: CapsuleEnergy, seen: Seen) -> Tensor:
+def _codes(energy: CapsuleEnergy, seen: CapsuleState) -> Tensor:
     return seen.hidden.flatten(1)  # [b (j k)]
 
 
-def _familiar(energy: CapsuleEnergy, seen: Seen) -> Tensor:
+def _familiar(energy: CapsuleEnergy, seen: CapsuleState) -> Tensor:
     return -free_energy(seen.z, seen.gate)  # [b]
 
 
@@ -82,16 +82,16 @@ def _descend(energy: CapsuleEnergy, features: Tensor, epochs: int, batch: int, r
     """Contrastive divergence over all rows, `epochs` times; momentum and decay as stated above."""
     n = len(features)
     parts = math.ceil(n / batch)
-    optimiser = torch.optim.SGD([energy.W], lr=rate * (1 - MOMENTUM), momentum=MOMENTUM)
-    schedule = torch.optim.lr_scheduler.ExponentialLR(optimiser, DECAY ** (1 / (epochs * parts)))
+    optimizer = torch.optim.SGD([energy.W], lr=rate * (1 - MOMENTUM), momentum=MOMENTUM)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, DECAY ** (1 / (epochs * parts)))
     for step in range(epochs * parts):
         if step % parts == 0:
             rows = permutation(seed, step // parts, n).tensor_split(parts)
         indices = rows[step % parts]
         loss = energy.contrast(energy.visible(features[indices]), step, (seed, indices))["loss"]
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         torch.autograd.backward(loss)
-        optimiser.step()
+        optimizer.step()
         schedule.step()
     if not bool(energy.W.isfinite().all()):
         raise TrainingError(f"the capsules diverged at learning_rate={rate}; try a smaller one")
@@ -103,12 +103,12 @@ def _array(t: Tensor) -> Array:
 
 
 def _least_squares(codes: Array, target: Array, ridge: float) -> tuple[Array, Array]:
-    """U [(j k) p] and a [p] that minimise |codes U + a - target|² / n + ridge s |U|², s the codes' mean variance."""
+    """U [(j k) p] and a [p] that minimize |codes U + a - target|² / n + ridge s |U|², s the codes' mean variance."""
     mean = codes.mean(0)
-    centred = codes - mean
-    gram = centred.T @ centred / len(codes)
+    centerd = codes - mean
+    gram = centerd.T @ centerd / len(codes)
     weight = ridge * max(float(gram.diagonal().mean()), 1e-30)
-    U = np.linalg.solve(gram + weight * np.eye(len(gram)), centred.T @ target / len(codes))
+    U = np.linalg.solve(gram + weight * np.eye(len(gram)), centerd.T @ target / len(codes))
     return U, target.mean(0) - mean @ U
 
 
@@ -131,7 +131,7 @@ class PoECapsules(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
 
     After `fit`: `labels_` [n] the winner of each row, `W_` [i j k d], `bias_` [j k], `offset_` [i d], `mean_` and
     `scale_` [p] of the columns (0 for a constant one), `decoder_` [(j k) p] and `intercept_` [p] of the way back in
-    standardised columns, `n_iter_` steps.
+    standardized columns, `n_iter_` steps.
 
     >>> from sklearn.datasets import load_iris
     >>> capsules = PoECapsules(n_capsules=3, pose_dim=4).fit(load_iris().data)
@@ -165,12 +165,12 @@ class PoECapsules(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         steps = settings.epochs * math.ceil(len(X) / settings.batch_size)
         shape = (features.shape[1], settings.n_capsules, settings.pose_dim, settings.child_dim)
         energy = _energy(settings.energy(features.shape[1], steps), shape, seed)
-        energy.settle(features)
+        energy.fit_offset(features)
         _descend(energy, features, settings.epochs, settings.batch_size, settings.learning_rate, seed)
         self.mean_, self.scale_, self.n_iter_ = columns.mean, columns.scale, steps
         self.W_, self.bias_, self.offset_ = (_array(t) for t in (energy.W, energy.bias, energy.offset))
         self.labels_ = self._each(X, CapsuleEnergy.winners)
-        target = columns.standardise(X)
+        target = columns.standardize(X)
         self.decoder_, self.intercept_ = _least_squares(self._each(X, _codes), target, settings.ridge)
         return self
 
@@ -203,14 +203,14 @@ class PoECapsules(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         checked: Array = validate_data(self, X, dtype=[np.float64, np.float32], reset=False)
         return checked
 
-    def _each(self, X: Array, answer: Callable[[CapsuleEnergy, Seen], Tensor]) -> Array:
+    def _each(self, X: Array, answer: Callable[[CapsuleEnergy, CapsuleState], Tensor]) -> Array:
         """An answer [n ...] about all rows, found for CHUNK of them at a time, in float64."""
         energy = _energy(EnergyConfig(mode=settings_of(_Settings, self).mode), self.W_.shape).double()
-        for part, learnt in ((energy.W, self.W_), (energy.bias, self.bias_), (energy.offset, self.offset_)):
-            part.data.copy_(torch.from_numpy(learnt))
+        for part, learned in ((energy.W, self.W_), (energy.bias, self.bias_), (energy.offset, self.offset_)):
+            part.data.copy_(torch.from_numpy(learned))
         columns = Columns(self.mean_, self.scale_, self.W_.shape[3])
         parts = (columns.children(X[n : n + CHUNK]) for n in range(0, len(X), CHUNK))
-        return np.concatenate([answer(energy, energy.look(energy.visible(part))).numpy() for part in parts])
+        return np.concatenate([answer(energy, energy.infer(energy.visible(part))).numpy() for part in parts])
 
     @property
     def _n_features_out(self) -> int:

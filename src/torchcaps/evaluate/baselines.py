@@ -1,7 +1,7 @@
 """Rivals: what needs no capsules, fitted to the same features f [n p] and given the same J groups of K numbers.
 
 A table that shows a capsule model alone shows nothing: principal components also look like "one object a column", and
-k-means also specialises. Each rival answers what a capsule model is asked (`Rival`), so that one evaluation measures
+k-means also specializes. Each rival answers what a capsule model is asked (`Rival`), so that one evaluation measures
 all. `RIVALS[name](f, capsules, dimension, seed)` fits one to the rows it is given; k-means and the RBM are those of
 scikit-learn (the extra `sklearn`). Letters: j group (capsule), k number in a group, n row, p feature.
 """
@@ -19,12 +19,12 @@ from torchcaps.errors import DataError, RecipeError, ShapeError
 from torchcaps.utils.random import normal, resample, uniform
 
 __all__ = [
+    "BASELINES",
     "PCA",
     "RBM",
-    "RIVALS",
+    "Baseline",
     "KMeans",
     "LocalPCA",
-    "Rival",
     "fit_kmeans",
     "fit_kmeans_centroid",
     "fit_local_pca",
@@ -36,7 +36,7 @@ RBM_SETTINGS = {"learning_rate": 0.05, "batch_size": 20, "n_iter": 20}
 """Tried on 2,000 drawn digits: half the rebuild error of batches of 100; 60 rounds would take off another sixth."""
 
 
-class Rival(Protocol):
+class Baseline(Protocol):
     """What every rival can be asked."""
 
     def codes(self, f: Tensor) -> Tensor:
@@ -85,7 +85,7 @@ class PCA:
 class KMeans:
     """J centroids; as a density, J spherical Gaussians of one variance sigma^2, the mean squared residual a feature.
 
-    With sigma = 0 all samples of a group are the same picture: specialised, but with no instantiation.
+    With sigma = 0 all samples of a group are the same picture: specialized, but with no instantiation.
     """
 
     centroids: Tensor  # [j p]
@@ -214,7 +214,7 @@ def fit_rbm(f: Tensor, capsules: int, dimension: int, seed: int = 0) -> RBM:
     return replace(rbm, activity=rbm.codes(x).mean(0))
 
 
-RIVALS: dict[str, Callable[[Tensor, int, int, int], Rival]] = {
+BASELINES: dict[str, Callable[[Tensor, int, int, int], Baseline]] = {
     "PCA": fit_pca,
     "k-means": fit_kmeans,
     "k-means centroid": fit_kmeans_centroid,

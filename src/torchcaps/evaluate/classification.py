@@ -24,33 +24,33 @@ from torchcaps.evaluate.viewpoints import VIEWS, novel_errors, viewpoint_metrics
 from torchcaps.metrics import accuracy, expected_calibration_error
 from torchcaps.models import CapsNet, Model
 from torchcaps.train.recipe import Recipe
-from torchcaps.train.run import Loaded, load_run
-from torchcaps.train.train_state import set_up
+from torchcaps.train.run import TrainedRun, load_run
+from torchcaps.train.train_state import build_training
 from torchcaps.utils.progress import progress
 
 __all__ = [
     "check_classifier",
     "class_scores",
     "classification",
+    "classifier_metrics",
     "load_classifier",
-    "measures",
-    "nearest_mean",
+    "nearest_mean_metrics",
     "pose_controls",
-    "untrained",
+    "untrained_metrics",
 ]
 
 THRESHOLD = 0.5
 """Of capsule lengths and of probabilities, where no validation images say better."""
 
 
-def load_classifier(folder: Path) -> Loaded:
+def load_classifier(folder: Path) -> TrainedRun:
     """The run in a folder, if it is one of a classifier."""
     return check_classifier(load_run(folder), folder)
 
 
-def check_classifier(run: Loaded, folder: Path) -> Loaded:
+def check_classifier(run: TrainedRun, folder: Path) -> TrainedRun:
     """The run itself, or one line."""
-    if run.model.classifies:
+    if run.model.is_classifier:
         return run
     raise RecipeError(f"'{folder}' is a run of {type(run.model).__name__}, which is no classifier; name one that is")
 
@@ -60,7 +60,7 @@ def class_scores(model: Model, data: Dataset, batch: int = 250) -> Tensor:
     """[n j] the model's scores of every image, a bounded batch at a time."""
     model.eval()
     batches = progress(torch.split(torch.arange(len(data)), batch), "scoring images")
-    return torch.cat([model.scores(data.shown(rows)) for rows in batches])
+    return torch.cat([model.scores(data.model_input(rows)) for rows in batches])
 
 
 def classification(model: Model, data: Dataset) -> dict[str, float]:
@@ -68,7 +68,7 @@ def classification(model: Model, data: Dataset) -> dict[str, float]:
     return _measure(class_scores(model, data), data.labels)
 
 
-def measures(model: Model, recipe: Recipe, splits: Splits, views: int = VIEWS) -> dict[str, float]:
+def classifier_metrics(model: Model, recipe: Recipe, splits: Splits, views: int = VIEWS) -> dict[str, float]:
     """Whatever is asked of a classifier on these data; of images larger than a view, also by so many `views`."""
     scores, test, held = class_scores(model, splits.test), splits.test, splits.validation
     if test.labels.ndim == 2:
@@ -84,17 +84,17 @@ def measures(model: Model, recipe: Recipe, splits: Splits, views: int = VIEWS) -
     return found
 
 
-def untrained(recipe: Recipe, splits: Splits) -> dict[str, float]:
+def untrained_metrics(recipe: Recipe, splits: Splits) -> dict[str, float]:
     """Control: the recipe's own network before its first step, which sees no more in many views than in one."""
-    return measures(set_up(recipe, splits.train.spec).model, recipe, splits, views=1)
+    return classifier_metrics(build_training(recipe, splits.train.spec).model, recipe, splits, views=1)
 
 
-def nearest_mean(recipe: Recipe, splits: Splits) -> dict[str, float]:
+def nearest_mean_metrics(recipe: Recipe, splits: Splits) -> dict[str, float]:
     """Control: the class whose mean training image is nearest, in pixels."""
     train, test = splits.train, splits.test
     means = torch.stack([_mean_image(train, j) for j in range(train.classes)])  # [j (c h w)]
     parts = torch.split(torch.arange(len(test)), 1000)
-    distances = torch.cat([torch.cdist(test.shown(rows).flatten(1), means) for rows in parts])
+    distances = torch.cat([torch.cdist(test.model_input(rows).flatten(1), means) for rows in parts])
     scores = (-distances.nan_to_num(torch.inf)).softmax(-1)  # [n j], no image: far
     if test.labels.ndim == 2:
         return _several(scores, test.labels, None, None)
@@ -116,7 +116,7 @@ def _mean_image(data: Dataset, label: int) -> Tensor:
     """[(c h w)] of the images that show a class; NaN of none."""
     here = data.labels == label
     rows = (here if here.ndim == 1 else here.any(-1)).nonzero().flatten()
-    sums = torch.stack([data.shown(part).flatten(1).double().sum(0) for part in torch.split(rows, 1000)])
+    sums = torch.stack([data.model_input(part).flatten(1).double().sum(0) for part in torch.split(rows, 1000)])
     return (sums.sum(0) / len(rows)).float()
 
 

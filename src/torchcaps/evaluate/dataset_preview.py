@@ -8,14 +8,14 @@ from torch import Tensor
 from torchcaps.data import Dataset
 from torchcaps.evaluate.figures import image_grid
 
-__all__ = ["sheet"]
+__all__ = ["preview_grid"]
 
 
-def sheet(data: Dataset, columns: int = 10) -> bytes:
+def preview_grid(data: Dataset, columns: int = 10) -> bytes:
     """A PNG with a row of images for each class; stereo pairs side by side at named viewpoints."""
     if {"azimuth", "elevation"} <= data.factors.keys() and data.spec.channels == 2:
         return image_grid(_viewpoints(data), scale=0.7)
-    rows = [(data.name_of(j), _pixels(data.seen[_of_class(data, j)[:columns]])) for j in range(data.classes)]
+    rows = [(data.name_of(j), _pixels(data.cropped[_of_class(data, j)[:columns]])) for j in range(data.classes)]
     return image_grid([(name, images) for name, images in rows if len(images)])
 
 
@@ -44,4 +44,4 @@ def _viewpoints(data: Dataset) -> list[tuple[str, Tensor]]:
 def _pair(data: Dataset, label: int, elevation: int, azimuth: int) -> Tensor:
     """[2 h w] both eyes of the first image with this viewpoint."""
     wanted = (data.labels == label) & (data.factors["elevation"] == elevation) & (data.factors["azimuth"] == azimuth)
-    return data.seen[wanted.nonzero().flatten()[:1]].flatten(0, 1).float() / 255
+    return data.cropped[wanted.nonzero().flatten()[:1]].flatten(0, 1).float() / 255

@@ -30,8 +30,8 @@ __all__ = [
     "factor_controls",
     "factor_correlation",
     "factor_metrics",
+    "factor_tracking",
     "has_factors",
-    "tracked",
 ]
 
 CONTROLS = ("untrained", "pixel components", "pixel directions")
@@ -64,7 +64,7 @@ def class_capsules(model: CapsNet | MatrixCaps, data: Dataset, batch: int = 250)
     """The class capsules [n j k] of every image and their activations [n j], a bounded batch at a time."""
     model.eval()
     batches = progress(torch.split(torch.arange(len(data)), batch), "looking at images")
-    seen = [model.encode(data.shown(rows)) for rows in batches]
+    seen = [model.encode(data.model_input(rows)) for rows in batches]
     return Capsules(torch.cat([c.pose for c in seen]), torch.cat([c.activation for c in seen]))
 
 
@@ -76,7 +76,7 @@ def has_factors(data: Dataset) -> bool:
 def factor_correlation(model: CapsNet, data: Dataset) -> dict[str, Factor]:
     """For each known factor of the data, what the capsule of the true class says of it."""
     _check(data)
-    return tracked(_own(model, data), data)
+    return factor_tracking(_own(model, data), data)
 
 
 def factor_metrics(factors: Mapping[str, Factor]) -> dict[str, float]:
@@ -95,10 +95,10 @@ def factor_controls(model: CapsNet, data: Dataset, seed: int = 0) -> dict[str, d
     _check(data)
     k = model.config.dimension
     codes = _fresh(model, data, seed), _components(data, k), _directions(data, k, seed)
-    return {name: tracked(code, data) for name, code in zip(CONTROLS, codes, strict=True)}
+    return {name: factor_tracking(code, data) for name, code in zip(CONTROLS, codes, strict=True)}
 
 
-def tracked(codes: Tensor, data: Dataset) -> dict[str, Factor]:
+def factor_tracking(codes: Tensor, data: Dataset) -> dict[str, Factor]:
     """The measure itself, for codes [n k] of the images, each compared within the image's own class."""
     found: dict[str, Factor] = {}
     for name, values in _ordered(data).items():
@@ -157,7 +157,7 @@ def _components(data: Dataset, k: int) -> Tensor:
     """[n k] of each image the first principal components of its class; found on the half that chooses."""
     codes = torch.zeros(len(data), k)
     for rows in _rows_by_class(data).values():
-        x, first = data.shown(rows).flatten(1), data.shown(_halves(rows)[0]).flatten(1)
+        x, first = data.model_input(rows).flatten(1), data.model_input(_halves(rows)[0]).flatten(1)
         axes = torch.linalg.svd(first - first.mean(0), full_matrices=False).Vh[:k]  # [k (c h w)], fewer of few images
         codes[rows, : len(axes)] = (x - first.mean(0)) @ axes.T
     return codes
@@ -166,7 +166,7 @@ def _components(data: Dataset, k: int) -> Tensor:
 def _directions(data: Dataset, k: int, seed: int) -> Tensor:
     """[n k] the pixels along k random directions, the same for all images."""
     axes = normal(seed, torch.arange(k), count=math.prod(data.spec[:3]))  # [k (c h w)]
-    return torch.cat([data.shown(rows).flatten(1) @ axes.T for rows in torch.split(torch.arange(len(data)), 250)])
+    return torch.cat([data.model_input(rows).flatten(1) @ axes.T for rows in torch.split(torch.arange(len(data)), 250)])
 
 
 def _check(data: Dataset) -> None:

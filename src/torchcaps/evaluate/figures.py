@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 Rows = Sequence[tuple[str, Tensor]]
-"""Rows of images, each (title, [n h w] grey or [n h w 3])."""
+"""Rows of images, each (title, [n h w] gray or [n h w 3])."""
 
 _GAP = 0.03
 """White around an image, in sides of it."""
@@ -41,7 +41,7 @@ _SIDE = 32
 
 
 def pixels(images: Tensor) -> Tensor:
-    """[n c h w] -> [n h w 3] in colour, or else [n h w], the mean of the channels."""
+    """[n c h w] -> [n h w 3] in color, or else [n h w], the mean of the channels."""
     return images.permute(0, 2, 3, 1) if images.shape[1] == 3 else images.mean(1)
 
 
@@ -145,9 +145,9 @@ def reliability_diagram(confidence: Tensor, correct: Tensor, bins: int = 15) -> 
     figure, (ax, below) = plt.subplots(2, sharex=True, figsize=(3.6, 4.4), height_ratios=(3, 1))
     left, some = torch.arange(bins) / bins, shown.counts > 0
     ax.bar(left, shown.accuracy, 1 / bins, align="edge", color="tab:blue", edgecolor="white")
-    ax.plot((0, 1), (0, 1), color="grey", linewidth=1, linestyle="--")
+    ax.plot((0, 1), (0, 1), color="gray", linewidth=1, linestyle="--")
     ax.plot(shown.confidence[some], shown.accuracy[some], "o", color="black", markersize=3)
-    below.bar(left, shown.counts / shown.counts.sum(), 1 / bins, align="edge", color="grey", edgecolor="white")
+    below.bar(left, shown.counts / shown.counts.sum(), 1 / bins, align="edge", color="gray", edgecolor="white")
     ax.set(ylabel="share right", ylim=(0, 1), title=f"calibration error {error:.4f}, {len(confidence)} images")
     ax.title.set_fontsize(9)
     below.set(xlabel="confidence", ylabel="share of images", xlim=(0, 1))

@@ -40,7 +40,7 @@ def best_threshold(scores: Tensor, labels: Tensor) -> float:
     """The threshold at which `threshold_error` is lowest: to be chosen on validation scores.
 
     An image is right from its highest score of an absent class up to, but without, its lowest of a present one. So the
-    best thresholds lie between neighbouring ends of such intervals: the middle of the widest gap among the best. 0.5 if
+    best thresholds lie between neighboring ends of such intervals: the middle of the widest gap among the best. 0.5 if
     no threshold gets an image right.
     """
     there = _present(scores, labels)

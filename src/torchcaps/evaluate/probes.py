@@ -1,4 +1,4 @@
-"""What a simple reader gets out of codes: nearest neighbours and a linear classifier, as accuracies on test codes.
+"""What a simple reader gets out of codes: nearest neighbors and a linear classifier, as accuracies on test codes.
 
 Codes are [n ...], one a row, flattened to [n d]; labels are [n]. Probes say how much of the class a code keeps, not
 how good its capsules are: an untrained code may score as well, so print that one beside.
@@ -28,7 +28,7 @@ def knn(train_codes: Tensor, train_labels: Tensor, test_codes: Tensor, test_labe
     """
     x, y = _prepare(train_codes, train_labels, test_codes, test_labels)
     if not 1 <= k <= len(y):
-        raise RecipeError(f"k = {k} neighbours of {len(y)} training codes; 1 to {len(y)} is wanted")
+        raise RecipeError(f"k = {k} neighbors of {len(y)} training codes; 1 to {len(y)} is wanted")
     labels, classes = train_labels.long(), _classes(train_labels, test_labels)
     half = y.square().sum(-1) / 2  # [n]
     votes = []
@@ -44,7 +44,7 @@ def linear_probe(
 ) -> float:  # fmt: skip
     """Accuracy of multinomial logistic regression: min over W, b of  mean -log softmax(W x + b)_label + l2/2 |W|^2.
 
-    The codes are standardised by the training mean and deviation; L-BFGS takes at most `steps` steps from 0, so the
+    The codes are standardized by the training mean and deviation; L-BFGS takes at most `steps` steps from 0, so the
     result is a function of the data alone.
     """
     with torch.inference_mode(False), torch.enable_grad():
@@ -59,15 +59,15 @@ def _fit(x: Tensor, labels: Tensor, classes: int, l2: float, steps: int) -> tupl
     """W [d classes] and b [classes] of the regression."""
     W = torch.zeros(x.shape[1], classes, requires_grad=True)
     b = torch.zeros(classes, requires_grad=True)
-    optimiser: Any = torch.optim.LBFGS([W, b], max_iter=steps, line_search_fn="strong_wolfe")
+    optimizer: Any = torch.optim.LBFGS([W, b], max_iter=steps, line_search_fn="strong_wolfe")
 
     def closure() -> Tensor:
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss = torch.nn.functional.cross_entropy(torch.addmm(b, x, W), labels) + l2 / 2 * W.square().sum()
         torch.autograd.backward(loss)
         return loss
 
-    optimiser.step(closure)
+    optimizer.step(closure)
     return W.detach(), b.detach()
 
 

@@ -14,13 +14,13 @@ from torch import Tensor
 from torchcaps.errors import DataError, RecipeError, ShapeError
 from torchcaps.metrics import linear_cka
 
-__all__ = ["capsules_used", "cross_capsule_cka", "frechet", "judge_samples"]
+__all__ = ["capsules_used", "cross_capsule_cka", "frechet", "sample_confidence"]
 
 CAPSULES, SAMPLES = 20, 1000
 """At most so many capsules and images enter `cross_capsule_cka`."""
 
 
-def judge_samples(probabilities: Tensor, confident: float = 0.9) -> dict[str, float]:
+def sample_confidence(probabilities: Tensor, confident: float = 0.9) -> dict[str, float]:
     """A judge's verdicts [j n classes] on n samples of each capsule j, in three numbers.
 
     A verdict is the class with the largest probability; it is confident if that is above `confident`.

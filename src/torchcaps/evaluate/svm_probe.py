@@ -18,12 +18,12 @@ from torch import Tensor
 from torch.nn.functional import one_hot, pad
 
 from torchcaps.config import to_dict
-from torchcaps.data import AffnistConfig, Dataset, MnistConfig, Place, epoch_order, subset, take
+from torchcaps.data import AffnistConfig, BatchPosition, Dataset, MnistConfig, epoch_order, make_batch, subset
 from torchcaps.errors import DataError, RecipeError, ShapeError
 from torchcaps.metrics import accuracy
 from torchcaps.train.recipe import Recipe, stage_names, stage_of
 
-__all__ = ["GAMMA", "READ", "SVM", "C", "Material", "fit_svm", "kernel", "material_of", "require_sklearn"]
+__all__ = ["GAMMA", "READ", "SVM", "C", "ProbeData", "build_probe_data", "fit_svm", "kernel", "require_sklearn"]
 
 C, GAMMA = 100.0, 0.1
 """Those of the authors' code, for capsules whose lengths are below 1."""
@@ -171,7 +171,7 @@ def require_sklearn() -> None:
 
 
 @dataclass(frozen=True, eq=False)
-class Material:
+class ProbeData:
     """The images that all rows share.
 
     `sets` are those of the read-out, by name; `protocols` says for each metric which it learns from and is tested on;
@@ -190,7 +190,7 @@ class Material:
         return len(self.sets[self.protocols[self.main][0]])
 
 
-def material_of(recipe: Recipe, images: int = READ) -> Material:
+def build_probe_data(recipe: Recipe, images: int = READ) -> ProbeData:
     """The images of a recipe's data; which they are does not depend on the seed, but for how training shows them."""
     if images < 1:
         raise RecipeError(f"the read-out is to learn from {images} images; at least 1 is wanted")
@@ -200,12 +200,14 @@ def material_of(recipe: Recipe, images: int = READ) -> Material:
         raise DataError("each image shows several classes; the read-out wants data of one label an image")
     count = min(images, len(train))
     order = epoch_order(recipe.seed, 0, len(train))
-    shown = take(train, order, Place(0, 0), min(count, READ), seed=recipe.seed, max_shift=loop.max_shift).images
+    shown = make_batch(
+        train, order, BatchPosition(0, 0), min(count, READ), seed=recipe.seed, max_shift=loop.max_shift
+    ).images
     if isinstance(data, AffnistConfig):
-        return Material(_digits(data, count) | {"affnist test": splits.test}, AFFNIST, "affnist_svm_a", shown)
+        return ProbeData(_digits(data, count) | {"affnist test": splits.test}, AFFNIST, "affnist_svm_a", shown)
     some = subset(train, epoch_order(0, 0, len(train))[:count])
     name = f"{to_dict(recipe)['data']['name'].replace('-', '_')}_svm"
-    return Material({"train": some, "test": splits.test}, {name: ("train", "test")}, name, shown)
+    return ProbeData({"train": some, "test": splits.test}, {name: ("train", "test")}, name, shown)
 
 
 def _digits(data: AffnistConfig, count: int) -> dict[str, Dataset]:

@@ -12,33 +12,41 @@ from torch import Tensor
 
 from torchcaps.errors import RecipeError
 from torchcaps.models import CapsNet, MatrixCaps, Model, PoE, SparseCaps, SparseMatrixCaps
-from torchcaps.systems.capsnet.explorer import ClassSubject
-from torchcaps.systems.explorer_records import Histogram, Looked, Routed, Wall
-from torchcaps.systems.explorer_view import Subject
-from torchcaps.systems.matrix.explorer import MatrixSubject
-from torchcaps.systems.poe.explorer import ExpertSubject
-from torchcaps.systems.sparse.explorer import SparseMatrixSubject, SparseSubject
+from torchcaps.systems.capsnet.explorer import CapsNetView
+from torchcaps.systems.explorer_records import CapsuleReading, Histogram, RoutingReading, SampleGrid
+from torchcaps.systems.explorer_view import ExplorerView
+from torchcaps.systems.matrix.explorer import MatrixView
+from torchcaps.systems.poe.explorer import PoEView
+from torchcaps.systems.sparse.explorer import SparseMatrixView, SparseView
 
-__all__ = ["SUBJECTS", "Histogram", "Looked", "Routed", "Subject", "Wall", "subject_of"]
+__all__ = [
+    "EXPLORER_VIEWS",
+    "CapsuleReading",
+    "ExplorerView",
+    "Histogram",
+    "RoutingReading",
+    "SampleGrid",
+    "explorer_view",
+]
 
-SUBJECTS: dict[type[Model], type[Subject[Any]]] = {
-    CapsNet: ClassSubject,
-    MatrixCaps: MatrixSubject,
-    PoE: ExpertSubject,
-    SparseCaps: SparseSubject,
-    SparseMatrixCaps: SparseMatrixSubject,
+EXPLORER_VIEWS: dict[type[Model], type[ExplorerView[Any]]] = {
+    CapsNet: CapsNetView,
+    MatrixCaps: MatrixView,
+    PoE: PoEView,
+    SparseCaps: SparseView,
+    SparseMatrixCaps: SparseMatrixView,
 }
 """Who answers for which model."""
 
 
-def subject_of(model: Model, names: Sequence[str] = (), examples: Tensor | None = None) -> Subject[Any]:
+def explorer_view(model: Model, names: Sequence[str] = (), examples: Tensor | None = None) -> ExplorerView[Any]:
     """Put a model under the glass.
 
     names     of the classes, for networks whose capsules are classes
     examples  images [n c h w] as the model is shown them, whose poses serve as samples where a model knows none itself
     """
-    for kind, subject in SUBJECTS.items():
+    for kind, subject in EXPLORER_VIEWS.items():
         if isinstance(model, kind):
             return subject(model, names, examples)
-    known = ", ".join(kind.__name__ for kind in SUBJECTS)
+    known = ", ".join(kind.__name__ for kind in EXPLORER_VIEWS)
     raise RecipeError(f"a {type(model).__name__} cannot be explored; these can: {known}")

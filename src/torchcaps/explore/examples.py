@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from torchcaps.data import DataConfig, Dataset, FolderConfig, GlyphsConfig, NpzConfig, subset
-from torchcaps.data.augment import standardise
+from torchcaps.data.augment import standardize
 from torchcaps.errors import ShapeError, TorchcapsError
 from torchcaps.systems.predict import class_names
 from torchcaps.train import Recipe
@@ -34,40 +34,40 @@ class Examples:
     data: Dataset | None
     source: str  # own, data, glyphs or none
     names: tuple[str, ...]
-    standardised: bool = False
+    standardized: bool = False
 
     def __len__(self) -> int:
         return 0 if self.data is None else len(self.data)
 
     def image(self, n: int) -> Tensor:
         """[c h w] the bytes of an image."""
-        return self._there(n).seen[n]
+        return self._there(n).cropped[n]
 
     def label(self, n: int) -> int | None:
         """The class of an image that shows one thing of a known class."""
         labels = self._there(n).labels[n]
-        return int(labels) if labels.ndim == 0 and self._is_labelled else None
+        return int(labels) if labels.ndim == 0 and self._is_labeled else None
 
     def name(self, n: int) -> str:
         """What an image shows, in words."""
         labels = self._there(n).labels[n].reshape(-1).tolist()
-        if not self._is_labelled:
+        if not self._is_labeled:
             return f"digit {labels[0]}, drawn by code"
         return " and ".join(self.names[label] for label in labels)
 
     @property
     def shown(self) -> Tensor | None:
         """[n c h w] what the model is shown of them."""
-        return None if self.data is None else self.prepared(self.data.seen.float() / 255)
+        return None if self.data is None else self.prepared(self.data.cropped.float() / 255)
 
     def prepared(self, images: Tensor) -> Tensor:
         """Images [b c h w] in [0, 1] -> what the model is shown of them."""
-        return standardise(images) if self.standardised else images
+        return standardize(images) if self.standardized else images
 
     def levels(self, drawn: Tensor, image: Tensor | None = None) -> Tensor:
-        """What a model drew [... c h w], in [0, 1]: if it sees standardised images, with the light of one [c h w], or
+        """What a model drew [... c h w], in [0, 1]: if it sees standardized images, with the light of one [c h w], or
         of all examples."""
-        if not self.standardised:
+        if not self.standardized:
             return drawn
         mean, spread = self._light(image)
         return drawn * spread + mean
@@ -76,11 +76,11 @@ class Examples:
         if image is None:
             if self.data is None:
                 return 0.5, 0.2
-            image = self.data.seen.float() / 255
+            image = self.data.cropped.float() / 255
         return float(image.mean()), max(float(image.std(correction=0)), image.numel() ** -0.5)
 
     @property
-    def _is_labelled(self) -> bool:
+    def _is_labeled(self) -> bool:
         """Digits drawn by code are of the model's classes if those are digits too."""
         return self.source != "glyphs" or self.names == tuple("0123456789")
 
@@ -95,13 +95,13 @@ def examples_of(
 ) -> Examples:
     """Those among the tensors of a checkpoint, else those of the recipe's data, else digits if they can stand in."""
     names = class_names(recipe.data, spec.classes)
-    standardised = bool(getattr(recipe.data, "standardise", False))
+    standardized = bool(getattr(recipe.data, "standardize", False))
     data, source = _own(tensors, spec), "own"
     if data is None:
         data, source = _tested(recipe.data, spec, data_dir), "data"
     if data is None:
         data, source = _drawn(spec), "glyphs"
-    return Examples(data, "none" if data is None else source, names, standardised)
+    return Examples(data, "none" if data is None else source, names, standardized)
 
 
 def _own(tensors: Mapping[str, Tensor], spec: ImageSpec) -> Dataset | None:
@@ -134,7 +134,7 @@ def _fewer(config: DataConfig, data_dir: Path | None) -> DataConfig:
 
 
 def _drawn(spec: ImageSpec) -> Dataset | None:
-    """Digits, where images are grey squares of a size that they can be drawn in."""
+    """Digits, where images are gray squares of a size that they can be drawn in."""
     if spec.channels != 1 or spec.height != spec.width or not 12 <= spec.height <= 256:
         return None
     return GlyphsConfig(train=1, test=COUNT, size=spec.height).load().test

@@ -20,18 +20,18 @@ from torchcaps.explore.messages import (
     Sample,
     Sweep,
     Wall,
-    numbers,
+    encode_images,
     pixels_of,
-    wire,
+    to_json,
 )
-from torchcaps.explore.run_registry import Opened, Shelf
+from torchcaps.explore.run_registry import OpenRun, RunRegistry
 
 __all__ = ["QUESTIONS", "Question", "example", "facts", "runs"]
 
 Answer = dict[str, Any]
 
 
-def runs(shelf: Shelf) -> list[Answer]:
+def runs(shelf: RunRegistry) -> list[Answer]:
     """The table of runs."""
     return [
         {"id": n, "name": e.name, "kind": e.kind, "shipped": e.shipped, "loaded": shelf.is_open(n)}
@@ -39,7 +39,7 @@ def runs(shelf: Shelf) -> list[Answer]:
     ]
 
 
-def facts(number: int, opened: Opened) -> Answer:
+def facts(number: int, opened: OpenRun) -> Answer:
     """What the page must know of a run to lay itself out."""
     run, subject, examples = opened.run, opened.subject, opened.examples
     return {
@@ -48,58 +48,58 @@ def facts(number: int, opened: Opened) -> Answer:
         "draws": subject.draws, "domains": list(subject.domains), "samples": subject.samples,
         "children": subject.children, "places": list(subject.places), "examples": len(examples),
         "source": examples.source, "about": run.recipe.about, "recipe": run.recipe.name, "steps": run.step,
-        "parameters": sum(p.numel() for p in run.model.parameters()), "classifies": run.model.classifies,
-        "display": "standardised" if examples.standardised else "unit",
+        "parameters": sum(p.numel() for p in run.model.parameters()), "classifies": run.model.is_classifier,
+        "display": "standardized" if examples.standardized else "unit",
     }  # fmt: skip
 
 
-def example(n: int, opened: Opened) -> Answer:
+def example(n: int, opened: OpenRun) -> Answer:
     """An image to look at."""
     examples = opened.examples
-    return {"image": wire(examples.image(n)), "label": examples.label(n), "name": examples.name(n), "n": n}
+    return {"image": encode_images(examples.image(n)), "label": examples.label(n), "name": examples.name(n), "n": n}
 
 
-def _look(opened: Opened, asked: Look) -> Answer:
+def _look(opened: OpenRun, asked: Look) -> Answer:
     start, subject = time.perf_counter(), opened.subject
     image, shown = _images(opened, asked.image)
-    seen, parts = subject.look(shown), subject.parts(shown)
+    seen, parts = subject.infer(shown), subject.draw_each(shown)
     return {
-        "activation": numbers(seen.activation), "winner": seen.winner, "pose": numbers(seen.pose),
+        "activation": to_json(seen.activation), "winner": seen.winner, "pose": to_json(seen.pose),
         "drawn": _drawn(opened, seen.drawn, image), "parts": _drawn(opened, parts, image),
         "limits": _limits(opened, seen.winner, seen.pose[seen.winner]),
-        "milliseconds": numbers(1000 * (time.perf_counter() - start)),
+        "milliseconds": to_json(1000 * (time.perf_counter() - start)),
     }  # fmt: skip
 
 
-def _route(opened: Opened, asked: Route) -> Answer:
+def _route(opened: OpenRun, asked: Route) -> Answer:
     if len(asked.children) > CHILDREN:
         raise ShapeError(f"{len(asked.children)} children are asked for; {CHILDREN} at most are wanted")
     routed = opened.subject.routing(_images(opened, asked.image)[1], asked.parent, asked.children)
-    answer = {name: numbers(value) for name, value in vars(routed).items() if name not in ("maps", "histogram")}
-    histogram = routed.histogram and {name: numbers(value) for name, value in routed.histogram._asdict().items()}
-    return {"maps": wire(routed.maps), **answer, "histogram": histogram}
+    answer = {name: to_json(value) for name, value in vars(routed).items() if name not in ("maps", "histogram")}
+    histogram = routed.histogram and {name: to_json(value) for name, value in routed.histogram._asdict().items()}
+    return {"maps": encode_images(routed.maps), **answer, "histogram": histogram}
 
 
-def _draw(opened: Opened, asked: Draw) -> Answer:
+def _draw(opened: OpenRun, asked: Draw) -> Answer:
     return {"image": _drawn(opened, opened.subject.draw(asked.capsule, _pose(asked.pose)))}
 
 
-def _sweep(opened: Opened, asked: Sweep) -> Answer:
+def _sweep(opened: OpenRun, asked: Sweep) -> Answer:
     pose = _pose(asked.pose)
     images = opened.subject.sweep(asked.capsule, pose, asked.steps)
     return {"images": _drawn(opened, images), **_limits(opened, asked.capsule, pose)}
 
 
-def _sample(opened: Opened, asked: Sample) -> Answer:
+def _sample(opened: OpenRun, asked: Sample) -> Answer:
     pose = opened.subject.sample(asked.capsule, asked.domain, asked.seed)
     image = _drawn(opened, opened.subject.draw(asked.capsule, pose))
-    return {"pose": numbers(pose), "image": image, **_limits(opened, asked.capsule, pose)}
+    return {"pose": to_json(pose), "image": image, **_limits(opened, asked.capsule, pose)}
 
 
-def _wall(opened: Opened, asked: Wall) -> Answer:
-    wall = opened.subject.wall(asked.count, asked.domain, asked.seed)
+def _wall(opened: OpenRun, asked: Wall) -> Answer:
+    wall = opened.subject.sample_grid(asked.count, asked.domain, asked.seed)
     return {
-        "images": _drawn(opened, wall.images), "poses": numbers(wall.poses), "capsules": list(wall.capsules),
+        "images": _drawn(opened, wall.images), "poses": to_json(wall.poses), "capsules": list(wall.capsules),
     }  # fmt: skip
 
 
@@ -108,7 +108,7 @@ class Question:
     """What a body must be, and who answers it."""
 
     body: type[Any]
-    answer: Callable[[Opened, Any], Answer]
+    answer: Callable[[OpenRun, Any], Answer]
 
 
 QUESTIONS: Mapping[str, Question] = {
@@ -122,7 +122,7 @@ QUESTIONS: Mapping[str, Question] = {
 """The last word of a path -> what it asks."""
 
 
-def _images(opened: Opened, picture: Picture) -> tuple[Tensor, Tensor]:
+def _images(opened: OpenRun, picture: Picture) -> tuple[Tensor, Tensor]:
     """[c h w] a picture in [0, 1], and what the model is shown of it."""
     image = pixels_of(picture, opened.run.model.spec[:3])
     return image, opened.examples.prepared(image.unsqueeze(0))[0]
@@ -132,11 +132,11 @@ def _pose(values: tuple[float, ...]) -> Tensor:
     return torch.tensor(values, dtype=torch.float32)
 
 
-def _limits(opened: Opened, capsule: int, pose: Tensor) -> Answer:
+def _limits(opened: OpenRun, capsule: int, pose: Tensor) -> Answer:
     low, high = opened.subject.limits(capsule, pose)
-    return {"low": numbers(low), "high": numbers(high)}
+    return {"low": to_json(low), "high": to_json(high)}
 
 
-def _drawn(opened: Opened, images: Tensor | None, image: Tensor | None = None) -> Answer | None:
+def _drawn(opened: OpenRun, images: Tensor | None, image: Tensor | None = None) -> Answer | None:
     """Images that the model drew, of an image or of none, as they travel."""
-    return None if images is None else wire(opened.examples.levels(images, image))
+    return None if images is None else encode_images(opened.examples.levels(images, image))

@@ -21,7 +21,18 @@ from torchcaps.config import NonNegativeInt, Range, from_dict
 from torchcaps.errors import DataError, ShapeError
 
 __all__ = [
-    "CHILDREN", "Draw", "Look", "Picture", "Route", "Sample", "Sweep", "Wall", "numbers", "pixels_of", "read", "wire",
+    "CHILDREN",
+    "Draw",
+    "Look",
+    "Picture",
+    "Route",
+    "Sample",
+    "Sweep",
+    "Wall",
+    "encode_images",
+    "pixels_of",
+    "read",
+    "to_json",
 ]  # fmt: skip
 
 B = TypeVar("B")
@@ -130,7 +141,7 @@ def pixels_of(picture: Picture, shape: Sequence[int]) -> Tensor:  # [c h w]
     return torch.from_numpy(np.frombuffer(data, np.uint8).copy()).view(*shape).float() / 255
 
 
-def wire(images: Tensor) -> dict[str, Any]:
+def encode_images(images: Tensor) -> dict[str, Any]:
     """Images [... h w], floats that are cut to [0, 1] or bytes, as they travel; what is not a number is black."""
     if images.dtype != torch.uint8:
         images = images.detach().nan_to_num(0.0).clamp(0, 1).mul(255).round().to(torch.uint8)
@@ -138,16 +149,16 @@ def wire(images: Tensor) -> dict[str, Any]:
     return {"shape": list(images.shape), "data": data.decode("ascii")}
 
 
-def numbers(values: Any) -> Any:
+def to_json(values: Any) -> Any:
     """A tensor, or numbers in lists, as JSON may hold them: six digits each, null for what is not finite.
 
     >>> numbers([1 / 3, float("nan"), 2, None])
     [0.333333, None, 2, None]
     """
     if isinstance(values, Tensor):
-        return numbers(values.detach().tolist())
+        return to_json(values.detach().tolist())
     if isinstance(values, list | tuple):
-        return [numbers(value) for value in values]
+        return [to_json(value) for value in values]
     if not isinstance(values, float):
         return values
     return float(f"{values:.6g}") if np.isfinite(values) else None

@@ -31,7 +31,7 @@ from torchcaps.explore.handlers import QUESTIONS, Answer, example, facts, runs
 from torchcaps.explore.messages import read
 from torchcaps.explore.middleware import PATIENCE, App, Guards
 from torchcaps.explore.queue import FullError, GoneError, Queue
-from torchcaps.explore.run_registry import Opened, Shelf
+from torchcaps.explore.run_registry import OpenRun, RunRegistry
 
 __all__ = ["Explorer", "application", "files"]
 
@@ -68,7 +68,7 @@ def files() -> dict[str, File]:
 class Explorer:
     """The endpoints."""
 
-    def __init__(self, shelf: Shelf, queue: Queue) -> None:
+    def __init__(self, shelf: RunRegistry, queue: Queue) -> None:
         self.shelf, self.queue, self.files = shelf, queue, files()
 
     def routes(self) -> list[Route]:
@@ -125,7 +125,7 @@ class Explorer:
             raise HTTPException(404)
         return number
 
-    def _open(self, number: int) -> Opened:
+    def _open(self, number: int) -> OpenRun:
         try:
             return self.shelf.open(number)
         except (TorchcapsError, OSError) as error:
@@ -143,7 +143,7 @@ class Explorer:
             return _reply(_line(str(error)), 500)
 
 
-def application(shelf: Shelf, origins: frozenset[str], queue: Queue, patience: float = PATIENCE) -> App:
+def application(shelf: RunRegistry, origins: frozenset[str], queue: Queue, patience: float = PATIENCE) -> App:
     """The ASGI application; it opens the first run as soon as it starts."""
 
     @asynccontextmanager
@@ -158,11 +158,11 @@ def application(shelf: Shelf, origins: frozenset[str], queue: Queue, patience: f
     return Guards(app, origins, patience)
 
 
-def _warm(shelf: Shelf) -> None:
+def _warm(shelf: RunRegistry) -> None:
     """Open the first run and let it look once, so that what is compiled at the first call is."""
     opened = shelf.open(0)
     image = torch.zeros(opened.run.model.spec[:3])
-    opened.subject.look(opened.examples.prepared(image.unsqueeze(0))[0])
+    opened.subject.infer(opened.examples.prepared(image.unsqueeze(0))[0])
 
 
 async def _hung_up(request: Request) -> None:

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from torchcaps.errors import CheckpointError, DataError, RecipeError, TorchcapsError
-from torchcaps.explore import Subject, subject_of
+from torchcaps.explore import ExplorerView, explorer_view
 from torchcaps.explore.examples import Examples, examples_of
 from torchcaps.train.checkpoint import load as read_checkpoint
-from torchcaps.train.run import Loaded, checkpoint_path, load_run
+from torchcaps.train.run import TrainedRun, checkpoint_path, load_run
 
-__all__ = ["KINDS", "OPEN", "Entry", "Opened", "Shelf", "find_shelf", "shipped_run"]
+__all__ = ["KINDS", "OPEN", "Entry", "OpenRun", "RunRegistry", "find_runs", "shipped_run"]
 
 KINDS = {
     "capsnet": "capsnet", "capsnet-small": "capsnet",
@@ -46,28 +46,28 @@ class Entry(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Opened:
+class OpenRun:
     """A run that is in memory."""
 
     entry: Entry
-    run: Loaded
-    subject: Subject[Any]
+    run: TrainedRun
+    subject: ExplorerView[Any]
     examples: Examples
 
 
 @dataclass
-class Shelf:
+class RunRegistry:
     """Runs by number. `open` belongs to one thread; the rest may be asked from any."""
 
     entries: tuple[Entry, ...]
     data_dir: Path | None = None
-    _open: OrderedDict[int, Opened] = field(default_factory=OrderedDict)
+    _open: OrderedDict[int, OpenRun] = field(default_factory=OrderedDict)
 
     def is_open(self, number: int) -> bool:
         """Whether a run is in memory."""
         return number in self._open
 
-    def open(self, number: int) -> Opened:
+    def open(self, number: int) -> OpenRun:
         """The run, read from its folder if it is not in memory."""
         if number not in self._open:
             opened = self._read(self.entries[number])
@@ -77,24 +77,24 @@ class Shelf:
         self._open.move_to_end(number)
         return self._open[number]
 
-    def _read(self, entry: Entry) -> Opened:
+    def _read(self, entry: Entry) -> OpenRun:
         run = load_run(entry.folder)
         examples = examples_of(run.recipe, run.model.spec, run.extra, self.data_dir)
-        return Opened(entry, run, subject_of(run.model, examples.names, examples.shown), examples)
+        return OpenRun(entry, run, explorer_view(run.model, examples.names, examples.shown), examples)
 
 
-def find_shelf(runs: Sequence[Path], data_dir: Path | None = None, root: Path = Path("runs")) -> Shelf:
+def find_runs(runs: Sequence[Path], data_dir: Path | None = None, root: Path = Path("runs")) -> RunRegistry:
     """The named runs, each of which must be one to look into; without any, the shipped one and those under `root`."""
     if data_dir is not None and not data_dir.is_dir():
         raise DataError(f"'{data_dir}' is no folder; name one that holds data sets, or leave --data-dir out")
     if runs:
-        return Shelf(tuple(_named(folder) for folder in runs), data_dir)
+        return RunRegistry(tuple(_named(folder) for folder in runs), data_dir)
     shipped, folders = shipped_run(), sorted(root.iterdir()) if root.is_dir() else []
     found = [entry for folder in folders if (entry := _found(folder))]
     entries = (*([shipped] if shipped else []), *found)
     if not entries:
         raise RecipeError(f"no run under '{root}' can be looked into; name the folder of one: torchcaps explore RUN")
-    return Shelf(entries, data_dir)
+    return RunRegistry(entries, data_dir)
 
 
 def shipped_run() -> Entry | None:

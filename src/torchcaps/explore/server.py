@@ -14,7 +14,7 @@ from torchcaps.errors import RecipeError
 from torchcaps.explore.middleware import PATIENCE, origins_of
 from torchcaps.explore.queue import Queue
 from torchcaps.explore.routes import application
-from torchcaps.explore.run_registry import Shelf
+from torchcaps.explore.run_registry import RunRegistry
 
 __all__ = ["address_of", "listen", "serve", "server_on"]
 
@@ -101,7 +101,7 @@ def address_of(listener: socket.socket) -> str:
 
 
 def server_on(
-    listener: socket.socket, shelf: Shelf, host: str, ready: Callable[[], object], *,
+    listener: socket.socket, shelf: RunRegistry, host: str, ready: Callable[[], object], *,
     queue: Queue | None = None, patience: float = PATIENCE,
 ) -> uvicorn.Server:  # fmt: skip
     """The server, to be run with `listener` as its socket; `host` is what that was asked to listen on."""
@@ -115,7 +115,7 @@ def server_on(
     return _Server(config, ready)
 
 
-def serve(shelf: Shelf, host: str, port: int, ready: Callable[[str], object]) -> None:
+def serve(shelf: RunRegistry, host: str, port: int, ready: Callable[[str], object]) -> None:
     """Serve until the process is interrupted; `ready` is told the address once it answers."""
     with listen(host, port) as listener:
         address = address_of(listener)

@@ -26,7 +26,7 @@ from torchcaps.kernels.fft_planes import Planes
 from torchcaps.kernels.simd_layout import lanes, suits
 from torchcaps.kernels.threads import switched_on
 
-__all__ = ["fourier_conv2d", "worth"]
+__all__ = ["fourier_conv2d", "is_faster"]
 
 ROOM = 2**23
 """Complex numbers of the kernels' spectra at a time, or as many as one column frequency has."""
@@ -43,7 +43,7 @@ def fourier_conv2d(x: Tensor, w: Tensor, stride: int = 1) -> Tensor:
     return y
 
 
-def worth(x: Tensor, w: Tensor, stride: int) -> bool:
+def is_faster(x: Tensor, w: Tensor, stride: int) -> bool:
     """Whether spectra cost less than a direct convolution of such images and kernels, and can be had."""
     if not (switched_on() and suits(x, w) and _fit(x, w)) or any(n % lanes(x.dtype) for n in w.shape[:2]):
         return False

@@ -101,7 +101,7 @@ def reverse(W: Tensor, C: Tensor, H: Tensor, b: int) -> Tensor:
     """sum_j c_ij W_ij^T h_j: C [i j (n L)] and H [n j k L] of a batch b -> [b i d]."""
     dx = H.new_empty(b, W.shape[0], W.shape[3])
     arrays = *map(_array, (W, C, H)), dx.numpy()
-    in_threads(lambda _, start, stop: _loops("scatter").reverse(*arrays, start, stop), len(W))
+    in_threads(lambda _, start, stop: _loops("dynamic_grads").reverse(*arrays, start, stop), len(W))
     return dx
 
 
@@ -110,7 +110,7 @@ def grad(X: Tensor, C: Tensor, A: Tensor, onto: Tensor | None = None) -> Tensor:
     (i, _, d, _), (_, j, k, _) = X.shape, A.shape
     dW = X.new_zeros(i, j, k, d) if onto is None else onto
     arrays = *map(_array, (X, C, A)), dW.numpy()
-    in_threads(lambda _, start, stop: _loops("scatter").grad(*arrays, start, stop), i)
+    in_threads(lambda _, start, stop: _loops("dynamic_grads").grad(*arrays, start, stop), i)
     return dW
 
 
@@ -179,7 +179,7 @@ class Looped:
         Q, dS = (torch.stack([to_lanes(t) for t in each]) if each else none for each in (q, ds))
         read = *map(_array, (self.W, self.x, Q)), self.floor, *map(_array, (dS, Z, B))
         arrays = *read, dx.numpy(), dW.numpy()
-        in_threads(lambda _, start, stop: _loops("scatter").scatter(*arrays, start, stop), len(dW))
+        in_threads(lambda _, start, stop: _loops("dynamic_grads").scatter(*arrays, start, stop), len(dW))
         return dx, dW
 
     def straight(self, c: Tensor, ds: Tensor) -> tuple[Tensor, Tensor]:

@@ -17,9 +17,9 @@ from functools import lru_cache
 
 import torch
 
-from torchcaps.errors import RecipeError, nearest
+from torchcaps.errors import RecipeError, suggestion
 
-__all__ = ["SWITCH", "in_threads", "parts", "switched", "switched_on"]
+__all__ = ["SWITCH", "in_threads", "kernel_mode", "parts", "switched_on"]
 
 SWITCH = "TORCHCAPS_KERNELS"
 """Environment variable: "fast" (the default), or "plain" for the readable path everywhere."""
@@ -29,12 +29,12 @@ def switched_on() -> bool:
     """Whether fast paths may be taken; read at every call, so that a test or a notebook can switch."""
     value = os.environ.get(SWITCH, "fast")
     if value not in ("fast", "plain"):
-        raise RecipeError(f"{SWITCH}={value}{nearest(value, ('fast', 'plain'))}; 'fast' or 'plain' is wanted")
+        raise RecipeError(f"{SWITCH}={value}{suggestion(value, ('fast', 'plain'))}; 'fast' or 'plain' is wanted")
     return value == "fast"
 
 
 @contextmanager
-def switched(value: str) -> Iterator[None]:
+def kernel_mode(value: str) -> Iterator[None]:
     """Inside, the switch of this process is "fast" or "plain"; what it was comes back, also after an error."""
     before = os.environ.get(SWITCH)
     os.environ[SWITCH] = value

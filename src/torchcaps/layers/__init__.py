@@ -1,14 +1,14 @@
 """Layers: parameters plus one call. Every capsule layer returns `(Capsules, RoutingInfo)`."""
 
-from torchcaps.layers.batch_norm import CapsuleNorm, TypeNorm
+from torchcaps.layers.batch_norm import CapsuleBatchNorm, PerTypeBatchNorm
 from torchcaps.layers.capsules import ClassCapsules, ConvCapsules, DenseCapsules, SharedCapsules
 from torchcaps.layers.convolution import Convolution
-from torchcaps.layers.decoders import ConvDecoder, DenseDecoder, FrameDecoder, select
+from torchcaps.layers.decoders import ConvDecoder, DenseDecoder, FrameDecoder, mask_all_but
 from torchcaps.layers.primary import PrimaryCapsules
 from torchcaps.layers.rank_mask import SparseMask
 
 __all__ = [
-    "CapsuleNorm",
+    "CapsuleBatchNorm",
     "ClassCapsules",
     "ConvCapsules",
     "ConvDecoder",
@@ -16,9 +16,9 @@ __all__ = [
     "DenseCapsules",
     "DenseDecoder",
     "FrameDecoder",
+    "PerTypeBatchNorm",
     "PrimaryCapsules",
     "SharedCapsules",
     "SparseMask",
-    "TypeNorm",
-    "select",
+    "mask_all_but",
 ]

@@ -13,14 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.errors import ShapeError
-from torchcaps.layers.capsules import positive
+from torchcaps.layers.capsules import check_positive
 from torchcaps.types import Capsules
-from torchcaps.utils.distributed import mean_over_team, team_size
+from torchcaps.utils.distributed import mean_over_processes, world_size
 
-__all__ = ["CapsuleNorm", "TypeNorm"]
+__all__ = ["CapsuleBatchNorm", "PerTypeBatchNorm"]
 
 
-class TypeNorm(nn.Module):
+class PerTypeBatchNorm(nn.Module):
     """Any x with `types` along one of its axes -> the same shape, each type of mean t and deviation s."""
 
     mean: Tensor
@@ -28,7 +28,7 @@ class TypeNorm(nn.Module):
 
     def __init__(self, types: int, axis: int, *, momentum: float = 0.1, eps: float = 1e-5) -> None:
         super().__init__()
-        positive(types=types)
+        check_positive(types=types)
         self.axis, self.momentum, self.eps = axis, momentum, eps
         self.scale, self.shift = nn.Parameter(torch.ones(types)), nn.Parameter(torch.zeros(types))
         self.register_buffer("mean", torch.zeros(types))
@@ -46,10 +46,10 @@ class TypeNorm(nn.Module):
     def _observed(self, x: Tensor, along: list[int]) -> tuple[Tensor, Tensor]:
         """Mean and variance of this batch, by which the moving averages go on."""
         others = [n for n, size in enumerate(along) if size == 1]
-        if x.numel() * team_size() == len(self.scale):
+        if x.numel() * world_size() == len(self.scale):
             raise ShapeError("a norm in training needs more than one value a type; use batches of two images or more")
-        m = mean_over_team(x.mean(others))
-        v = mean_over_team((x - m.view(along)).square().mean(others))
+        m = mean_over_processes(x.mean(others))
+        v = mean_over_processes((x - m.view(along)).square().mean(others))
         with torch.no_grad():
             fresh = (self.mean == 0).all() & (self.variance == 1).all()
             share = torch.where(fresh, 1.0, self.momentum).to(m)  # the first batch counts in full
@@ -61,7 +61,7 @@ class TypeNorm(nn.Module):
         return f"{len(self.scale)}, axis={self.axis}"
 
 
-class CapsuleNorm(nn.Module):
+class CapsuleBatchNorm(nn.Module):
     """Capsules [b ... i d] -> the same, log-odds of activations and, if wanted, poses each with a norm of its type.
 
     A switch then answers to how much more, or less, than usual speaks for its capsule, whatever the scale of that: in
@@ -73,8 +73,10 @@ class CapsuleNorm(nn.Module):
 
     def __init__(self, types: int, *, poses: bool = True) -> None:
         super().__init__()
-        self.odds = TypeNorm(types, -1, eps=1e-9)  # of a fresh switch, which hardly answers, they are small numbers
-        self.pose = TypeNorm(types, -2) if poses else nn.Identity()
+        self.odds = PerTypeBatchNorm(
+            types, -1, eps=1e-9
+        )  # of a fresh switch, which hardly answers, they are small numbers
+        self.pose = PerTypeBatchNorm(types, -2) if poses else nn.Identity()
 
     def forward(self, capsules: Capsules) -> Capsules:
         odds = torch.logit(capsules.activation.to(self.odds.scale.dtype), self.TINY)

@@ -8,16 +8,16 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.config import check
-from torchcaps.errors import RecipeError, ShapeError, nearest
+from torchcaps.errors import RecipeError, ShapeError, suggestion
 from torchcaps.math.grid import Grid
 from torchcaps.math.pose import MATRIX, add_coordinates
 from torchcaps.routing import EM, Dynamic, route, router_of
 from torchcaps.types import Capsules, RoutingInfo
 
-__all__ = ["ClassCapsules", "ConvCapsules", "DenseCapsules", "SharedCapsules", "positive"]
+__all__ = ["ClassCapsules", "ConvCapsules", "DenseCapsules", "SharedCapsules", "check_positive"]
 
 
-def positive(**counts: int) -> None:
+def check_positive(**counts: int) -> None:
     """Refuse layers without capsules, channels or dimensions at construction."""
     for name, count in counts.items():
         if count < 1:
@@ -46,9 +46,9 @@ class _Routed(nn.Module):
 
 
 def _weight_shape(children: int, parents: int, d: int, k: int, pose: str) -> tuple[int, int, int, int]:
-    positive(child_dimension=d, parent_dimension=k)
+    check_positive(child_dimension=d, parent_dimension=k)
     if pose not in ("vector", "matrix"):
-        raise RecipeError(f"unknown pose '{pose}'{nearest(pose, ('vector', 'matrix'))}")
+        raise RecipeError(f"unknown pose '{pose}'{suggestion(pose, ('vector', 'matrix'))}")
     if pose == "matrix":
         if d != MATRIX**2 or k != MATRIX**2:
             raise ShapeError(f"matrix poses have {MATRIX**2} numbers; got {d} below and {k} above")
@@ -63,19 +63,19 @@ class DenseCapsules(_Routed):
         self, children: int, parents: int, child_dimension: int, parent_dimension: int, *,
         routing: Any = None, pose: str = "vector", std: float = 0.1,
     ) -> None:  # fmt: skip
-        positive(children=children, parents=parents)
+        check_positive(children=children, parents=parents)
         shape = _weight_shape(children, parents, child_dimension, parent_dimension, pose)
         super().__init__(shape, routing or Dynamic(), std)
         self.pose = pose
 
     def forward(self, children: Capsules, *, trace: bool = False) -> tuple[Capsules, RoutingInfo]:
-        return self._route(self.placed(children), self.everywhere(), pose=self.pose, trace=trace)
+        return self._route(self.with_coordinates(children), self.expanded_weights(), pose=self.pose, trace=trace)
 
-    def placed(self, children: Capsules) -> Capsules:
+    def with_coordinates(self, children: Capsules) -> Capsules:
         """The children [b i d] as they are routed."""
         return children.flat()
 
-    def everywhere(self) -> Tensor:
+    def expanded_weights(self) -> Tensor:
         """W [i j k d] as they are routed with, one for each of them."""
         return self.W
 
@@ -92,7 +92,7 @@ class ConvCapsules(_Routed):
         routing: Any = None, pose: str = "matrix", child_dimension: int = 16, parent_dimension: int = 16,
         std: float = 0.3,
     ) -> None:  # fmt: skip
-        positive(child_types=child_types, parent_types=parent_types)
+        check_positive(child_types=child_types, parent_types=parent_types)
         window = grid.window(kernel, stride)
         children = kernel * kernel * child_types
         shape = _weight_shape(children, parent_types, child_dimension, parent_dimension, pose)
@@ -106,7 +106,7 @@ class ConvCapsules(_Routed):
 class ClassCapsules(_Routed):
     """One parent per class; children [b h w i d] -> parents [b j k].
 
-    W is shared by all places of a child type; coordinate addition tells the votes where they come from: the centre of
+    W is shared by all places of a child type; coordinate addition tells the votes where they come from: the center of
     the child's receptive field, in pixels times `coordinate_scale` (0 = off).
     """
 
@@ -114,13 +114,13 @@ class ClassCapsules(_Routed):
         self, grid: Grid, child_types: int, classes: int, *, routing: Any = None, pose: str = "matrix",
         child_dimension: int = 16, parent_dimension: int = 16, coordinate_scale: float = 0.01, std: float = 0.01,
     ) -> None:  # fmt: skip
-        positive(child_types=child_types, classes=classes)
+        check_positive(child_types=child_types, classes=classes)
         shape = _weight_shape(child_types, classes, child_dimension, parent_dimension, pose)
         super().__init__(shape, routing or EM(), std)
         self.grid, self.pose = grid, pose
-        centres = grid.centres(coordinate_scale).repeat_interleave(child_types, 0)  # [(h w i) 2]
+        centers = grid.centers(coordinate_scale).repeat_interleave(child_types, 0)  # [(h w i) 2]
         self.offset: Tensor
-        self.register_buffer("offset", add_coordinates(centres, parent_dimension), persistent=False)
+        self.register_buffer("offset", add_coordinates(centers, parent_dimension), persistent=False)
 
     def forward(self, children: Capsules, *, trace: bool = False) -> tuple[Capsules, RoutingInfo]:
         if tuple(children.pose.shape[1:3]) != (self.grid.height, self.grid.width):
@@ -136,7 +136,7 @@ class SharedCapsules(DenseCapsules):
         V_ij = W_ij x_i + a_i (row and column where `add_coordinates` puts them, 0 elsewhere)
 
     Coordinate addition for routers to which a vote's length says how sure it is: a child that is off must not vote for
-    where it stands. The coordinates are those of its receptive field's centre from the middle of all, in pixels times
+    where it stands. The coordinates are those of its receptive field's center from the middle of all, in pixels times
     `coordinate_scale`. They are two more numbers of the child, taken over by two fixed columns of W, so that whatever
     routes vectors routes these.
     """
@@ -145,16 +145,16 @@ class SharedCapsules(DenseCapsules):
         self, grid: Grid, child_types: int, parents: int, child_dimension: int, parent_dimension: int, *,
         routing: Any = None, coordinate_scale: float = 0.02, std: float = 0.1,
     ) -> None:  # fmt: skip
-        positive(child_types=child_types)
+        check_positive(child_types=child_types)
         super().__init__(child_types, parents, child_dimension, parent_dimension, routing=routing, std=std)
         self.grid = grid
-        centres = grid.centres(coordinate_scale)  # [(h w) 2]
+        centers = grid.centers(coordinate_scale)  # [(h w) 2]
         self.places: Tensor
         self.taken: Tensor
-        self.register_buffer("places", centres - centres.mean(0), persistent=False)
+        self.register_buffer("places", centers - centers.mean(0), persistent=False)
         self.register_buffer("taken", add_coordinates(torch.eye(2), parent_dimension).T.contiguous(), persistent=False)
 
-    def placed(self, children: Capsules) -> Capsules:
+    def with_coordinates(self, children: Capsules) -> Capsules:
         """The children [b (h w i) d+2], with where they stand, as far as they are on."""
         x, a = children
         wanted = [self.grid.height, self.grid.width, self.W.shape[0], self.W.shape[3]]  # h w i d
@@ -164,7 +164,7 @@ class SharedCapsules(DenseCapsules):
         here = self.places.view(self.grid.height, self.grid.width, 1, 2) * a.unsqueeze(-1)
         return Capsules(torch.cat([x, here], -1), a).flat()
 
-    def everywhere(self) -> Tensor:
+    def expanded_weights(self) -> Tensor:
         """W [(h w i) j k d+2], whose last two columns add the place to the vote."""
         taken = self.taken.expand(*self.W.shape[:2], -1, -1)  # [i j k 2]
         return torch.cat([self.W, taken], -1).repeat(self.grid.places, 1, 1, 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from torchcaps.kernels.fourier import fourier_conv2d, worth
+from torchcaps.kernels.fourier import fourier_conv2d, is_faster
 
 __all__ = ["Convolution"]
 
@@ -18,7 +18,7 @@ class Convolution(nn.Conv2d):
 
     def forward(self, input: Tensor) -> Tensor:
         stride, *others = self.stride
-        if not self._simple or others != [stride] or not worth(input, self.weight, stride):
+        if not self._simple or others != [stride] or not is_faster(input, self.weight, stride):
             return super().forward(input)
         y = fourier_conv2d(input, self.weight, stride)
         return y if self.bias is None else y + self.bias[:, None, None]

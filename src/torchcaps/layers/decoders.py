@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import affine_grid, grid_sample
 
-from torchcaps.errors import RecipeError, ShapeError, nearest
-from torchcaps.layers.capsules import positive
+from torchcaps.errors import RecipeError, ShapeError, suggestion
+from torchcaps.layers.capsules import check_positive
 from torchcaps.math.squash import norm
 
-__all__ = ["ConvDecoder", "DenseDecoder", "FrameDecoder", "select"]
+__all__ = ["ConvDecoder", "DenseDecoder", "FrameDecoder", "mask_all_but"]
 
 _OUTPUTS: dict[str, type[nn.Module]] = {"logistic": nn.Sigmoid, "linear": nn.Identity}
 _LOOSE, _PAPER, _FAR = 0.05, -4.0, 3.0
@@ -21,7 +21,7 @@ _LOOSE, _PAPER, _FAR = 0.05, -4.0, 3.0
 shifts a frame than it turns or stretches it."""
 
 
-def select(pose: Tensor, chosen: Tensor) -> Tensor:
+def mask_all_but(pose: Tensor, chosen: Tensor) -> Tensor:
     """Keep one capsule per sample and zero the others: pose [b j k], chosen [b] -> [b j k]."""
     _check_chosen(chosen, pose.shape[0], pose.shape[1])
     mask = torch.nn.functional.one_hot(chosen.long(), pose.shape[1]).to(pose.dtype)  # [b j]
@@ -45,7 +45,7 @@ def _check_pose(pose: Tensor, capsules: int, dimension: int) -> None:
 class DenseDecoder(nn.Module):
     """Poses [b j k] -> images [b c h w] by fully connected layers (Sabour 2017: 512, 1024, pixels).
 
-    Pixels are in [0, 1], or any numbers with output="linear", which standardised images need.
+    Pixels are in [0, 1], or any numbers with output="linear", which standardized images need.
     """
 
     def __init__(
@@ -54,9 +54,9 @@ class DenseDecoder(nn.Module):
     ) -> None:  # fmt: skip
         super().__init__()
         if output not in _OUTPUTS:
-            raise RecipeError(f"unknown output '{output}'{nearest(output, _OUTPUTS)}")
-        positive(capsules=capsules, dimension=dimension, channels=image[0], height=image[1], width=image[2])
-        positive(hidden=min(hidden, default=1))
+            raise RecipeError(f"unknown output '{output}'{suggestion(output, _OUTPUTS)}")
+        check_positive(capsules=capsules, dimension=dimension, channels=image[0], height=image[1], width=image[2])
+        check_positive(hidden=min(hidden, default=1))
         self.capsules, self.dimension, self.image = capsules, dimension, image
         sizes = [capsules * dimension, *hidden]
         steps = [m for a, b in pairwise(sizes) for m in (nn.Linear(a, b), nn.ReLU())]
@@ -79,8 +79,8 @@ class ConvDecoder(nn.Module):
         self, capsules: int, dimension: int, image: tuple[int, int, int], widths: Sequence[int] = (64, 32)
     ) -> None:
         super().__init__()
-        positive(capsules=capsules, dimension=dimension, channels=image[0], height=image[1], width=image[2])
-        positive(stages=len(widths), width=min(widths, default=1))
+        check_positive(capsules=capsules, dimension=dimension, channels=image[0], height=image[1], width=image[2])
+        check_positive(stages=len(widths), width=min(widths, default=1))
         self.capsules, self.dimension, self.image = capsules, dimension, image
         factor = 2 ** len(widths)
         self.start = (widths[0], -(-image[1] // factor), -(-image[2] // factor))
@@ -113,8 +113,8 @@ class FrameDecoder(nn.Module):
         side: int = 28,
     ) -> None:  # fmt: skip
         super().__init__()
-        positive(capsules=capsules, dimension=dimension, channels=image[0], height=image[1], width=image[2])
-        positive(layers=len(hidden), hidden=min(hidden, default=1), side=side)
+        check_positive(capsules=capsules, dimension=dimension, channels=image[0], height=image[1], width=image[2])
+        check_positive(layers=len(hidden), hidden=min(hidden, default=1), side=side)
         self.capsules, self.dimension, self.image, self.side = capsules, dimension, image, side
         self.E = nn.Parameter(torch.randn(capsules, dimension, hidden[0]) / dimension**0.5)
         self.e = nn.Parameter(torch.zeros(capsules, hidden[0]))
@@ -144,7 +144,7 @@ class FrameDecoder(nn.Module):
             torch.einsum("bjk,jkh->bjh", direction, self.E) + self.e,
             (torch.einsum("bjk,jkf->bjf", direction, self.F) + self.f) * self.gain + self.start,
         )
-        ink, inner, frame = _of_those(on.squeeze(-1), parts)  # [b n 1], [b n h], [b n 6]
+        ink, inner, frame = _select_active(on.squeeze(-1), parts)  # [b n 1], [b n h], [b n 6]
         pictures = self.net(inner).view(-1, self.image[0], self.side, self.side)  # [(b n) c s s]
         size = [pictures.shape[0], *self.image]
         grid = affine_grid(frame.reshape(-1, 2, 3), size, align_corners=False)  # [(b n) h w 2]
@@ -152,7 +152,7 @@ class FrameDecoder(nn.Module):
         return torch.sigmoid(self.bias + (drawn * ink[..., None, None]).sum(1))
 
 
-def _of_those(on: Tensor, parts: Sequence[Tensor]) -> list[Tensor]:
+def _select_active(on: Tensor, parts: Sequence[Tensor]) -> list[Tensor]:
     """Parts [b j ...] of the capsules alone that are on [b j], as many in every sample: [b n ...]."""
     if torch.compiler.is_compiling() or bool(on.all()):
         return list(parts)

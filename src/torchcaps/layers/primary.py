@@ -7,8 +7,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from torchcaps.errors import RecipeError, ShapeError, nearest
-from torchcaps.layers.capsules import positive
+from torchcaps.errors import RecipeError, ShapeError, suggestion
+from torchcaps.layers.capsules import check_positive
 from torchcaps.layers.convolution import Convolution
 from torchcaps.math.grid import Grid
 from torchcaps.math.squash import norm, squash
@@ -20,7 +20,7 @@ __all__ = ["PrimaryCapsules", "group_channels"]
 def group_channels(features: Tensor, types: int) -> Tensor:
     """[b (i d) h w] -> [b h w i d]: the d numbers of a capsule are d channels at ONE place.
 
-    Channels of one type lie together. A plain reshape of [b c h w] would build capsules from neighbouring pixels of
+    Channels of one type lie together. A plain reshape of [b c h w] would build capsules from neighboring pixels of
     one channel instead, a frequent mistake in ports.
     """
     return torch.unflatten(features, 1, (types, -1)).permute(0, 3, 4, 1, 2)
@@ -38,9 +38,9 @@ class PrimaryCapsules(nn.Module):
         activation: Literal["length", "logistic"] = "length",
     ) -> None:  # fmt: skip
         super().__init__()
-        positive(channels=channels, types=types, dimension=dimension)
+        check_positive(channels=channels, types=types, dimension=dimension)
         if activation not in ("length", "logistic"):
-            raise RecipeError(f"unknown activation '{activation}'{nearest(activation, ('length', 'logistic'))}")
+            raise RecipeError(f"unknown activation '{activation}'{suggestion(activation, ('length', 'logistic'))}")
         self.window = grid.window(kernel, stride)
         self.grid, self.types, self.dimension, self.activation = self.window.out, types, dimension, activation
         self.pose = Convolution(channels, types * dimension, kernel, stride)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.errors import RecipeError, ShapeError
-from torchcaps.layers.capsules import positive
+from torchcaps.layers.capsules import check_positive
 
 __all__ = ["SparseMask", "rank", "rank_mask", "update_boost", "update_frequency"]
 
@@ -60,7 +60,7 @@ class SparseMask(nn.Module):
         every: int = 50, band: tuple[float, float] | None = None, relative: bool = False, ramp: int = 0,
     ) -> None:  # fmt: skip
         super().__init__()
-        positive(capsules=capsules, every=every)
+        check_positive(capsules=capsules, every=every)
         low, high = band or (0.64 / capsules, 1.6 / capsules)
         if not 0 <= low <= high:
             raise RecipeError(f"the band of lifetime frequencies is ({low}, {high}); 0 <= low <= high is wanted")
@@ -80,13 +80,13 @@ class SparseMask(nn.Module):
             raise ShapeError(f"support has shape {list(support.shape)}; [b {len(self.boost)}] is wanted")
         z = support.detach() * self.boost
         ranks = rank(z / self.usual.clamp_min(torch.finfo(z.dtype).tiny) if self.relative else z)
-        return rank_mask(ranks, self.gamma * self._risen(), self.cut).to(support.dtype), ranks
+        return rank_mask(ranks, self.gamma * self._gamma_now(), self.cut).to(support.dtype), ranks
 
-    def _risen(self) -> float:
+    def _gamma_now(self) -> float:
         """The share of gamma that training has come to; it is all of it elsewhere."""
         return min(1.0, int(self.batches) / self.ramp) if self.training and self.ramp else 1.0
 
-    def inside(self, share: Tensor) -> Tensor:
+    def count_in_band(self, share: Tensor) -> Tensor:
         """How many capsules are inside the band, by the share [j] of images in which each comes first."""
         return ((share >= self.low) & (share <= self.high)).sum()
 

@@ -30,5 +30,5 @@ def diagonal_log_density(votes: Tensor, mean: Tensor, variance: Tensor) -> Tenso
     """
     residual = votes - mean.unsqueeze(1)
     quadratic = (residual * residual / variance.unsqueeze(1)).sum(-1)  # [b i j]
-    normaliser = (variance.log() + LOG_2PI).sum(-1)  # [b j]
-    return -0.5 * (quadratic + normaliser.unsqueeze(1))
+    normalizer = (variance.log() + LOG_2PI).sum(-1)  # [b j]
+    return -0.5 * (quadratic + normalizer.unsqueeze(1))

@@ -1,6 +1,6 @@
 """Where capsules stand and which of them a convolutional parent sees.
 
-A `Grid` is a set of places with the image coordinates of their receptive fields' centres; a `Window` slides over
+A `Grid` is a set of places with the image coordinates of their receptive fields' centers; a `Window` slides over
 one and makes the next. Layers are built from grids, so sizes that cannot fit fail at construction.
 """
 
@@ -22,7 +22,7 @@ _LONGEST_STRIDE = 256
 
 @dataclass(frozen=True)
 class Grid:
-    """height x width places; the centre of place (row, column) lies at start + step * (row, column) pixels.
+    """height x width places; the center of place (row, column) lies at start + step * (row, column) pixels.
 
     >>> Grid.of_image(28, 28).window(9, 1).out.window(9, 2).out
     Grid(height=6, width=6, step=2.0, start=8.5)
@@ -39,7 +39,7 @@ class Grid:
 
     @staticmethod
     def of_image(height: int, width: int) -> Grid:
-        """The pixels themselves; the centre of the first one is at (.5, .5)."""
+        """The pixels themselves; the center of the first one is at (.5, .5)."""
         return Grid(height, width)
 
     @property
@@ -50,8 +50,8 @@ class Grid:
         """A kernel x kernel window that moves by `stride` over this grid."""
         return Window(self, kernel, stride)
 
-    def centres(self, scale: float = 1.0) -> Tensor:
-        """[(h w) 2] centre (row, column) of each place's receptive field, in pixels times `scale`."""
+    def centers(self, scale: float = 1.0) -> Tensor:
+        """[(h w) 2] center (row, column) of each place's receptive field, in pixels times `scale`."""
         rows = self.start + self.step * torch.arange(self.height)
         columns = self.start + self.step * torch.arange(self.width)
         return torch.cartesian_prod(rows, columns).view(-1, 2) * scale
@@ -83,7 +83,7 @@ class Window:
 
     @property
     def out(self) -> Grid:
-        """The grid of window positions, each at the centre of what it sees."""
+        """The grid of window positions, each at the center of what it sees."""
         below, reach = self.grid, self.kernel
         return Grid(
             (below.height - reach) // self.stride + 1,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["NOTHING", "entropy", "log_floor"]
+__all__ = ["LOG_ZERO", "entropy", "log_floor"]
 
-NOTHING = -1e4
+LOG_ZERO = -1e4
 """The logarithm of 0: finite, so that a layer whose children are all off has a pose, and so low that a child that is
 off never outweighs one that is on."""
 
@@ -19,7 +19,7 @@ def log_floor(p: Tensor) -> Tensor:
     slope of the logarithm there, can still be multiplied without overflow. Below it the gradient is 0.
     """
     log_p = p.clamp_min(torch.finfo(p.dtype).tiny ** 0.5).log()
-    return torch.where(p > 0, log_p, torch.full_like(log_p, NOTHING))
+    return torch.where(p > 0, log_p, torch.full_like(log_p, LOG_ZERO))
 
 
 def entropy(log_p: Tensor, dim: int = -1) -> Tensor:

@@ -35,15 +35,15 @@ def as_matrix(pose: Tensor) -> Tensor:
     return pose.view(*pose.shape[:-1], side, side)
 
 
-def add_coordinates(centres: Tensor, dimension: int) -> Tensor:
-    """Coordinate addition: centres [i 2] (row, column) -> what to add to each vote [i k].
+def add_coordinates(centers: Tensor, dimension: int) -> Tensor:
+    """Coordinate addition: centers [i 2] (row, column) -> what to add to each vote [i k].
 
     The row and the column go to the first two elements of the right-hand column of the pose matrix (section 4
     of Hinton 2018): elements 3 and 7 of 16. A pose that is not a 4x4 matrix gets them in its first two elements.
     """
     if dimension < 2:
         raise ShapeError(f"a pose of {dimension} number cannot hold a row and a column; at least 2 are wanted")
-    offset = centres.new_zeros(centres.shape[0], dimension)  # [i k]
+    offset = centers.new_zeros(centers.shape[0], dimension)  # [i k]
     row, column = (MATRIX - 1, 2 * MATRIX - 1) if dimension == MATRIX * MATRIX else (0, 1)
-    offset[:, row], offset[:, column] = centres[:, 0], centres[:, 1]
+    offset[:, row], offset[:, column] = centers[:, 0], centers[:, 1]
     return offset

@@ -75,11 +75,11 @@ class Autoencoder(Model):
         return self._grid
 
     def prepare(self, images: Tensor) -> None:
-        """Refuse, before hours of training, images [n c h w] that nothing can be learnt from."""
+        """Refuse, before hours of training, images [n c h w] that nothing can be learned from."""
         if len(images) < self.fewest:
             raise DataError(f"{len(images)} training images for {self.fewest} capsules; at least one each is wanted")
         if bool((images == images[:1]).all()):
-            raise DataError(f"all {len(images)} training images are the same; nothing can be learnt from them")
+            raise DataError(f"all {len(images)} training images are the same; nothing can be learned from them")
 
     def encode(self, images: Tensor) -> Tensor:
         """Features h [b C2 h' w']; in training with dropout on the first layer."""
@@ -144,4 +144,4 @@ def _check_pixels(images: Tensor) -> None:
     if high > 1:
         raise DataError(f"images run from {low:.8g} to {high:.8g}; [0, 1] is wanted: divide bytes by 255")
     if low < 0:
-        raise DataError(f"images run from {low:.8g} to {high:.8g}; [0, 1] is wanted: undo the standardisation")
+        raise DataError(f"images run from {low:.8g} to {high:.8g}; [0, 1] is wanted: undo the standardization")

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.errors import DataError, ShapeError
-from torchcaps.models.chunking import in_tiles
+from torchcaps.models.chunking import in_chunks
 from torchcaps.types import Batch, ImageSpec
 
-__all__ = ["Model", "ModelConfig", "check_classes", "check_images", "check_spec", "hits"]
+__all__ = ["Model", "ModelConfig", "check_classes", "check_images", "check_spec", "is_correct"]
 
 
 class Model(nn.Module):
@@ -34,13 +34,13 @@ class Model(nn.Module):
     spec: ImageSpec
     by_gradient: bool = True
     """If False, `objective` itself learns, by gathering sums into buffers: it is called without gradients, and there
-    is no optimiser. Each process sees its own part of the batch: gather `mean_over_team`."""
+    is no optimizer. Each process sees its own part of the batch: gather `mean_over_team`."""
 
     def __init_subclass__(cls, **more: Any) -> None:
         super().__init_subclass__(**more)
         for name in ("encode", "scores", "reconstruct"):
             if name in vars(cls):
-                setattr(cls, name, in_tiles(vars(cls)[name]))
+                setattr(cls, name, in_chunks(vars(cls)[name]))
 
     def objective(self, batch: Batch, step: int) -> dict[str, Tensor]:
         raise TypeError(f"{type(self).__name__} states no objective to train by")
@@ -50,7 +50,7 @@ class Model(nn.Module):
         raise TypeError(f"{type(self).__name__} is not a classifier")
 
     @property
-    def classifies(self) -> bool:
+    def is_classifier(self) -> bool:
         """True if the model has scores of classes."""
         return type(self).scores is not Model.scores
 
@@ -82,7 +82,7 @@ class ModelConfig(Protocol):
     def build(self, spec: ImageSpec) -> Model: ...
 
 
-def hits(scores: Tensor, labels: Tensor) -> Tensor:
+def is_correct(scores: Tensor, labels: Tensor) -> Tensor:
     """[b] true where the highest of the scores [b j] is that of the label [b], or the m highest those of [b m]."""
     if labels.ndim == 1:
         return scores.argmax(-1) == labels

@@ -11,7 +11,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from torchcaps.config import Count, Share
 from torchcaps.errors import RecipeError
 from torchcaps.losses import cross_entropy_loss, present
-from torchcaps.models.base import Model, check_classes, check_images, check_spec, hits
+from torchcaps.models.base import Model, check_classes, check_images, check_spec, is_correct
 from torchcaps.types import Batch, ImageSpec
 
 __all__ = ["CNN", "CNNConfig", "ConvNetConfig"]
@@ -77,7 +77,7 @@ class CNN(Model):
 
     def objective(self, batch: Batch, step: int) -> dict[str, Tensor]:
         logits = self(batch.images)
-        right = hits(logits, batch.labels).to(logits.dtype).mean()
+        right = is_correct(logits, batch.labels).to(logits.dtype).mean()
         return {"loss": self._loss(logits, batch.labels), "accuracy": right}
 
     def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:

@@ -14,10 +14,10 @@ from torch.nn.functional import relu
 
 from torchcaps.config import Count, NonNegativeFloat
 from torchcaps.errors import ShapeError
-from torchcaps.layers import DenseDecoder, select
+from torchcaps.layers import DenseDecoder, mask_all_but
 from torchcaps.losses import margin_loss, present, reconstruction_loss
-from torchcaps.models.base import Model, check_classes, check_images, hits
-from torchcaps.models.conv_stem import routed_of, trunk_of
+from torchcaps.models.base import Model, check_classes, check_images, is_correct
+from torchcaps.models.conv_stem import build_routed_layer, build_stem
 from torchcaps.routing import Dynamic
 from torchcaps.types import Batch, Capsules, ImageSpec, RoutingInfo
 
@@ -81,8 +81,8 @@ class CapsNet(Model):
         super().__init__()
         check_classes(spec)
         self.config, self.spec = config, spec
-        self.conv, self.primary = trunk_of(config, spec)
-        self.classes = routed_of(config, self.primary, spec.classes)
+        self.conv, self.primary = build_stem(config, spec)
+        self.classes = build_routed_layer(config, self.primary, spec.classes)
         self.decoder = DenseDecoder(spec.classes, config.dimension, spec[:3], config.decoder)
 
     def forward(self, images: Tensor, *, trace: bool = False) -> CapsNetOutput:
@@ -102,7 +102,7 @@ class CapsNet(Model):
     def reconstruct(self, classes: Capsules, chosen: Tensor | None = None) -> Tensor:
         """Images [b c h w] drawn from one capsule each: the chosen class [b], or the longest capsule."""
         which = classes.activation.argmax(-1) if chosen is None else chosen
-        images: Tensor = self.decoder(select(classes.pose, which))
+        images: Tensor = self.decoder(mask_all_but(classes.pose, which))
         return images
 
     def objective(self, batch: Batch, step: int) -> dict[str, Tensor]:
@@ -110,7 +110,7 @@ class CapsNet(Model):
         v = out.classes.activation
         margin = margin_loss(v, batch.labels if batch.labels.ndim == 1 else present(batch.labels, self.spec.classes))
         redrawn = self._redraw(out.classes, batch)
-        right = hits(v, batch.labels).to(margin.dtype).mean()
+        right = is_correct(v, batch.labels).to(margin.dtype).mean()
         loss = margin + self.config.reconstruction * redrawn
         return {"loss": loss, "margin": margin, "reconstruction": redrawn, "accuracy": right}
 
@@ -118,9 +118,9 @@ class CapsNet(Model):
         """What it costs to draw the image from the right capsule; of several things, each one alone from its own."""
         if batch.labels.ndim == 1:
             return reconstruction_loss(self.reconstruct(classes, batch.labels), batch.images)
-        if batch.parts is None:
+        if batch.components is None:
             raise ShapeError("images that show several classes came without their parts; each part alone is wanted")
         m = batch.labels.shape[1]
         each = Capsules(classes.pose.repeat_interleave(m, 0), classes.activation.repeat_interleave(m, 0))
         drawn = self.reconstruct(each, batch.labels.flatten())  # [(b m) c h w]
-        return m * reconstruction_loss(drawn, batch.parts.flatten(0, 1).unsqueeze(1))
+        return m * reconstruction_loss(drawn, batch.components.flatten(0, 1).unsqueeze(1))

@@ -16,13 +16,13 @@ from torchcaps.errors import TorchcapsError
 from torchcaps.kernels.threads import parts, switched_on
 from torchcaps.types import Capsules
 
-__all__ = ["BUDGET", "in_tiles"]
+__all__ = ["BUDGET", "in_chunks"]
 
 BUDGET = 2**26
 """Bytes that the largest tensor of a tile may take; with what else lives beside it, a tile stays below 256 MB or so."""
 
 
-def in_tiles(method: Callable[..., Any]) -> Callable[..., Any]:
+def in_chunks(method: Callable[..., Any]) -> Callable[..., Any]:
     """A model's method of samples that also takes very many: it goes through them in tiles and joins what comes out.
 
     Samples are the first axis of tensors and `Capsules`, in and out. A tile has so many that no tensor made on the way
@@ -39,42 +39,42 @@ def in_tiles(method: Callable[..., Any]) -> Callable[..., Any]:
 
         values = (*given, *named.values())
         n = _samples(values)
-        tile = _tile(model, method, call, values) if n > 1 else 1
+        tile = _chunk_size(model, method, call, values) if n > 1 else 1
         if n <= tile:
             return call(values)
-        return _joined([call(_part(values, *piece)) for piece in parts(n, -(-n // tile))])
+        return _concatenate([call(_slice(values, *piece)) for piece in parts(n, -(-n // tile))])
 
     return tiled
 
 
-_TILES: WeakKeyDictionary[nn.Module, dict[tuple[Any, ...], int]] = WeakKeyDictionary()
+_CHUNK_SIZES: WeakKeyDictionary[nn.Module, dict[tuple[Any, ...], int]] = WeakKeyDictionary()
 
 
-def _tile(model: nn.Module, method: Any, call: Callable[[Sequence[Any]], Any], values: Sequence[Any]) -> int:
+def _chunk_size(model: nn.Module, method: Any, call: Callable[[Sequence[Any]], Any], values: Sequence[Any]) -> int:
     """Samples a tile, found once for a model, a method and a kind of sample, by watching one and two of them pass.
 
     Tensors that two samples make and one does not are made of samples: half of the largest is what a sample takes.
     """
-    known = _TILES.setdefault(model, {})
+    known = _CHUNK_SIZES.setdefault(model, {})
     key = (method, BUDGET, switched_on(), *((x.dtype, x.shape[1:]) for x in _tensors(values)))
     if key not in known:
         try:
-            one, two = (_made(call, _part(values, 0, n)) for n in (1, 2))
+            one, two = (_allocated(call, _slice(values, 0, n)) for n in (1, 2))
         except TorchcapsError:
             return _samples(values)  # all at once, so that the error speaks of what came
         known[key] = max(1, 2 * BUDGET // max(1, *(two - one)))
     return known[key]
 
 
-def _made(call: Callable[[Sequence[Any]], Any], values: Sequence[Any]) -> Counter[int]:
+def _allocated(call: Callable[[Sequence[Any]], Any], values: Sequence[Any]) -> Counter[int]:
     """How many tensors of each size in bytes a call makes."""
-    watch = _Watch()
+    watch = _CountAllocations()
     with watch:
         call(values)
     return watch.sizes
 
 
-class _Watch(TorchFunctionMode):
+class _CountAllocations(TorchFunctionMode):
     """Counts what torch's functions return inside."""
 
     def __init__(self) -> None:
@@ -98,15 +98,15 @@ def _samples(values: Sequence[Any]) -> int:
     return counts.pop() if len(counts) == 1 else 0
 
 
-def _part(values: Sequence[Any], start: int, stop: int) -> list[Any]:
+def _slice(values: Sequence[Any], start: int, stop: int) -> list[Any]:
     """Samples start ... stop - 1 of each value; what holds no samples stays as it is."""
     return [
-        Capsules(*_part(x, start, stop)) if isinstance(x, Capsules) else x[start:stop] if isinstance(x, Tensor) else x
+        Capsules(*_slice(x, start, stop)) if isinstance(x, Capsules) else x[start:stop] if isinstance(x, Tensor) else x
         for x in values
     ]
 
 
-def _joined(results: Sequence[Any]) -> Any:
+def _concatenate(results: Sequence[Any]) -> Any:
     if isinstance(results[0], Tensor):
         return torch.cat(list(results))
     return Capsules(*(torch.cat(tensors) for tensors in zip(*results, strict=True)))

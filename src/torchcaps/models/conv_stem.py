@@ -10,10 +10,10 @@ from torchcaps.math.grid import Grid
 from torchcaps.models.base import check_spec
 from torchcaps.types import ImageSpec
 
-__all__ = ["TrunkConfig", "routed_of", "trunk_of"]
+__all__ = ["StemConfig", "build_routed_layer", "build_stem"]
 
 
-class TrunkConfig(Protocol):
+class StemConfig(Protocol):
     """The sizes that a configuration must have."""
 
     @property
@@ -40,7 +40,7 @@ class TrunkConfig(Protocol):
     def routing(self) -> Any: ...
 
 
-def trunk_of(config: TrunkConfig, spec: ImageSpec) -> tuple[Convolution, PrimaryCapsules]:
+def build_stem(config: StemConfig, spec: ImageSpec) -> tuple[Convolution, PrimaryCapsules]:
     """The two layers for images of a shape; images that are too small are refused."""
     check_spec(spec, smallest=config.kernel + config.stride * (config.primary_kernel - 1))
     below = Grid.of_image(spec.height, spec.width).window(config.kernel, config.stride)
@@ -52,7 +52,7 @@ def trunk_of(config: TrunkConfig, spec: ImageSpec) -> tuple[Convolution, Primary
     return conv, primary
 
 
-def routed_of(config: TrunkConfig, primary: PrimaryCapsules, parents: int) -> DenseCapsules:
+def build_routed_layer(config: StemConfig, primary: PrimaryCapsules, parents: int) -> DenseCapsules:
     """The layer above primary capsules: each place has its own W, or all places share one and votes say where from."""
     d, k = config.type_dimension, config.dimension
     if config.shared:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import relu
 
 from torchcaps.config import Count, NonNegativeFloat, PositiveFloat, check
-from torchcaps.layers import CapsuleNorm, ClassCapsules, ConvCapsules, PrimaryCapsules, TypeNorm
+from torchcaps.layers import CapsuleBatchNorm, ClassCapsules, ConvCapsules, PerTypeBatchNorm, PrimaryCapsules
 from torchcaps.losses import LOSSES, spread_loss, spread_margin
 from torchcaps.math.gaussian import LOG_2PI
 from torchcaps.math.grid import Grid
@@ -27,12 +27,12 @@ from torchcaps.routing import EM
 from torchcaps.types import Batch, Capsules, ImageSpec, RoutingInfo
 
 __all__ = [
+    "ActivationBias",
     "MatrixCaps",
     "MatrixConfig",
     "MatrixInit",
     "MatrixOutput",
     "SmallMatrixConfig",
-    "Switches",
     "TinyMatrixConfig",
 ]
 
@@ -156,7 +156,7 @@ class MatrixOutput(NamedTuple):
 _UNITS = {"beta_a": -2500.0, "beta_u": (LOG_2PI + 1) / 2}
 
 
-class Switches(nn.ParameterDict):
+class ActivationBias(nn.ParameterDict):
     """The two learned biases of each parent type, in the units of the authors' code.
 
     Their switch is logit = lambda' (mass (-sum_h log sigma_h^2 - s H (log 2 pi + 1)) - 5000 a), for H pose elements.
@@ -164,16 +164,16 @@ class Switches(nn.ParameterDict):
 
         beta_a = -2500 a        beta_u = s (log 2 pi + 1) / 2
 
-    The parameters are a and s themselves: an optimiser such as Adam moves all parameters by steps of one size, in
+    The parameters are a and s themselves: an optimizer such as Adam moves all parameters by steps of one size, in
     which beta_a alone, whose scale is thousands, would hardly move.
     """
 
     @staticmethod
-    def of(count: int, start: tuple[float, float]) -> Switches:
+    def create(count: int, start: tuple[float, float]) -> ActivationBias:
         """`count` switches that start at (s, a)."""
         s, a = start
         values = {"beta_a": torch.full((count,), a), "beta_u": torch.full((count,), s)}
-        return Switches({name: nn.Parameter(value) for name, value in values.items()})
+        return ActivationBias({name: nn.Parameter(value) for name, value in values.items()})
 
     def __getitem__(self, name: str) -> Tensor:
         own: Tensor = super().__getitem__(name)
@@ -204,14 +204,14 @@ class MatrixCaps(Model):
             self.second.grid, D, spec.classes, routing=config.class_routing, pose=config.pose,
             coordinate_scale=config.coordinates, std=init.classes,
         )  # fmt: skip
-        self.features_norm = TypeNorm(A, 1) if config.norm else nn.Identity()
+        self.features_norm = PerTypeBatchNorm(A, 1) if config.norm else nn.Identity()
         self.norms = nn.ModuleList(  # of the four layers of capsules; no loss asks for the classes' poses
-            CapsuleNorm(types, poses=part is not self.classes) if config.norm else nn.Identity()
+            CapsuleBatchNorm(types, poses=part is not self.classes) if config.norm else nn.Identity()
             for part, types in ((self.primary, B), (self.first, C), (self.second, D), (self.classes, spec.classes))
         )
-        self._begin(init)
+        self._initialize(init)
 
-    def _begin(self, init: MatrixInit) -> None:
+    def _initialize(self, init: MatrixInit) -> None:
         """What the layers do not start at by themselves: convolutions, and switches where they learn."""
         on = self.primary.on
         assert on is not None, "logistic primary capsules have a switch"
@@ -226,7 +226,7 @@ class MatrixCaps(Model):
                     W.add_(torch.eye(W.shape[-1]))
         parts = [(self.first, self.config.sizes[2], init.switch), (self.second, self.config.sizes[3], init.switch)]
         for part, count, start in [*parts, (self.classes, self.spec.classes, init.switch_classes)]:
-            part.learned = Switches.of(count, start) if part.routing.switch == "cost" else nn.ParameterDict()
+            part.learned = ActivationBias.create(count, start) if part.routing.switch == "cost" else nn.ParameterDict()
             for name, own in part.learned.named_parameters():
                 own.requires_grad_(not (self.config.norm and name == "beta_a"))
 

@@ -18,25 +18,25 @@ from torchcaps.errors import RecipeError
 from torchcaps.layers import DenseDecoder, FrameDecoder, SparseMask
 from torchcaps.losses import reconstruction_loss
 from torchcaps.models.base import Model, check_images
-from torchcaps.models.conv_stem import routed_of, trunk_of
+from torchcaps.models.conv_stem import build_routed_layer, build_stem
 from torchcaps.routing import Dynamic
 from torchcaps.types import Batch, Capsules, ImageSpec, RoutingInfo
-from torchcaps.utils.distributed import mean_over_team
+from torchcaps.utils.distributed import mean_over_processes
 
 __all__ = [
-    "Competition",
-    "Competitors",
     "SmallSparseConfig",
     "SparseCaps",
     "SparseConfig",
+    "SparseConfigBase",
+    "SparseModel",
     "SparseOutput",
-    "mask_of",
+    "build_mask",
     "support",
 ]
 
 
 @dataclass(frozen=True)
-class Competition:
+class SparseConfigBase:
     """How latent capsules compete, and how they redraw the image, whatever network makes them.
 
     capsules        L, how many there are
@@ -48,7 +48,7 @@ class Competition:
                     L = 16 (the authors' code has [.03, .12])
     relative        rank by the support over its own moving average, for routing that supports some capsules always
     ramp            training batches over which gamma rises from 0 (our own); 0 = it is there at once. Elsewhere all
-                    of it counts, so that within the ramp images are redrawn from fewer capsules than have learnt to
+                    of it counts, so that within the ramp images are redrawn from fewer capsules than have learned to
     reconstruction  weight of the sum of squared errors
     decoder         units of its hidden layers
     """
@@ -73,7 +73,7 @@ class Competition:
 
 
 @dataclass(frozen=True)
-class SparseConfig(Competition):
+class SparseConfig(SparseConfigBase):
     """Sizes and competition; the defaults are those of Rawlinson 2018, which trains on 40x40 images.
 
     shared          all places share one W, and votes say where they come from (our own)
@@ -134,7 +134,7 @@ def support(coupling: Tensor, types: int) -> Tensor:
     return torch.unflatten(coupling, 1, (-1, types)).amax(2).sum(1)
 
 
-def mask_of(config: Competition) -> SparseMask:
+def build_mask(config: SparseConfigBase) -> SparseMask:
     """The mask by which capsules compete; that of the dense control lets all through and boosts none."""
     return SparseMask(
         config.capsules, gamma=config.gamma if config.sparse else 0.0, cut=config.cut, alpha=config.alpha,
@@ -143,10 +143,10 @@ def mask_of(config: Competition) -> SparseMask:
     )  # fmt: skip
 
 
-class Competitors(Model):
+class SparseModel(Model):
     """What a network with a mask and a decoder does without labels; `forward` returns a SparseOutput."""
 
-    config: Competition
+    config: SparseConfigBase
     mask: SparseMask
     decoder: DenseDecoder | FrameDecoder
 
@@ -168,38 +168,38 @@ class Competitors(Model):
         out: SparseOutput = self(batch.images)
         error = reconstruction_loss(self.decode(out.masked.pose), batch.images)
         if self.training:
-            _remember(out, self.mask)
+            _update_statistics(out, self.mask)
         return {
             "loss": self.config.reconstruction * error,
             "reconstruction": error,
-            "capsules_in_band": self.mask.inside(self.mask.frequency).to(error.dtype),
+            "capsules_in_band": self.mask.count_in_band(self.mask.frequency).to(error.dtype),
         }
 
 
 @torch.no_grad()
-def _remember(out: SparseOutput, mask: SparseMask) -> None:
+def _update_statistics(out: SparseOutput, mask: SparseMask) -> None:
     """Lifetime statistics of the whole batch, the same in every process."""
-    mask.observe_support(mean_over_team(out.support.mean(0)))
+    mask.observe_support(mean_over_processes(out.support.mean(0)))
     first = (out.ranks == 0).to(mask.frequency.dtype).mean(0)  # [j]
-    mask.observe_share(mean_over_team(first))
+    mask.observe_share(mean_over_processes(first))
 
 
-def _decoder_of(config: SparseConfig, spec: ImageSpec) -> DenseDecoder | FrameDecoder:
+def _build_decoder(config: SparseConfig, spec: ImageSpec) -> DenseDecoder | FrameDecoder:
     sizes = (config.capsules, config.dimension, spec[:3], config.decoder)
     return FrameDecoder(*sizes, side=config.side) if config.frames else DenseDecoder(*sizes)
 
 
-class SparseCaps(Competitors):
+class SparseCaps(SparseModel):
     """Images [b c h w] -> latent capsules, few of which stay on; labels are never looked at."""
 
     def __init__(self, config: SparseConfig, spec: ImageSpec) -> None:
         super().__init__()
         self.config: SparseConfig = config
         self.spec = spec
-        self.conv, self.primary = trunk_of(config, spec)
-        self.latent = routed_of(config, self.primary, config.capsules)
-        self.mask = mask_of(config)
-        self.decoder = _decoder_of(config, spec)
+        self.conv, self.primary = build_stem(config, spec)
+        self.latent = build_routed_layer(config, self.primary, config.capsules)
+        self.mask = build_mask(config)
+        self.decoder = _build_decoder(config, spec)
 
     def forward(self, images: Tensor, *, trace: bool = False) -> SparseOutput:
         check_images(images, self.spec)

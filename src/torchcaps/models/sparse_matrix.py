@@ -1,7 +1,7 @@
 """Sparse unsupervised capsules with EM routing: what Rawlinson 2018 leaves to others, and no paper has.
 
 image -> matrix capsules (Hinton 2018), whose last layer has L latent capsules (mu, a) in the place of classes
-      -> mask m by the rank of their support, v' = m a mu -> decoder that must redraw the standardised image
+      -> mask m by the rank of their support, v' = m a mu -> decoder that must redraw the standardized image
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torchcaps.layers import DenseDecoder
 from torchcaps.math.pose import MATRIX
 from torchcaps.models.base import check_spec
 from torchcaps.models.matrix import MatrixCaps, MatrixConfig, MatrixInit, MatrixOutput
-from torchcaps.models.sparse import Competition, Competitors, SparseOutput, mask_of, support
+from torchcaps.models.sparse import SparseConfigBase, SparseModel, SparseOutput, build_mask, support
 from torchcaps.routing import EM
 from torchcaps.types import Capsules, ImageSpec
 
@@ -28,7 +28,7 @@ def _init() -> MatrixInit:
 
 
 @dataclass(frozen=True)
-class SparseMatrixConfig(Competition):
+class SparseMatrixConfig(SparseConfigBase):
     """Sparse capsules with EM routing, small enough for two cores. Competition is as in `SparseConfig`.
 
     sizes ... init   those of `MatrixConfig`; what it says of classes holds for the latent capsules
@@ -59,7 +59,7 @@ class SparseMatrixConfig(Competition):
         return SparseMatrixCaps(self, spec)
 
 
-class SparseMatrixCaps(Competitors):
+class SparseMatrixCaps(SparseModel):
     """Images [b c h w] -> latent matrix capsules, few of which stay on; labels are never looked at."""
 
     def __init__(self, config: SparseMatrixConfig, spec: ImageSpec) -> None:
@@ -68,7 +68,7 @@ class SparseMatrixCaps(Competitors):
         self.config: SparseMatrixConfig = config
         self.spec = spec
         self.matrix = MatrixCaps(config.matrix, spec._replace(classes=config.capsules))
-        self.mask = mask_of(config)
+        self.mask = build_mask(config)
         self.decoder = DenseDecoder(config.capsules, MATRIX**2, spec[:3], config.decoder, output="linear")
 
     def forward(self, images: Tensor, *, trace: bool = False) -> SparseOutput:

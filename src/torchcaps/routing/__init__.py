@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from torchcaps.config import check
-from torchcaps.errors import RecipeError, nearest
+from torchcaps.errors import RecipeError, suggestion
 from torchcaps.math.grid import Window
 from torchcaps.math.pose import matrix_votes, vector_votes
 from torchcaps.routing import dynamic, em
@@ -83,11 +83,11 @@ def router_of(settings: Any) -> Router:
 def settings_of(method: str, **options: Any) -> Any:
     """The settings object of a method by name: settings_of("em", iterations=2) == EM(iterations=2)."""
     if method not in ROUTERS:
-        raise RecipeError(f"unknown router '{method}'{nearest(method, ROUTERS)}")
+        raise RecipeError(f"unknown router '{method}'{suggestion(method, ROUTERS)}")
     known = {f.name for f in fields(ROUTERS[method].settings)}
     for name in options:
         if name not in known:
-            raise RecipeError(f"router '{method}' has no setting '{name}'{nearest(name, known)}")
+            raise RecipeError(f"router '{method}' has no setting '{name}'{suggestion(name, known)}")
     return ROUTERS[method].settings(**options)
 
 

@@ -44,7 +44,7 @@ class EM:
     final_inverse_temperature, decay   lambda_t = final (1 - decay^(t+1)) for iteration t = 0, 1 ...
     min_variance   added to every variance; the paper has none, and a lone vote would have infinite density
     damping        mu <- (1 - damping) mean + damping * previous mu (the authors' code: .1, with mu = 0 at first)
-    assignment     R_ij proportional to a_j N_ij ("paper") or to what minimises the free energy ("descent")
+    assignment     R_ij proportional to a_j N_ij ("paper") or to what minimizes the free energy ("descent")
     competition    a child is shared among parent types and positions ("all", the paper) or, type by type, among
                    "positions" only (the default of the authors' code)
     switch         a_j is the logistic of what parent j saves ("cost", eq. 2) or its "mixing" proportion (section 5):

@@ -17,27 +17,35 @@ from torchcaps.data import Splits
 from torchcaps.errors import RecipeError, TrainingError
 from torchcaps.evaluate.classification import (
     check_classifier,
+    classifier_metrics,
     load_classifier,
-    measures,
-    nearest_mean,
+    nearest_mean_metrics,
     pose_controls,
-    untrained,
+    untrained_metrics,
 )
-from torchcaps.evaluate.reference_classifier import RATE, judge_probabilities, train_judge
+from torchcaps.evaluate.reference_classifier import RATE, reference_probabilities, train_reference_classifier
 from torchcaps.evaluate.results import Metrics, Result, gather, versions
-from torchcaps.evaluate.sample_metrics import judge_samples
+from torchcaps.evaluate.sample_metrics import sample_confidence
 from torchcaps.evaluate.svm_probe import READ, require_sklearn
-from torchcaps.evaluate.svm_probe import material_of as read_material
+from torchcaps.evaluate.svm_probe import build_probe_data as read_material
 from torchcaps.evaluate.viewpoints import VIEWS
 from torchcaps.metrics import accuracy
 from torchcaps.models import CNN, PoE, PoEConfig
-from torchcaps.models.sparse import Competition
+from torchcaps.models.sparse import SparseConfigBase
 from torchcaps.systems.papers import paper_numbers
-from torchcaps.systems.poe.metrics import IMAGES, Experts, Material, chosen, material_of, measure, run_and_controls
+from torchcaps.systems.poe.metrics import (
+    IMAGES,
+    EvaluationData,
+    PoEEncoder,
+    build_evaluation_data,
+    measure,
+    run_and_controls,
+    select_controls,
+)
 from torchcaps.systems.sparse import metrics as sparse_metrics
 from torchcaps.train.checkpoint import load as read_checkpoint
 from torchcaps.train.recipe import Recipe, stage_names
-from torchcaps.train.run import Loaded, checkpoint_path, load_run
+from torchcaps.train.run import TrainedRun, checkpoint_path, load_run
 
 __all__ = ["evaluate_runs", "judge_folder"]
 
@@ -68,8 +76,8 @@ def evaluate_runs(
     first = runs[0].recipe
     _check_same(runs, folders)
     if isinstance(first.model, PoEConfig):
-        return _capsules(runs, folders, controls, IMAGES if images is None else images, chosen(only), judge)
-    if isinstance(first.model, Competition):
+        return _capsules(runs, folders, controls, IMAGES if images is None else images, select_controls(only), judge)
+    if isinstance(first.model, SparseConfigBase):
         if judge is not None:
             raise RecipeError(f"'{folders[0]}' draws no samples to judge; judge is for products of expert capsules")
         return _sparse(runs, controls, READ if images is None else images, sparse_metrics.chosen(only))
@@ -80,10 +88,10 @@ def evaluate_runs(
     for run, folder in zip(runs, folders, strict=True):
         check_classifier(run, folder)
     splits = first.data.load()
-    metrics = gather(measures(run.model, run.recipe, splits, views) for run in runs)
+    metrics = gather(classifier_metrics(run.model, run.recipe, splits, views) for run in runs)
     rows: dict[str, Metrics] = _trained([load_classifier(folder) for folder in controls], views)
-    rows["untrained"] = gather(untrained(run.recipe, splits) for run in runs)
-    rows["nearest mean"] = gather([nearest_mean(first, splits)])
+    rows["untrained"] = gather(untrained_metrics(run.recipe, splits) for run in runs)
+    rows["nearest mean"] = gather([nearest_mean_metrics(first, splits)])
     for name, values in pose_controls(runs[0].model, splits.test).items():
         rows.setdefault(name, gather([values]))
     return _result(runs, metrics, rows, {})
@@ -96,7 +104,7 @@ def judge_folder(recipe: Recipe, folder: Path) -> Path:
     return folder.parent / f"judge-{data['name']}-{digest:08x}"
 
 
-def _check_same(runs: Sequence[Loaded], folders: Sequence[Path]) -> None:
+def _check_same(runs: Sequence[TrainedRun], folders: Sequence[Path]) -> None:
     """One recipe, and each seed once."""
     first, seeds = runs[0].recipe, [run.recipe.seed for run in runs]
     if len(set(seeds)) < len(seeds):
@@ -111,7 +119,7 @@ def _check_same(runs: Sequence[Loaded], folders: Sequence[Path]) -> None:
 
 
 def _result(
-    runs: Sequence[Loaded], metrics: Metrics, rows: dict[str, Metrics], more_budget: dict[str, float]
+    runs: Sequence[TrainedRun], metrics: Metrics, rows: dict[str, Metrics], more_budget: dict[str, float]
 ) -> Result:
     first = runs[0].recipe
     budget = {
@@ -133,16 +141,18 @@ def _config(recipe: Recipe) -> dict[str, Any]:
     return config
 
 
-def _trained(runs: Sequence[Loaded], views: int) -> dict[str, Metrics]:
+def _trained(runs: Sequence[TrainedRun], views: int) -> dict[str, Metrics]:
     """One row a recipe, its runs being its seeds."""
     rows: dict[str, list[dict[str, float]]] = {}
     for run in runs:
-        rows.setdefault(run.recipe.name, []).append(measures(run.model, run.recipe, run.recipe.data.load(), views))
+        rows.setdefault(run.recipe.name, []).append(
+            classifier_metrics(run.model, run.recipe, run.recipe.data.load(), views)
+        )
     return {name: gather(values) for name, values in rows.items()}
 
 
 def _capsules(
-    runs: Sequence[Loaded], folders: Sequence[Path], controls: Sequence[Path], images: int, names: Sequence[str],
+    runs: Sequence[TrainedRun], folders: Sequence[Path], controls: Sequence[Path], images: int, names: Sequence[str],
     judge: Path | None,
 ) -> Result:  # fmt: skip
     """Products of expert capsules. Peak memory (MB) and the judge's accuracy on test images are in the budget."""
@@ -154,7 +164,9 @@ def _capsules(
         _check_comparable(run, folder, first)
     splits = first.data.load()
     steps = len(splits.train) // min(128, len(splits.train))
-    cnn = train_judge(first.data, judge or judge_folder(first, folders[0]), epochs=max(5.0, JUDGE_STEPS / steps))
+    cnn = train_reference_classifier(
+        first.data, judge or judge_folder(first, folders[0]), epochs=max(5.0, JUDGE_STEPS / steps)
+    )
     own, beside = [], []
     for run, folder in zip(runs, folders, strict=True):
         material = _material(run, splits, cnn, images)
@@ -164,33 +176,33 @@ def _capsules(
     named: dict[str, list[dict[str, float]]] = {}
     for run in others:
         named.setdefault(run.recipe.name, []).append(
-            measure(Experts(cast(PoE, run.model)), _material(run, splits, cnn, images))
+            measure(PoEEncoder(cast(PoE, run.model)), _material(run, splits, cnn, images))
         )
     table = {name: gather(rows) for name, rows in named.items()}
     table |= {name: gather(rows[name] for rows in beside) for name in beside[0]}
-    verdicts = judge_probabilities(cnn, material.images)
-    table["real images"] = {"confident_fraction": [judge_samples(verdicts.unsqueeze(0))["confident_fraction"]]}
+    verdicts = reference_probabilities(cnn, material.images)
+    table["real images"] = {"confident_fraction": [sample_confidence(verdicts.unsqueeze(0))["confident_fraction"]]}
     right = accuracy(verdicts, material.labels)
     return _result(runs, gather(own), table, {"judge_accuracy": right, **_peak_memory()})
 
 
-def _material(run: Loaded, splits: Splits, cnn: CNN, images: int) -> Material:
-    return material_of(cast(PoE, run.model), splits, cnn, images)
+def _material(run: TrainedRun, splits: Splits, cnn: CNN, images: int) -> EvaluationData:
+    return build_evaluation_data(cast(PoE, run.model), splits, cnn, images)
 
 
-def _sparse(runs: Sequence[Loaded], controls: Sequence[Path], images: int, names: Sequence[str]) -> Result:
-    """Sparse capsules, however far they are trained. How many images the read-out learnt from is in the budget."""
+def _sparse(runs: Sequence[TrainedRun], controls: Sequence[Path], images: int, names: Sequence[str]) -> Result:
+    """Sparse capsules, however far they are trained. How many images the read-out learned from is in the budget."""
     first = runs[0].recipe
     require_sklearn()
     others = [load_run(folder) for folder in controls]
     for run, folder in zip(others, controls, strict=True):
-        _check_alike(run, folder, first, Competition)
+        _check_alike(run, folder, first, SparseConfigBase)
     material = read_material(first, images)
     metrics, rows = sparse_metrics.rows_of_runs(runs, others, material, names)
     return _result(runs, metrics, rows, {"read_images": material.read, **_peak_memory()})
 
 
-def _check_alike(run: Loaded, folder: Path, first: Recipe, kind: type) -> None:
+def _check_alike(run: TrainedRun, folder: Path, first: Recipe, kind: type) -> None:
     """The same kind of model on the same data."""
     if not isinstance(run.recipe.model, kind) or _data_of(run.recipe) != _data_of(first):
         raise RecipeError(
@@ -198,7 +210,7 @@ def _check_alike(run: Loaded, folder: Path, first: Recipe, kind: type) -> None:
         )
 
 
-def _check_comparable(run: Loaded, folder: Path, first: Recipe) -> None:
+def _check_comparable(run: TrainedRun, folder: Path, first: Recipe) -> None:
     """Products of expert capsules on the same data, trained to their end."""
     _check_alike(run, folder, first, PoEConfig)
     meta, last = read_checkpoint(checkpoint_path(folder)).meta, stage_names(run.recipe.model)[-1]

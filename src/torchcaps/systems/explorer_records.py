@@ -9,10 +9,10 @@ from torch import Tensor
 
 from torchcaps.types import Capsules
 
-__all__ = ["Histogram", "Looked", "Routed", "Seen", "Wall"]
+__all__ = ["CapsuleReading", "Encoded", "Histogram", "RoutingReading", "SampleGrid"]
 
 
-class Looked(NamedTuple):
+class CapsuleReading(NamedTuple):
     """What a model makes of an image: activation [j], the capsule that wins, pose [j k], and the image redrawn
     [c h w], which is None without a decoder."""
 
@@ -22,7 +22,7 @@ class Looked(NamedTuple):
     drawn: Tensor | None
 
 
-class Wall(NamedTuple):
+class SampleGrid(NamedTuple):
     """Samples (rows) of capsules alone (columns): images [n j' c h w], poses [n j' k], and which capsules."""
 
     images: Tensor
@@ -30,7 +30,7 @@ class Wall(NamedTuple):
     capsules: tuple[int, ...]
 
 
-class Seen(NamedTuple):
+class Encoded(NamedTuple):
     """Of images: the capsules [b j k], which of them wins [b], and the children [b i d] that were routed into them."""
 
     capsules: Capsules
@@ -47,7 +47,7 @@ class Histogram(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Routed:
+class RoutingReading:
     """How a parent got its children.
 
     maps        [t h w]  what the children of each place sent to the parent; the largest of all is 1

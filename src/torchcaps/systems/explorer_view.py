@@ -1,7 +1,7 @@
 """What the explorer asks of any capsule network: to look at an image, to show its routing, to draw from a pose.
 
 A Subject answers for one model, in evaluation mode and without gradients; its answers are functions of the questions.
-What the kinds of networks share is here, over four methods that each has of its own: `_layer`, `_see`, `_decode` and
+What the kinds of networks share is here, over four methods that each has of its own: `_layer`, `_encode`, `_decode` and
 `_range`.
 """
 
@@ -15,14 +15,21 @@ from typing import ClassVar, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from torchcaps.errors import DataError, RecipeError, ShapeError, nearest
+from torchcaps.errors import DataError, RecipeError, ShapeError, suggestion
 from torchcaps.models import Model
-from torchcaps.systems.explorer_records import Looked, Routed, Seen, Wall
-from torchcaps.systems.routing_trace import Layer, Trace, routed, sent_by, traced, votes_of
+from torchcaps.systems.explorer_records import CapsuleReading, Encoded, RoutingReading, SampleGrid
+from torchcaps.systems.routing_trace import (
+    RoutedLayer,
+    Trace,
+    compute_votes,
+    contributions,
+    read_routing,
+    trace_routing,
+)
 from torchcaps.types import Capsules
 from torchcaps.utils.random import permutation
 
-__all__ = ["COLUMNS", "ROWS", "Subject"]
+__all__ = ["COLUMNS", "ROWS", "ExplorerView"]
 
 COLUMNS, ROWS = 20, 8
 """A wall of samples has so many capsules and samples at most."""
@@ -33,7 +40,7 @@ _CHUNK = 50
 M = TypeVar("M", bound=Model)
 
 
-class Subject(ABC, Generic[M]):
+class ExplorerView(ABC, Generic[M]):
     """A model under the glass; images are [c h w], as the model is shown them, and drawn in the same units."""
 
     kind: ClassVar[str]
@@ -81,30 +88,30 @@ class Subject(ABC, Generic[M]):
         return bool(self.domains)
 
     @torch.inference_mode()
-    def look(self, image: Tensor) -> Looked:
+    def infer(self, image: Tensor) -> CapsuleReading:
         """Capsules of an image, and the image redrawn from them."""
-        seen = self._see(image.unsqueeze(0))
+        seen = self._encode(image.unsqueeze(0))
         (pose, activation), winner = (x[0] for x in seen.capsules), int(seen.winner)
-        return Looked(activation, winner, pose, self._redrawn(pose, winner) if self.draws else None)
+        return CapsuleReading(activation, winner, pose, self._redrawn(pose, winner) if self.draws else None)
 
     @torch.inference_mode()
-    def parts(self, image: Tensor) -> Tensor | None:
+    def draw_each(self, image: Tensor) -> Tensor | None:
         """[j c h w] the image redrawn from each capsule alone."""
         if not self.draws:
             return None
-        return self._alone(range(self.capsules), self._see(image.unsqueeze(0)).capsules.pose[0])
+        return self._alone(range(self.capsules), self._encode(image.unsqueeze(0)).capsules.pose[0])
 
     @torch.inference_mode()
-    def routing(self, image: Tensor, parent: int, children: Sequence[int] = ()) -> Routed:
+    def routing(self, image: Tensor, parent: int, children: Sequence[int] = ()) -> RoutingReading:
         """How a parent got its children from an image, and what the chosen ones had to do with it."""
         self._check_capsule(parent)
         for child in children:
             if not 0 <= child < self.children:
                 raise ShapeError(f"child {child} is wanted; there are 0 to {self.children - 1}")
-        below = self._see(image.unsqueeze(0)).children
-        trace, votes = self._trace(below), votes_of(below, self.layer)
+        below = self._encode(image.unsqueeze(0)).children
+        trace, votes = self._trace(below), compute_votes(below, self.layer)
         sent = self._sent(below, trace, votes[:, parent], parent)
-        return routed(trace, self.layer, votes, sent, parent, children)
+        return read_routing(trace, self.layer, votes, sent, parent, children)
 
     @torch.inference_mode()
     def draw(self, capsule: int, pose: Tensor) -> Tensor:
@@ -139,7 +146,7 @@ class Subject(ABC, Generic[M]):
         return self._poses(capsule, 1, domain, seed)[0]
 
     @torch.inference_mode()
-    def wall(self, count: int, domain: str, seed: int) -> Wall:
+    def sample_grid(self, count: int, domain: str, seed: int) -> SampleGrid:
         """`count` samples of each capsule, of those that are used most if there are many; the first is `sample`'s."""
         self._check_domain(domain)
         if not 1 <= count <= ROWS:
@@ -147,17 +154,17 @@ class Subject(ABC, Generic[M]):
         chosen = self._columns()
         poses = torch.stack([self._poses(j, count, domain, seed) for j in chosen], 1)  # [n j' k]
         images = self._alone(list(chosen) * count, poses.flatten(0, 1))
-        return Wall(torch.unflatten(images, 0, (count, len(chosen))), poses, chosen)
+        return SampleGrid(torch.unflatten(images, 0, (count, len(chosen))), poses, chosen)
 
     # --- What each kind answers for itself --------------------------------------------------------------------
 
     @staticmethod
     @abstractmethod
-    def _layer(model: M) -> Layer:
+    def _layer(model: M) -> RoutedLayer:
         """The last layer that is routed."""
 
     @abstractmethod
-    def _see(self, images: Tensor) -> Seen:
+    def _encode(self, images: Tensor) -> Encoded:
         """Images [b c h w] -> capsules."""
 
     @abstractmethod
@@ -175,11 +182,11 @@ class Subject(ABC, Generic[M]):
         return self._decode(pose.unsqueeze(0))[0]
 
     def _trace(self, children: Capsules) -> Trace:
-        return traced(children, self.layer)
+        return trace_routing(children, self.layer)
 
     def _sent(self, children: Capsules, trace: Trace, votes: Tensor, parent: int) -> Tensor:
         """[t i] what each child, whose votes for the parent are [i k], sent to it; 0 or more."""
-        return sent_by(children, trace, parent)
+        return contributions(children, trace, parent)
 
     def _domains(self) -> tuple[str, ...]:
         """Poses are those of the examples, if there are any."""
@@ -212,7 +219,7 @@ class Subject(ABC, Generic[M]):
     def _won(self) -> list[Tensor]:
         """Of each capsule, its poses [n k] in the examples that it wins."""
         assert self._examples is not None, "the domain was checked"
-        seen = [self._see(part) for part in torch.split(self._examples, _CHUNK)]
+        seen = [self._encode(part) for part in torch.split(self._examples, _CHUNK)]
         pose, winner = torch.cat([s.capsules.pose for s in seen]), torch.cat([s.winner for s in seen])
         return [pose[winner == j, j] for j in range(self.capsules)]
 
@@ -233,4 +240,4 @@ class Subject(ABC, Generic[M]):
 
     def _check_domain(self, domain: str) -> None:
         if domain not in self.domains:
-            raise RecipeError(f"unknown domain '{domain}'{nearest(domain, self.domains) or '; there is none here'}")
+            raise RecipeError(f"unknown domain '{domain}'{suggestion(domain, self.domains) or '; there is none here'}")

@@ -11,26 +11,26 @@ import torch
 from torch import Tensor
 
 from torchcaps.data import Dataset
-from torchcaps.errors import RecipeError, ShapeError, nearest
+from torchcaps.errors import RecipeError, ShapeError, suggestion
 from torchcaps.evaluate.factors import class_capsules
 from torchcaps.evaluate.figures import pixels
 from torchcaps.models.capsnet import CapsNet
 from torchcaps.models.matrix import MatrixCaps
-from torchcaps.systems.poe.figures import Wish
+from torchcaps.systems.poe.figures import FigureOptions
 from torchcaps.types import Capsules
 from torchcaps.utils.random import permutation
 
-__all__ = ["Scene", "draw"]
+__all__ = ["FigureContext", "draw_figure"]
 
 M = TypeVar("M", CapsNet, MatrixCaps)
 
 
 @dataclass(frozen=True)
-class Scene(Generic[M]):
+class FigureContext(Generic[M]):
     """What is drawn: a model, what is wished, test images, and the class capsules of all of them if they are known."""
 
     model: M
-    wish: Wish
+    wish: FigureOptions
     data: Dataset
     known: Capsules | None = None
 
@@ -50,7 +50,7 @@ class Scene(Generic[M]):
 
     def images(self, rows: Tensor) -> Tensor:
         """[b h w] or [b h w 3] the images as they are, whatever the model is shown of them."""
-        return pixels(self.data.seen[rows].float() / 255)
+        return pixels(self.data.cropped[rows].float() / 255)
 
     def names(self, classes: Tensor) -> list[str]:
         """Of classes [b] or [b m]."""
@@ -58,13 +58,16 @@ class Scene(Generic[M]):
 
 
 @torch.inference_mode()
-def draw(
-    kind: str, figures: Mapping[str, Callable[[Scene[M]], dict[str, bytes]]], possible: Sequence[str], scene: Scene[M]
-) -> dict[str, bytes]:  # fmt: skip
+def draw_figure(
+    kind: str,
+    figures: Mapping[str, Callable[[FigureContext[M]], dict[str, bytes]]],
+    possible: Sequence[str],
+    scene: FigureContext[M],
+) -> dict[str, bytes]:
     """File name (without .png) -> PNG of one kind of the figures, of which the scene's data have some `possible`."""
     classes, labels = scene.model.spec.classes, scene.data.labels
     if kind not in figures:
-        raise RecipeError(f"unknown figure '{kind}'{nearest(kind, figures)}")
+        raise RecipeError(f"unknown figure '{kind}'{suggestion(kind, figures)}")
     if kind not in possible:
         raise RecipeError(
             f"figure '{kind}' is not drawn of labels {list(labels.shape)}; ask for: {', '.join(possible)}"

@@ -18,18 +18,18 @@ from torchcaps.errors import RecipeError
 from torchcaps.evaluate.factors import class_capsules
 from torchcaps.evaluate.figures import learning_curve
 from torchcaps.models import CapsNet, MatrixCaps, PoE
-from torchcaps.models.sparse import Competitors
+from torchcaps.models.sparse import SparseModel
 from torchcaps.systems.capsnet import figures as capsnet_figures
 from torchcaps.systems.matrix import figures as matrix_figures
 from torchcaps.systems.poe import figures as poe_figures
-from torchcaps.systems.poe.figures import Wish
+from torchcaps.systems.poe.figures import FigureOptions
 from torchcaps.systems.sparse import figures as sparse_figures
 from torchcaps.train.journal import read_journal
 from torchcaps.train.recipe import Recipe
-from torchcaps.train.run import Loaded, load_run
+from torchcaps.train.run import TrainedRun, load_run
 from torchcaps.utils.random import permutation
 
-__all__ = ["CAPTIONS", "Gallery", "gallery"]
+__all__ = ["CAPTIONS", "Figures", "figures_of"]
 
 LOOKED_AT = 10_000
 """Of more test images a classifier, or a sparse network, is shown so many, picked by the seed."""
@@ -58,28 +58,30 @@ CAPTIONS: Mapping[str, str] = {
 
 
 @dataclass(frozen=True)
-class Gallery:
+class Figures:
     """The kinds of pictures to draw, and what draws one: file name (without .png) -> PNG."""
 
     kinds: list[str]
     draw: Callable[[str], dict[str, bytes]]
 
 
-def gallery(folder: Path, run: Loaded, wish: Wish, what: str = "all", beside: Iterable[Path] = ()) -> Gallery:
+def figures_of(
+    folder: Path, run: TrainedRun, wish: FigureOptions, what: str = "all", beside: Iterable[Path] = ()
+) -> Figures:
     """The pictures of a run in a folder: one kind, or all of its capsules; data are loaded only if they are needed.
 
     `curves` are drawn of any run. `beside` are folders of other runs, for the figure `ranked` of sparse capsules.
     """
     model, recipe, name, beside = run.model, run.recipe, folder.resolve().name, list(beside)
     if what == "curves":
-        return Gallery([what], lambda _: _curves(folder, recipe.start))
-    if beside and not isinstance(model, Competitors):
+        return Figures([what], lambda _: _curves(folder, recipe.start))
+    if beside and not isinstance(model, SparseModel):
         raise RecipeError("--beside adds curves to those of sparse capsules, and this is another run; leave it out")
     if isinstance(model, PoE):
         return _experts(model, recipe, wish, what)
     if isinstance(model, CapsNet | MatrixCaps):
         return _classes(model, recipe, wish, what)
-    if isinstance(model, Competitors):
+    if isinstance(model, SparseModel):
         return _sparse(model, recipe, wish, what, name, beside)
     raise RecipeError(
         f"'{name}' is a run of {type(model).__name__}, of which there are no pictures; "
@@ -87,7 +89,7 @@ def gallery(folder: Path, run: Loaded, wish: Wish, what: str = "all", beside: It
     )
 
 
-def _experts(model: PoE, recipe: Recipe, wish: Wish, what: str) -> Gallery:
+def _experts(model: PoE, recipe: Recipe, wish: FigureOptions, what: str) -> Figures:
     figures, few = poe_figures.FIGURES, len(wish.capsules or range(model.capsules)) < 2
     skipped = ({"pairs"} if few else set()) | ({"interpolation"} if wish.count < 2 else set())
     kinds = _kinds(what, figures, [kind for kind in figures if kind not in skipped])
@@ -97,25 +99,27 @@ def _experts(model: PoE, recipe: Recipe, wish: Wish, what: str) -> Gallery:
         images = None if test is None else test if kind == "wins" else _some(test, wish.count, wish.seed)
         return poe_figures.picture(kind, model, wish, images)
 
-    return Gallery(kinds, draw)
+    return Figures(kinds, draw)
 
 
-def _classes(model: CapsNet | MatrixCaps, recipe: Recipe, wish: Wish, what: str) -> Gallery:
+def _classes(model: CapsNet | MatrixCaps, recipe: Recipe, wish: FigureOptions, what: str) -> Figures:
     figures: Any = capsnet_figures if isinstance(model, CapsNet) else matrix_figures
     _kinds(what, figures.FIGURES, [])  # a wrong one is refused before data are loaded
     data = _test_set(recipe, wish.seed)
     kinds = _kinds(what, figures.FIGURES, figures.kinds_of(data))
     seen = class_capsules(model, data) if set(kinds) & set(figures.FROM_ALL) else None
-    return Gallery(kinds, lambda kind: figures.picture(kind, model, wish, data, seen))
+    return Figures(kinds, lambda kind: figures.picture(kind, model, wish, data, seen))
 
 
-def _sparse(model: Competitors, recipe: Recipe, wish: Wish, what: str, name: str, beside: list[Path]) -> Gallery:
+def _sparse(
+    model: SparseModel, recipe: Recipe, wish: FigureOptions, what: str, name: str, beside: list[Path]
+) -> Figures:
     kinds = _kinds(what, sparse_figures.FIGURES, list(sparse_figures.FIGURES))
     if beside and "ranked" not in kinds:
         raise RecipeError(f"--beside adds curves to the figure ranked, and {what} is drawn; leave it out")
     others = _load_beside(beside, name, wish.seed)
-    scene = sparse_figures.Scene(model, wish, _test_set(recipe, wish.seed), name, others)
-    return Gallery(kinds, lambda kind: sparse_figures.picture(kind, scene))
+    scene = sparse_figures.SparseFigureContext(model, wish, _test_set(recipe, wish.seed), name, others)
+    return Figures(kinds, lambda kind: sparse_figures.picture(kind, scene))
 
 
 def _kinds(what: str, known: Iterable[str], by_default: list[str]) -> list[str]:
@@ -125,15 +129,15 @@ def _kinds(what: str, known: Iterable[str], by_default: list[str]) -> list[str]:
     return by_default if what == "all" else [what]
 
 
-def _load_beside(folders: list[Path], name: str, seed: int) -> dict[str, tuple[CapsNet | Competitors, Dataset]]:
+def _load_beside(folders: list[Path], name: str, seed: int) -> dict[str, tuple[CapsNet | SparseModel, Dataset]]:
     """Folder's name -> model and test images of a run to compare with."""
     names = [name, *(folder.resolve().name for folder in folders)]
     if len(set(names)) < len(names):
         raise RecipeError(f"the runs are called {', '.join(names)}; each needs a name of its own")
-    found: dict[str, tuple[CapsNet | Competitors, Dataset]] = {}
+    found: dict[str, tuple[CapsNet | SparseModel, Dataset]] = {}
     for folder, other in zip(folders, names[1:], strict=True):
         model, recipe, *_ = load_run(folder)
-        if not isinstance(model, CapsNet | Competitors):
+        if not isinstance(model, CapsNet | SparseModel):
             kind = type(model).__name__
             raise RecipeError(f"'{folder}' is a run of {kind}; --beside wants sparse capsules or a CapsNet")
         found[other] = model, _test_set(recipe, seed)
@@ -142,7 +146,7 @@ def _load_beside(folders: list[Path], name: str, seed: int) -> dict[str, tuple[C
 
 def _test_images(recipe: Recipe) -> Tensor:
     """[n c h w] as a model is shown them."""
-    return recipe.data.load().test.shown()
+    return recipe.data.load().test.model_input()
 
 
 def _test_set(recipe: Recipe, seed: int) -> Dataset:

@@ -30,7 +30,7 @@ from torchcaps.errors import ShapeError, TorchcapsError, TrainingError
 from torchcaps.evaluate.figures import image_grid, pixels
 from torchcaps.evaluate.multilabel import top
 from torchcaps.models import CapsNet
-from torchcaps.train.run import Loaded
+from torchcaps.train.run import TrainedRun
 from torchcaps.types import Capsules
 
 __all__ = ["Answer", "class_names", "fitted", "pictures_of", "predict", "redrawn_sheet"]
@@ -72,7 +72,7 @@ def _names(data: DataConfig) -> tuple[str, ...]:
     return data.load().train.names if known is None else known
 
 
-def pictures_of(run: Loaded, paths: Sequence[Path], *, fit: bool = False, invert: bool = False) -> Dataset:
+def pictures_of(run: TrainedRun, paths: Sequence[Path], *, fit: bool = False, invert: bool = False) -> Dataset:
     """Picture files as images of the run: of its size and channels, which `fit` makes them and else they must be."""
     config, (channels, height, width, classes) = run.recipe.data, run.model.spec
     view = getattr(config, "view", None)
@@ -81,12 +81,12 @@ def pictures_of(run: Loaded, paths: Sequence[Path], *, fit: bool = False, invert
     images = torch.stack([_read(path, (channels, height, width), fit) for path in paths])  # [n c h w]
     return Dataset(
         255 - images if invert else images, torch.zeros(len(paths), dtype=torch.int64), classes,
-        names=class_names(config, classes), view=view, standardised=bool(getattr(config, "standardise", False)),
+        names=class_names(config, classes), view=view, standardized=bool(getattr(config, "standardize", False)),
     )  # fmt: skip
 
 
 def _read(path: Path, wanted: tuple[int, int, int], fit: bool) -> Tensor:
-    """[c h w] the bytes of a picture; a grey one serves as a coloured one, the rest is refused without `fit`."""
+    """[c h w] the bytes of a picture; a gray one serves as a colored one, the rest is refused without `fit`."""
     channels, height, width = wanted
     own = read_picture(path)
     same = own.shape[1:] == (height, width) and (own.shape[0] == channels or (own.shape[0], channels) == (1, 3))
@@ -100,8 +100,8 @@ def _read(path: Path, wanted: tuple[int, int, int], fit: bool) -> Tensor:
 
 
 def _look(shape: Sequence[int]) -> str:
-    colour = {1: "grey", 3: "in colour"}.get(shape[0], f"of {shape[0]} channels")
-    return f"{shape[2]}x{shape[1]} and {colour}"
+    color = {1: "gray", 3: "in color"}.get(shape[0], f"of {shape[0]} channels")
+    return f"{shape[2]}x{shape[1]} and {color}"
 
 
 def fitted(picture: Tensor, height: int, width: int) -> Tensor:  # [c height width]
@@ -124,14 +124,14 @@ def fitted(picture: Tensor, height: int, width: int) -> Tensor:  # [c height wid
 
 
 @torch.inference_mode()
-def predict(run: Loaded, data: Dataset, threshold: float | None = None) -> list[Answer]:
+def predict(run: TrainedRun, data: Dataset, threshold: float | None = None) -> list[Answer]:
     """For each picture the class of the highest score or, with a threshold, all classes whose score is above it.
 
     Without one, runs on images that show several things have that of SEVERAL.
     """
     if threshold is None and isinstance(run.recipe.data, MultiMnistConfig):
         threshold = SEVERAL
-    scores = run.model.eval().scores(data.shown())  # [n j]
+    scores = run.model.eval().scores(data.model_input())  # [n j]
     if not bool(scores.isfinite().all()):
         raise TrainingError("the scores of this run are not finite: its training has diverged; train it again")
     if threshold is None:
@@ -147,9 +147,9 @@ def predict(run: Loaded, data: Dataset, threshold: float | None = None) -> list[
 def redrawn_sheet(model: CapsNet, data: Dataset, row: int, answer: Answer) -> bytes:
     """A PNG of one picture beside what the decoder draws from each capsule that is named, or the longest if none is."""
     chosen = torch.tensor(answer.named or (int(answer.scores.argmax()),))
-    pose, on = model.encode(data.shown(slice(row, row + 1)))
+    pose, on = model.encode(data.model_input(slice(row, row + 1)))
     each = Capsules(pose.expand(len(chosen), -1, -1), on.expand(len(chosen), -1))
     drawn = model.reconstruct(each, chosen).clamp(0, 1)
-    images = torch.cat([data.seen[row : row + 1].float() / 255, drawn])  # [1+m c h w]
+    images = torch.cat([data.cropped[row : row + 1].float() / 255, drawn])  # [1+m c h w]
     notes = ["picture", *(f"{data.name_of(j)} {answer.scores[j]:.2f}".replace("$", r"\$") for j in chosen.tolist())]
     return image_grid([("", pixels(images))], scale=1.6, notes={0: notes})

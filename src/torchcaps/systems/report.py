@@ -9,9 +9,9 @@ from pathlib import Path
 from statistics import mean, stdev
 
 from torchcaps.evaluate.results import Result
-from torchcaps.systems.figure_registry import CAPTIONS, gallery
-from torchcaps.systems.poe.figures import Wish
-from torchcaps.train.run import Loaded
+from torchcaps.systems.figure_registry import CAPTIONS, figures_of
+from torchcaps.systems.poe.figures import FigureOptions
+from torchcaps.train.run import TrainedRun
 from torchcaps.utils.progress import progress
 
 __all__ = ["html_report", "report_of", "rows_of", "text_table"]
@@ -72,23 +72,23 @@ def _block(rows: Sequence[Sequence[str]]) -> str:
 
 def report_of(
     folder: Path,
-    run: Loaded,
-    wish: Wish,
+    run: TrainedRun,
+    wish: FigureOptions,
     *,
     title: str | None = None,
     text: Sequence[str] = (),
     rows: Sequence[Sequence[str]] = (),
 ) -> str:
     """One page of a run in a folder: what was trained, how it did if there are rows, and all pictures of it."""
-    galleries = [gallery(folder, run, wish)]
+    galleries = [figures_of(folder, run, wish)]
     if (folder / "journal.jsonl").is_file():
-        galleries.append(gallery(folder, run, wish, "curves"))
+        galleries.append(figures_of(folder, run, wish, "curves"))
     wanted = [(kind, each.draw) for each in galleries for kind in each.kinds]
     figures = [(CAPTIONS[kind], png) for kind, draw in progress(wanted, "drawing") for png in draw(kind).values()]
     return html_report(title or folder.resolve().name, [*text, _facts(run)], rows, figures)
 
 
-def _facts(run: Loaded) -> str:
+def _facts(run: TrainedRun) -> str:
     count = sum(p.numel() for p in run.model.parameters())
     about = f" ({run.recipe.about})" if run.recipe.about else ""
     return (

@@ -15,13 +15,24 @@ from torch.nn.functional import pad
 
 from torchcaps.math.pose import matrix_votes, vector_votes
 from torchcaps.routing import EM, route
-from torchcaps.systems.explorer_records import Histogram, Routed
+from torchcaps.systems.explorer_records import Histogram, RoutingReading
 from torchcaps.systems.matrix.figures import histogram
 from torchcaps.types import Capsules
 
 __all__ = [
-    "BINS", "CLOUD", "WITHIN", "Layer", "Trace", "figure_2", "maps_over", "most", "plane", "routed", "sent_by",
-    "traced", "votes_of",
+    "BINS",
+    "CLOUD",
+    "WITHIN",
+    "RoutedLayer",
+    "Trace",
+    "compute_votes",
+    "contributions",
+    "figure_2",
+    "maps_over",
+    "most",
+    "plane",
+    "read_routing",
+    "trace_routing",
 ]  # fmt: skip
 
 CLOUD = 400
@@ -34,7 +45,7 @@ BINS, WITHIN = 25, 0.9
 _AS_THEY_ARE = nn.Identity()
 
 
-class Layer(NamedTuple):
+class RoutedLayer(NamedTuple):
     """What `route` is given beside the children.
 
     weights  [i j k d], or [i j 4 4] of matrix poses
@@ -71,7 +82,7 @@ class Trace(NamedTuple):
     entropy: Tensor
 
 
-def traced(children: Capsules, layer: Layer) -> Trace:
+def trace_routing(children: Capsules, layer: RoutedLayer) -> Trace:
     """Route children [1 i d] so often that each iteration is the last one once."""
     found = [
         route(children, layer.weights, replace(layer.routing, iterations=n), trace=True, **layer.how)
@@ -83,40 +94,40 @@ def traced(children: Capsules, layer: Layer) -> Trace:
     return Trace(parents, info.coupling[:, 0], info.agreement[:, 0], info.entropy[:, 0].mean(-1))
 
 
-def votes_of(children: Capsules, layer: Layer) -> Tensor:
+def compute_votes(children: Capsules, layer: RoutedLayer) -> Tensor:
     """[i j k] the votes of children [1 i d]."""
     votes = (matrix_votes if layer.matrix else vector_votes)(children.pose, layer.weights)[0]
     offset: Tensor | None = layer.how.get("offset")
     return votes if offset is None else votes + offset.unsqueeze(1)
 
 
-def sent_by(children: Capsules, trace: Trace, parent: int) -> Tensor:
+def contributions(children: Capsules, trace: Trace, parent: int) -> Tensor:
     """[t i] coupling times activation."""
     return trace.coupling[..., parent] * children.activation
 
 
-def routed(
-    trace: Trace, layer: Layer, votes: Tensor, sent: Tensor, parent: int, children: Sequence[int]
-) -> Routed:  # fmt: skip
+def read_routing(
+    trace: Trace, layer: RoutedLayer, votes: Tensor, sent: Tensor, parent: int, children: Sequence[int]
+) -> RoutingReading:  # fmt: skip
     """The record of a parent from all votes [i j k], what each child sent to it [t i], and the chosen children."""
     distances = figure_2(trace, votes, parent) if isinstance(layer.routing, EM) else None
     mine, votes = trace.coupling[..., parent], votes[:, parent]  # [t i], [i k]
     maps = maps_over(layer.places, sent)
     peak = float(maps.max())
     index, picked = most(sent[-1], CLOUD), torch.tensor(children, dtype=torch.int64)
-    centre, axes = plane(votes)
+    center, axes = plane(votes)
 
     def shown(points: Tensor) -> Tensor:
-        return ((points.double() - centre) @ axes).to(points.dtype)
+        return ((points.double() - center) @ axes).to(points.dtype)
 
-    return Routed(
+    return RoutingReading(
         maps / max(peak, 1e-12), peak, trace.parents.activation, trace.agreement, trace.entropy, mine.mean(-1),
         shown(votes[index]), index, mine[:, index], shown(votes[picked]), mine[:, picked],
         shown(_converged(trace, layer, votes, parent)), distances,
     )  # fmt: skip
 
 
-def _converged(trace: Trace, layer: Layer, votes: Tensor, parent: int) -> Tensor:
+def _converged(trace: Trace, layer: RoutedLayer, votes: Tensor, parent: int) -> Tensor:
     """[t k] the mean of the votes [i k] weighted by the coupling; of EM routing, the parent's own mean."""
     if isinstance(layer.routing, EM):
         return trace.parents.pose[:, parent]
@@ -150,8 +161,8 @@ def plane(points: Tensor) -> tuple[Tensor, Tensor]:
 
     The largest number of an axis, in size, is positive; a second axis that there is not is 0.
     """
-    centre = points.double().mean(0)
-    away = points.double() - centre
+    center = points.double().mean(0)
+    away = points.double() - center
     axes = torch.linalg.eigh(away.T @ away).eigenvectors.flip(-1)[:, :2]  # [k 2], or [1 1]
     largest = axes.gather(0, axes.abs().argmax(0, keepdim=True))  # [1 2]
-    return centre, pad(axes * torch.where(largest < 0, -1.0, 1.0), (0, 2 - axes.shape[1]))
+    return center, pad(axes * torch.where(largest < 0, -1.0, 1.0), (0, 2 - axes.shape[1]))

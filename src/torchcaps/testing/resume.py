@@ -32,7 +32,7 @@ class _Span(NamedTuple):
 def assert_resumes(recipe: str, folder: Path, *, kills: int = 3, seed: int = 0, words: Sequence[str] = ()) -> int:
     """Train a recipe to its end; then `kills` times anew, kill -9 at a random moment, and resume.
 
-    Raises AssertionError unless model, optimiser and schedule end bit for bit as in the run that was left alone.
+    Raises AssertionError unless model, optimizer and schedule end bit for bit as in the run that was left alone.
     The moments fall into the stages of the model in turn. `words` are further words of the command line. Returns how
     many kills came before the end.
     """

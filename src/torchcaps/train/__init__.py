@@ -2,13 +2,13 @@
 
 from torchcaps.train.loop import Outcome, total_steps, train
 from torchcaps.train.recipe import Recipe, load_recipe, recipe_names
-from torchcaps.train.run import Loaded, Run, create, load, load_run
+from torchcaps.train.run import Run, TrainedRun, create, load, load_run
 
 __all__ = [
-    "Loaded",
     "Outcome",
     "Recipe",
     "Run",
+    "TrainedRun",
     "create",
     "load",
     "load_recipe",

@@ -16,12 +16,12 @@ from torch import Tensor
 
 from torchcaps.config import from_dict, to_dict
 from torchcaps.errors import RecipeError
-from torchcaps.layers import TypeNorm
+from torchcaps.layers import PerTypeBatchNorm
 from torchcaps.train.checkpoint import Checkpoint
 from torchcaps.train.checkpoint import load as read_checkpoint
 from torchcaps.train.recipe import Recipe
-from torchcaps.train.run import Loaded, checkpoint_path, load_run, open_run
-from torchcaps.train.weights_export import slim
+from torchcaps.train.run import TrainedRun, checkpoint_path, load_run, open_run
+from torchcaps.train.weights_export import strip_to_weights
 
 __all__ = ["average"]
 
@@ -30,7 +30,7 @@ def average(folders: Sequence[Path], out: Path, *, name: str | None = None) -> R
     """Write the mean of the runs' weights as a run of its own into `out`; returns its recipe.
 
     That is the last run's with another name, by default its own and "-mean". It loads as any run does, and others may
-    `start` from it; what only the optimisers knew is gone, so it cannot be resumed.
+    `start` from it; what only the optimizers knew is gone, so it cannot be resumed.
     """
     if len(folders) < 2:
         raise RecipeError(f"{len(folders)} run to average; name two or more, as in: torchcaps average runs/a runs/b")
@@ -42,22 +42,22 @@ def average(folders: Sequence[Path], out: Path, *, name: str | None = None) -> R
             raise RecipeError(
                 f"'{folder}' is a run of another network than '{folders[-1]}'; only equal ones have a mean"
             )
-    if any(isinstance(part, TypeNorm) for part in runs[-1].model.modules()):
+    if any(isinstance(part, PerTypeBatchNorm) for part in runs[-1].model.modules()):
         raise RecipeError(
             "runs with batch norms have no mean: moving averages are of one run's weights; evaluate them apart"
         )
     about = f"The mean of the weights of {', '.join(run.recipe.name for run in runs)}."
     recipe = replace(last, name=name or f"{last.name}-mean", about=about)
-    checkpoints = [slim(read_checkpoint(checkpoint_path(folder))) for folder in folders]
+    checkpoints = [strip_to_weights(read_checkpoint(checkpoint_path(folder))) for folder in folders]
     meta = max(checkpoints, key=lambda one: int(one.meta["step"])).meta
     target = open_run(out, recipe, resume=False)
-    with target.claim():
+    with target.lock():
         target.write_recipe()
         target.save(Checkpoint(_mean([one.tensors for one in checkpoints]), {**meta, "recipe": to_dict(recipe)}))
     return from_dict(Recipe, target.recipe)
 
 
-def _check_related(runs: Sequence[Loaded], folders: Sequence[Path]) -> None:
+def _check_related(runs: Sequence[TrainedRun], folders: Sequence[Path]) -> None:
     """Each run counts once, and all but one of them started from another's weights."""
     if len({folder.resolve() for folder in folders}) < len(folders):
         raise RecipeError("a run is named twice; each counts once in a mean")

@@ -23,13 +23,13 @@ from torch import Tensor, nn
 
 from torchcaps.data import DataConfig
 from torchcaps.errors import RecipeError, TrainingError
-from torchcaps.kernels.threads import switched
+from torchcaps.kernels.threads import kernel_mode
 from torchcaps.models import Model
 from torchcaps.train.checkpoint import load as read_checkpoint
 from torchcaps.train.checkpoint import save
 from torchcaps.train.run import checkpoint_path, load_run
-from torchcaps.train.train_state import resumed, set_up
-from torchcaps.train.weights_export import slim
+from torchcaps.train.train_state import build_training, restore_training
+from torchcaps.train.weights_export import strip_to_weights
 from torchcaps.types import Capsules
 from torchcaps.utils.files import write_atomically
 from torchcaps.utils.progress import progress
@@ -80,8 +80,10 @@ def export_weights(folder: Path, path: Path, *, half: bool = False, examples: in
     check_target(path, force=force)
     run = load_run(folder)
     checkpoint = read_checkpoint(checkpoint_path(folder))
-    small = slim(checkpoint, half=half, examples=_examples(run.recipe.data, examples) if examples else None)
-    given = resumed(set_up(run.recipe, run.model.spec), run.recipe, small, weights_only=True).model.eval()
+    small = strip_to_weights(checkpoint, half=half, examples=_examples(run.recipe.data, examples) if examples else None)
+    given = restore_training(
+        build_training(run.recipe, run.model.spec), run.recipe, small, weights_only=True
+    ).model.eval()
     images = torch.rand(VERIFIED, *run.model.spec[:3], generator=torch.Generator().manual_seed(0))
     expected, found = outputs(run.model, images), outputs(given, images)
     save(path, small)
@@ -94,7 +96,7 @@ def _examples(data: DataConfig, each: int) -> tuple[Tensor, Tensor]:
     if test.labels.ndim != 1:
         raise RecipeError("images that show several classes cannot go along as examples; leave --examples out")
     rows = torch.cat([(test.labels == j).nonzero().flatten()[:each] for j in range(test.classes)]).sort().values
-    return test.seen[rows].clone(), test.labels[rows].clone()
+    return test.cropped[rows].clone(), test.labels[rows].clone()
 
 
 def check_target(path: Path, *, force: bool = False) -> None:
@@ -112,7 +114,7 @@ def check_target(path: Path, *, force: bool = False) -> None:
 def _converted(model: Model) -> tuple[bytes, float]:
     """The file and how far it is from torch. Operators of our own cannot be exported, hence the plain path."""
     images = torch.rand(VERIFIED, *model.spec[:3], generator=torch.Generator().manual_seed(0))
-    with switched("plain"):
+    with kernel_mode("plain"):
         expected = outputs(model, images)  # before tracing, since tables that are made once would be made of no values
         if _classifies(model):
             expected["scores"] = model.scores(images)

@@ -19,28 +19,28 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.config import to_dict
-from torchcaps.data import Dataset, epoch_order, place_of, take
+from torchcaps.data import Dataset, batch_position, epoch_order, make_batch
 from torchcaps.errors import TorchcapsError, TrainingError
 from torchcaps.models import Model
 from torchcaps.train.journal import Journal
-from torchcaps.train.recipe import Loop, Recipe, stage_names, stage_of
+from torchcaps.train.recipe import Recipe, TrainConfig, stage_names, stage_of
 from torchcaps.train.run import Run, load_run, open_run
 from torchcaps.train.train_state import (
-    Training,
-    begin,
+    TrainState,
+    build_training,
     flushed_denormals,
-    go_on_from,
-    resumed,
-    set_up,
+    load_stage,
+    restore_training,
     stage_seed,
-    take_over,
+    start_stage,
+    warm_start,
 )
 from torchcaps.train.validation import check_validation, validation_accuracy
 from torchcaps.types import Batch
-from torchcaps.utils.process_group import Team, team
-from torchcaps.utils.progress import Display
+from torchcaps.utils.process_group import ProcessGroup, process_group
+from torchcaps.utils.progress import TrainingProgress
 from torchcaps.utils.random import seed_of
-from torchcaps.utils.signals import Flag, stop_signal
+from torchcaps.utils.signals import StopFlag, stop_signal
 
 __all__ = ["Outcome", "total_steps", "train"]
 
@@ -74,8 +74,8 @@ class _Job:
     run: Run
     data: Dataset
     validation: Dataset | None
-    crew: Team
-    stop: Flag
+    crew: ProcessGroup
+    stop: StopFlag
     journal: Journal | None
     quiet: bool
 
@@ -97,62 +97,62 @@ def train(
     `given` maps names of stages to modules trained elsewhere: such a stage takes over the module's state and is not
     trained. A run that is resumed before it has got past that stage must be given it again.
     """
-    with flushed_denormals(), team() as crew:
+    with flushed_denormals(), process_group() as crew:
         batches = [stage_of(recipe, name).train.batch for name in stage_names(recipe.model)]
         for batch in batches:
             crew.check_batch(batch)
         data, _, validation = recipe.data.load()
         del _  # memory that training has no use for
         for batch in batches:
-            place_of(0, len(data), batch)  # refuses a batch larger than the set
-        training = set_up(recipe, data.spec, crew.device)
+            batch_position(0, len(data), batch)  # refuses a batch larger than the set
+        training = build_training(recipe, data.spec, crew.device)
         check_validation(recipe, training.model, validation)
-        take_over(training.parts, given)
+        load_stage(training.stages, given)
         run = _open(folder, recipe, resume, crew)
-        stamp = run.stamp
+        stamp = run.fingerprint
         if run.has_checkpoint:
-            training = resumed(training, recipe, run.checkpoint())
+            training = restore_training(training, recipe, run.checkpoint())
         elif recipe.start is not None:
             before = load_run(recipe.start)
-            go_on_from(training, before.model, steps=before.step, seconds=before.seconds)
-        crew.agree(None)  # nobody writes before all have read
+            warm_start(training, before.model, steps=before.step, seconds=before.seconds)
+        crew.raise_on_any(None)  # nobody writes before all have read
         with (
             _claimed(run, crew, stamp),
             stop_signal() as stop,
-            run.journal(training.steps, tensorboard, write=crew.leads) as journal,
+            run.journal(training.steps, tensorboard, write=crew.is_main) as journal,
         ):
             return _all_stages(_Job(recipe, run, data, validation, crew, stop, journal, quiet), training, given)
 
 
-def _open(folder: Path, recipe: Recipe, resume: bool, crew: Team) -> Run:
+def _open(folder: Path, recipe: Recipe, resume: bool, crew: ProcessGroup) -> Run:
     """Process 0 looks at the folder and prepares it; the others start only when it has."""
     run, error = Run(folder, to_dict(recipe)), None
-    if crew.leads:
+    if crew.is_main:
         try:
             run = open_run(folder, recipe, resume=resume)
         except TorchcapsError as caught:
             error = caught
-    crew.agree(error)
+    crew.raise_on_any(error)
     return run
 
 
 @contextmanager
-def _claimed(run: Run, crew: Team, stamp: tuple[int, int] | None) -> Iterator[None]:
+def _claimed(run: Run, crew: ProcessGroup, stamp: tuple[int, int] | None) -> Iterator[None]:
     """Process 0 keeps other trainings out of the folder and writes the recipe; if it cannot, nobody goes on.
 
     Nor if another training has been there since the checkpoint, of that stamp, was read.
     """
     with ExitStack() as stack:
         error = None
-        if crew.leads:
+        if crew.is_main:
             try:
-                stack.enter_context(run.claim())
-                if run.stamp != stamp:
+                stack.enter_context(run.lock())
+                if run.fingerprint != stamp:
                     raise TrainingError(f"another process has just trained into '{run.folder}'; try again")
                 run.write_recipe()
             except TorchcapsError as caught:
                 error = caught
-        crew.agree(error)
+        crew.raise_on_any(error)
         yield
 
 
@@ -161,19 +161,19 @@ def total_steps(recipe: Recipe, images: int) -> int:
     return sum(_steps(stage_of(recipe, name).train, images) for name in stage_names(recipe.model))
 
 
-def _steps(settings: Loop, images: int) -> int:
+def _steps(settings: TrainConfig, images: int) -> int:
     return max(1, round(settings.epochs * (images // settings.batch)))
 
 
-def _all_stages(job: _Job, training: Training, given: Mapping[str, nn.Module]) -> Outcome:
+def _all_stages(job: _Job, training: TrainState, given: Mapping[str, nn.Module]) -> Outcome:
     """From the stage that training stands in to the last, unless it is interrupted on the way."""
-    for name in list(training.parts)[training.number :]:
+    for name in list(training.stages)[training.stage_index :]:
         if name != training.stage:
-            training = begin(
-                job.recipe, training.model, training.parts, name, before=training.steps, seconds=training.seconds
+            training = start_stage(
+                job.recipe, training.model, training.stages, name, before=training.steps, seconds=training.seconds
             )
         if name in given and not training.finished:
-            take_over(training.parts, {name: given[name]})
+            load_stage(training.stages, {name: given[name]})
             training.finished = True
             _save(job, training)
         else:
@@ -184,16 +184,16 @@ def _all_stages(job: _Job, training: Training, given: Mapping[str, nn.Module]) -
     return Outcome(training.model, training.steps, training.seconds, finished)
 
 
-def _one_stage(job: _Job, training: Training) -> None:
+def _one_stage(job: _Job, training: TrainState) -> None:
     """From the step that the stage stands at to its end, or until somebody asks to stop.
 
     It ends with its epochs, or at a check that finds the accuracy asked for.
     """
-    crew, data, seed = job.crew, job.data, stage_seed(job.recipe.seed, training.number)
+    crew, data, seed = job.crew, job.data, stage_seed(job.recipe.seed, training.stage_index)
     settings = stage_of(job.recipe, training.stage).train
     total = _steps(settings, len(data))
     ends, stopped = training.step >= total, False
-    if training.finished and (ends or training.reached or not training.is_last):
+    if training.finished and (ends or training.stopped_early or not training.is_last):
         return
     training.finished = False
     started = time.monotonic() - training.seconds
@@ -202,10 +202,10 @@ def _one_stage(job: _Job, training: Training) -> None:
         display.restart()
         epoch, order = -1, torch.empty(0)
         while not ends and not stopped:
-            place = place_of(training.step, len(data), settings.batch)
+            place = batch_position(training.step, len(data), settings.batch)
             if place.epoch != epoch:
                 epoch, order = place.epoch, epoch_order(seed, place.epoch, len(data))
-            batch = take(
+            batch = make_batch(
                 data, order, place, settings.batch, seed=seed, max_shift=settings.max_shift,
                 part=crew.rank, parts=crew.size,
             )  # fmt: skip
@@ -213,8 +213,8 @@ def _one_stage(job: _Job, training: Training) -> None:
             terms = _step(settings, objective, training, _to(batch, crew.device, settings.channels_last))
             training.step += 1
             training.seconds = time.monotonic() - started
-            checked = _check(job, training, settings, seed) if settings.checks(training.step) else {}
-            logs, ends = training.step % settings.log_every == 0, training.step >= total or training.reached
+            checked = _check(job, training, settings, seed) if settings.validates_at(training.step) else {}
+            logs, ends = training.step % settings.log_every == 0, training.step >= total or training.stopped_early
             stopped = (logs or crew.size == 1) and crew.any(job.stop.is_set)
             saves = training.step % settings.save_every == 0 or stopped
             if logs or saves or ends or checked:
@@ -229,64 +229,64 @@ def _one_stage(job: _Job, training: Training) -> None:
             _save(job, training)
 
 
-def _display(job: _Job, training: Training, batch: int, total: int) -> Display:
+def _display(job: _Job, training: TrainState, batch: int, total: int) -> TrainingProgress:
     name = f"{job.recipe.name}: {training.stage}" if training.label else job.recipe.name
-    return Display(name, total, training.step, batch, quiet=job.quiet or not job.crew.leads)
+    return TrainingProgress(name, total, training.step, batch, quiet=job.quiet or not job.crew.is_main)
 
 
-def _prepare(job: _Job, training: Training, seed: int) -> nn.Module:
+def _prepare(job: _Job, training: TrainState, seed: int) -> nn.Module:
     """Let the stage look at all images; its objective, ready for steps, with all outside the stage at rest."""
-    training.rest()
-    job.crew.share(training.model)
+    training.eval_all()
+    job.crew.broadcast(training.model)
     torch.manual_seed(seed_of(seed, 3))
     with torch.no_grad():
-        training.part.prepare(job.data.seen)
-    objective = _Objective(training.part.train())
-    return job.crew.wrap(objective) if training.optimiser else objective
+        training.stage_model.prepare(job.data.cropped)
+    objective = _Objective(training.stage_model.train())
+    return job.crew.wrap(objective) if training.optimizer else objective
 
 
-def _finish(training: Training, seed: int) -> None:
+def _finish(training: TrainState, seed: int) -> None:
     """Let the stage draw its conclusions."""
-    training.rest()
+    training.eval_all()
     torch.manual_seed(seed_of(seed, 4))
     with torch.no_grad():
-        training.part.finish()
+        training.stage_model.finish()
     training.finished = True
 
 
-def _step(settings: Loop, objective: nn.Module, training: Training, batch: Batch) -> dict[str, Tensor]:
-    """One update, of parameters by the optimiser or of buffers by the objective itself."""
-    device, optimiser = batch.images.device.type, training.optimiser
+def _step(settings: TrainConfig, objective: nn.Module, training: TrainState, batch: Batch) -> dict[str, Tensor]:
+    """One update, of parameters by the optimizer or of buffers by the objective itself."""
+    device, optimizer = batch.images.device.type, training.optimizer
     with (
         torch.autocast(device, torch.bfloat16, enabled=settings.precision == "bfloat16"),
-        torch.set_grad_enabled(optimiser is not None),
+        torch.set_grad_enabled(optimizer is not None),
     ):
         terms: dict[str, Tensor] = objective(batch, training.step)
-    if optimiser:
-        optimiser.zero_grad(set_to_none=True)
+    if optimizer:
+        optimizer.zero_grad(set_to_none=True)
         torch.autograd.backward(terms["loss"])
         if settings.clip is not None:
-            nn.utils.clip_grad_norm_(training.part.parameters(), settings.clip)
-        optimiser.step()
+            nn.utils.clip_grad_norm_(training.stage_model.parameters(), settings.clip)
+        optimizer.step()
     if training.schedule:
         training.schedule.step()
     return terms
 
 
-def _check(job: _Job, training: Training, settings: Loop, seed: int) -> dict[str, float]:
+def _check(job: _Job, training: TrainState, settings: TrainConfig, seed: int) -> dict[str, float]:
     """The validation accuracy of process 0, which alone measures it; all hear whether it is what training stops at."""
     found = 0.0
-    if job.crew.leads and job.validation is not None:
-        training.rest()
+    if job.crew.is_main and job.validation is not None:
+        training.eval_all()
         torch.manual_seed(seed_of(seed, 5, training.step))
         found = validation_accuracy(training.model, job.validation, job.crew.device)
-        training.part.train()
-    training.reached = job.crew.any(settings.stop_at is not None and found >= settings.stop_at)
+        training.stage_model.train()
+    training.stopped_early = job.crew.any(settings.stop_at is not None and found >= settings.stop_at)
     return {"validation_accuracy": found}
 
 
-def _save(job: _Job, training: Training) -> None:
-    if job.crew.leads:
+def _save(job: _Job, training: TrainState) -> None:
+    if job.crew.is_main:
         training.check_weights()
         job.run.save(training.checkpoint(job.run.recipe))
 
@@ -294,11 +294,11 @@ def _save(job: _Job, training: Training) -> None:
 def _to(batch: Batch, device: torch.device, channels_last: bool) -> Batch:
     layout = torch.channels_last if channels_last else torch.contiguous_format
     images = batch.images.to(device, non_blocking=True, memory_format=layout)
-    parts = None if batch.parts is None else batch.parts.to(device)
+    parts = None if batch.components is None else batch.components.to(device)
     return Batch(images, batch.labels.to(device), batch.indices, parts)
 
 
-def _report(terms: dict[str, Tensor], training: Training, crew: Team) -> dict[str, float]:
+def _report(terms: dict[str, Tensor], training: TrainState, crew: ProcessGroup) -> dict[str, float]:
     """The terms of the loss, averaged over the team; training ends here if the loss is not a finite number."""
     means = crew.mean(torch.stack([value.detach().float() for value in terms.values()]))
     values = dict(zip(terms, means.tolist(), strict=True))
@@ -307,8 +307,8 @@ def _report(terms: dict[str, Tensor], training: Training, crew: Team) -> dict[st
     return values
 
 
-def _write_down(journal: Journal | None, training: Training, values: dict[str, float], epoch: int) -> None:
+def _write_down(journal: Journal | None, training: TrainState, values: dict[str, float], epoch: int) -> None:
     if journal:
-        rate = {"lr": float(training.optimiser.param_groups[0]["lr"])} if training.optimiser else {}
+        rate = {"lr": float(training.optimizer.param_groups[0]["lr"])} if training.optimizer else {}
         entry = {"epoch": epoch, **values, **rate, "seconds": training.seconds}
         journal.write(training.steps, entry, training.label)

@@ -1,4 +1,4 @@
-"""Optimisers and schedules by their names in torch, tried out when a recipe is read."""
+"""Optimizers and schedules by their names in torch, tried out when a recipe is read."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from torchcaps.config import Options, Range
-from torchcaps.errors import RecipeError, nearest
+from torchcaps.errors import RecipeError, suggestion
 
-__all__ = ["OptimiserConfig", "ScheduleConfig"]
+__all__ = ["OptimizerConfig", "ScheduleConfig"]
 
-OPTIMISERS: dict[str, type[Optimizer]] = {
+OPTIMIZERS: dict[str, type[Optimizer]] = {
     n: c
     for n, c in vars(torch.optim).items()
     if isinstance(c, type) and issubclass(c, Optimizer) and c is not Optimizer
@@ -27,16 +27,16 @@ SCHEDULES: dict[str, type[LRScheduler]] = {
 
 
 @dataclass(frozen=True)
-class OptimiserConfig:
-    """Any optimiser of torch.optim by its name there; `options` are its further arguments."""
+class OptimizerConfig:
+    """Any optimizer of torch.optim by its name there; `options` are its further arguments."""
 
     name: str = "Adam"
     lr: Annotated[float, Range(0, 1e6, open_low=True)] = 1e-3
     options: Options = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.name not in OPTIMISERS:
-            raise RecipeError(f"unknown optimiser '{self.name}'{nearest(self.name, OPTIMISERS)}")
+        if self.name not in OPTIMIZERS:
+            raise RecipeError(f"unknown optimizer '{self.name}'{suggestion(self.name, OPTIMIZERS)}")
         self._try()
 
     def _try(self) -> None:
@@ -48,15 +48,15 @@ class OptimiserConfig:
         except RecipeError:
             raise
         except Exception as error:
-            raise RecipeError(f"optimiser {self.name} cannot be used here: {' '.join(str(error).split())}") from None
+            raise RecipeError(f"optimizer {self.name} cannot be used here: {' '.join(str(error).split())}") from None
 
     def build(self, parameters: Any) -> Optimizer:
-        make: Any = OPTIMISERS[self.name]
+        make: Any = OPTIMIZERS[self.name]
         try:
-            optimiser: Optimizer = make(parameters, lr=self.lr, **self.options)
+            optimizer: Optimizer = make(parameters, lr=self.lr, **self.options)
         except (TypeError, ValueError) as error:
-            raise RecipeError(f"optimiser {self.name} refuses {self.options}: {error}") from None
-        return optimiser
+            raise RecipeError(f"optimizer {self.name} refuses {self.options}: {error}") from None
+        return optimizer
 
 
 @dataclass(frozen=True)
@@ -68,26 +68,26 @@ class ScheduleConfig:
 
     def __post_init__(self) -> None:
         if self.name != "constant" and self.name not in SCHEDULES:
-            raise RecipeError(f"unknown schedule '{self.name}'{nearest(self.name, ['constant', *SCHEDULES])}")
+            raise RecipeError(f"unknown schedule '{self.name}'{suggestion(self.name, ['constant', *SCHEDULES])}")
         self._try()
 
     def _try(self) -> None:
         """One step of a schedule, as after the first step of a run."""
-        optimiser = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0, momentum=0.5)
-        schedule = self.build(optimiser)
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0, momentum=0.5)
+        schedule = self.build(optimizer)
         try:
-            optimiser.step()
+            optimizer.step()
             if schedule:
                 schedule.step()
         except Exception as error:
             raise RecipeError(f"schedule {self.name} cannot be used here: {' '.join(str(error).split())}") from None
 
-    def build(self, optimiser: Optimizer) -> LRScheduler | None:
+    def build(self, optimizer: Optimizer) -> LRScheduler | None:
         if self.name == "constant":
             return None
         make: Any = SCHEDULES[self.name]
         try:
-            schedule: LRScheduler = make(optimiser, **self.options)
+            schedule: LRScheduler = make(optimizer, **self.options)
         except (TypeError, ValueError) as error:
             raise RecipeError(f"schedule {self.name} refuses {self.options}: {error}") from None
         return schedule

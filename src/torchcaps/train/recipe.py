@@ -1,4 +1,4 @@
-"""A recipe is all that a run depends on: data, model, optimiser, schedule, loop and seed, as frozen dataclasses."""
+"""A recipe is all that a run depends on: data, model, optimizer, schedule, loop and seed, as frozen dataclasses."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ from torchcaps.config import (
     to_dict,
 )
 from torchcaps.data import DATASETS, DataConfig, GlyphsConfig
-from torchcaps.errors import RecipeError, nearest
+from torchcaps.errors import RecipeError, suggestion
 from torchcaps.models import MODELS, CapsNetConfig, ModelConfig
-from torchcaps.train.optimizer import OptimiserConfig, ScheduleConfig
+from torchcaps.train.optimizer import OptimizerConfig, ScheduleConfig
 
 __all__ = [
-    "Loop",
-    "OptimiserConfig",
+    "OptimizerConfig",
     "Recipe",
     "ScheduleConfig",
-    "Stage",
+    "StageConfig",
+    "TrainConfig",
     "find_recipe",
     "load_recipe",
     "recipe_names",
     "recipe_of",
-    "resolved",
     "stage_names",
     "stage_of",
+    "with_all_stages",
 ]
 
 
 @dataclass(frozen=True)
-class Loop:
-    """How long and how: `save_every`, `log_every` and `check_every` count steps; `clip` bounds the gradient's norm.
+class TrainConfig:
+    """How long and how: `save_every`, `log_every` and `validate_every` count steps; `clip` bounds the gradient's norm.
 
-    Every `check_every` steps the accuracy on the validation images is written down; a stage ends at the first check
+    Every `validate_every` steps the accuracy on the validation images is written down; a stage ends at the first check
     that finds `stop_at` or more. With `stop_at` alone, a check is made every 200 steps.
     """
 
@@ -58,32 +58,32 @@ class Loop:
     save_every: Count = 200
     log_every: Count = 10
     stop_at: Share | None = None
-    check_every: Count | None = None
+    validate_every: Count | None = None
 
     @property
-    def is_checked(self) -> bool:
+    def validates(self) -> bool:
         """True if the validation accuracy is measured at all."""
-        return self.stop_at is not None or self.check_every is not None
+        return self.stop_at is not None or self.validate_every is not None
 
-    def checks(self, step: int) -> bool:
+    def validates_at(self, step: int) -> bool:
         """True if the validation accuracy is measured after so many steps."""
-        return self.is_checked and step % (self.check_every or 200) == 0
+        return self.validates and step % (self.validate_every or 200) == 0
 
 
 @dataclass(frozen=True)
-class Stage:
+class StageConfig:
     """How one stage of a model is trained."""
 
-    optimiser: OptimiserConfig = field(default_factory=OptimiserConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
-    train: Loop = field(default_factory=Loop)
+    train: TrainConfig = field(default_factory=TrainConfig)
 
 
 @dataclass(frozen=True)
 class Recipe:
     """One row of a results table, before it is run.
 
-    A model trained in stages takes for each its entry of `stages`, or else `optimiser`, `schedule` and `train`.
+    A model trained in stages takes for each its entry of `stages`, or else `optimizer`, `schedule` and `train`.
     `start` is the folder of a run whose weights, steps and seconds this one goes on from.
     """
 
@@ -93,10 +93,10 @@ class Recipe:
     start: str | None = None
     data: Annotated[DataConfig, Choice(DATASETS)] = field(default_factory=GlyphsConfig)
     model: Annotated[ModelConfig, Choice(MODELS)] = field(default_factory=CapsNetConfig)
-    optimiser: OptimiserConfig = field(default_factory=OptimiserConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
-    train: Loop = field(default_factory=Loop)
-    stages: dict[str, Stage] = field(default_factory=dict)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    stages: dict[str, StageConfig] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"\w[\w.-]*", self.name):
@@ -104,7 +104,7 @@ class Recipe:
         known = stage_names(self.model)
         for name in self.stages:
             if name not in known:
-                raise RecipeError(f"this model has no stage '{name}'{nearest(name, known)}")
+                raise RecipeError(f"this model has no stage '{name}'{suggestion(name, known)}")
 
 
 def stage_names(model: ModelConfig) -> tuple[str, ...]:
@@ -113,23 +113,23 @@ def stage_names(model: ModelConfig) -> tuple[str, ...]:
     return names
 
 
-def stage_of(recipe: Recipe, name: str) -> Stage:
+def stage_of(recipe: Recipe, name: str) -> StageConfig:
     """How a stage is trained: by its own settings, or by the recipe's if it has none."""
-    return recipe.stages.get(name) or Stage(recipe.optimiser, recipe.schedule, recipe.train)
+    return recipe.stages.get(name) or StageConfig(recipe.optimizer, recipe.schedule, recipe.train)
 
 
-def resolved(recipe: Recipe) -> Recipe:
+def with_all_stages(recipe: Recipe) -> Recipe:
     """The same recipe with the settings of every stage written out."""
     return replace(recipe, stages={name: stage_of(recipe, name) for name in stage_names(recipe.model)})
 
 
-def _shelf() -> Path:
+def _recipe_folder() -> Path:
     """The folder of recipes that comes with the package."""
     return Path(str(resources.files("torchcaps"))) / "recipes"
 
 
 def recipe_names() -> list[str]:
-    return sorted(path.stem for path in _shelf().glob("*.toml"))
+    return sorted(path.stem for path in _recipe_folder().glob("*.toml"))
 
 
 def find_recipe(name: str) -> Path:
@@ -137,8 +137,8 @@ def find_recipe(name: str) -> Path:
     if name.endswith(".toml"):
         return Path(name)
     if name not in recipe_names():
-        raise RecipeError(f"unknown recipe '{name}'{nearest(name, recipe_names())} (a file must end in .toml)")
-    return _shelf() / f"{name}.toml"
+        raise RecipeError(f"unknown recipe '{name}'{suggestion(name, recipe_names())} (a file must end in .toml)")
+    return _recipe_folder() / f"{name}.toml"
 
 
 def load_recipe(name: str, overrides: Mapping[str, Any] | None = None) -> Recipe:
@@ -152,7 +152,7 @@ def _read(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
 
     `base` is the name of a recipe that comes with the package, or a path that ends in .toml, as seen from the file.
     `name` and `about` are never inherited. Tables are merged key by key, but for the rule of the name (see `merge`):
-    a table that names another model, data set, optimiser or schedule than the base's replaces it whole.
+    a table that names another model, data set, optimizer or schedule than the base's replaces it whole.
     """
     own, here = read_toml(path), path.resolve()
     if here in above:
@@ -179,7 +179,7 @@ def recipe_of(data: Mapping[str, Any], where: str = "") -> Recipe:
     stages = data.get("stages")
     if isinstance(stages, Mapping):
         own = to_dict(from_dict(Recipe, {key: data[key] for key in data if key != "stages"}, where=where))
-        start = {key: own[key] for key in ("optimiser", "schedule", "train")}
+        start = {key: own[key] for key in ("optimizer", "schedule", "train")}
         full = {name: merge(start, table) if isinstance(table, Mapping) else table for name, table in stages.items()}
         data = {**data, "stages": full}
     return from_dict(Recipe, data, where=where)

@@ -19,14 +19,14 @@ from torchcaps.train.checkpoint import Checkpoint
 from torchcaps.train.checkpoint import load as read_checkpoint
 from torchcaps.train.checkpoint import save as write_checkpoint
 from torchcaps.train.journal import Journal
-from torchcaps.train.recipe import Recipe, load_recipe, resolved
-from torchcaps.train.train_state import resumed, set_up
+from torchcaps.train.recipe import Recipe, load_recipe, with_all_stages
+from torchcaps.train.train_state import build_training, restore_training
 from torchcaps.types import ImageSpec
-from torchcaps.utils.files import sole_owner, write_atomically
+from torchcaps.utils.files import folder_lock, write_atomically
 
-__all__ = ["Loaded", "Run", "checkpoint_path", "create", "load", "load_run", "open_run"]
+__all__ = ["Run", "TrainedRun", "checkpoint_path", "create", "load", "load_run", "open_run"]
 
-FREE = {"about", "data.data_dir", "train.epochs", "train.save_every", "train.log_every"}
+RESUMABLE_CHANGES = {"about", "data.data_dir", "train.epochs", "train.save_every", "train.log_every"}
 """Settings that may change between the start of a run and its resumption: they do not change what a step does.
 
 The same holds for those of a single stage, `stages.NAME.train.epochs` and so on.
@@ -45,7 +45,7 @@ class Run:
         return checkpoint_path(self.folder).exists()
 
     @property
-    def stamp(self) -> tuple[int, int] | None:
+    def fingerprint(self) -> tuple[int, int] | None:
         """When the last checkpoint was written and its size: another one has another stamp. None if there is none."""
         try:
             found = checkpoint_path(self.folder).stat()
@@ -63,10 +63,10 @@ class Run:
             raise CheckpointError(f"'{path}' is of no recipe known here: {error}") from None
         return checkpoint
 
-    def claim(self) -> AbstractContextManager[None]:
+    def lock(self) -> AbstractContextManager[None]:
         """Make the folder and keep other trainings out of it."""
         _make(self.folder)
-        return sole_owner(self.folder)
+        return folder_lock(self.folder)
 
     def write_recipe(self) -> None:
         """Make the folder and say in it what is trained; the last thing before the first step."""
@@ -99,7 +99,7 @@ def open_run(folder: Path, recipe: Recipe, *, resume: bool) -> Run:
     return Run(folder, wanted)
 
 
-class Loaded(NamedTuple):
+class TrainedRun(NamedTuple):
     """A trained model with the recipe it came from and how far it got, all stages together.
 
     `reached` if the last stage that ran ended at `train.stop_at`; otherwise its epochs ran out, or it has not ended.
@@ -111,7 +111,7 @@ class Loaded(NamedTuple):
     recipe: Recipe
     step: int
     seconds: float
-    reached: bool = False
+    stopped_early: bool = False
     threads: int | None = None
     extra: Mapping[str, Tensor] = {}
 
@@ -120,7 +120,7 @@ def create(recipe: Recipe | str, spec: ImageSpec | None = None) -> Model:
     """A fresh model by a recipe or its name, for the images of the recipe's data unless `spec` says otherwise."""
     if isinstance(recipe, str):
         recipe = load_recipe(recipe)
-    return set_up(recipe, spec or recipe.data.load().train.spec).model
+    return build_training(recipe, spec or recipe.data.load().train.spec).model
 
 
 def load(folder: Path | str) -> Model:
@@ -128,7 +128,7 @@ def load(folder: Path | str) -> Model:
     return load_run(folder).model
 
 
-def load_run(folder: Path | str) -> Loaded:
+def load_run(folder: Path | str) -> TrainedRun:
     """As `load`, with the recipe and how far the run got; everything is checked, nothing is executed.
 
     In place of a folder, the path of weights alone (`torchcaps export RUN model.safetensors`) will do.
@@ -144,11 +144,13 @@ def load_run(folder: Path | str) -> Loaded:
             raise ValueError(f"images of {list(spec)}")
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"'{folder}' is not the run of a recipe known here: {error}") from None
-    training = resumed(set_up(recipe, spec), recipe, checkpoint, weights_only=True)
+    training = restore_training(build_training(recipe, spec), recipe, checkpoint, weights_only=True)
     extra = {name: value for name, value in checkpoint.tensors.items() if not name.startswith("state.")}
     told = checkpoint.meta.get("threads")
     threads = told if type(told) is int and told > 0 else None
-    return Loaded(training.model.eval(), recipe, training.steps, training.seconds, training.reached, threads, extra)
+    return TrainedRun(
+        training.model.eval(), recipe, training.steps, training.seconds, training.stopped_early, threads, extra
+    )
 
 
 def checkpoint_path(folder: Path) -> Path:
@@ -184,11 +186,11 @@ def _read_recipe(path: Path) -> dict[str, Any]:
 
 def _settings(recipe: Any) -> dict[str, Any]:
     """Every setting of a recipe by its dotted key, those of each stage too, whether or not it had its own."""
-    return flatten(to_dict(resolved(from_dict(Recipe, recipe))))
+    return flatten(to_dict(with_all_stages(from_dict(Recipe, recipe))))
 
 
 def _is_free(key: str) -> bool:
-    return re.sub(r"^stages\.[^.]+\.", "", key) in FREE
+    return re.sub(r"^stages\.[^.]+\.", "", key) in RESUMABLE_CHANGES
 
 
 def _check_same(old: Any, new: Mapping[str, Any], folder: Path) -> None:

@@ -1,9 +1,9 @@
-"""Nested states, such as an optimiser's, as flat tensors and a skeleton of JSON values, and back, exactly.
+"""Nested states, such as an optimizer's, as flat tensors and a skeleton of JSON values, and back, exactly.
 
 >>> import torch
->>> tensors, skeleton = pack_state({"step": 3, 0: (torch.ones(2), None)}, "optimiser")
+>>> tensors, skeleton = pack_state({"step": 3, 0: (torch.ones(2), None)}, "optimizer")
 >>> list(tensors), skeleton
-(['optimiser.0.0'], {'$dict': [['step', 3], [0, {'$tuple': [{'$tensor': 'optimiser.0.0'}, None]}]]})
+(['optimizer.0.0'], {'$dict': [['step', 3], [0, {'$tuple': [{'$tensor': 'optimizer.0.0'}, None]}]]})
 """
 
 from __future__ import annotations

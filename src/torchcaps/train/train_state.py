@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from torchcaps.errors import CheckpointError, RecipeError, TrainingError, nearest
+from torchcaps.errors import CheckpointError, RecipeError, TrainingError, suggestion
 from torchcaps.models import Model
 from torchcaps.train.checkpoint import Checkpoint
 from torchcaps.train.recipe import Recipe, stage_names, stage_of
@@ -21,64 +21,73 @@ from torchcaps.train.state_packing import pack_state, unpack_state
 from torchcaps.types import ImageSpec
 from torchcaps.utils.random import seed_of
 
-__all__ = ["Training", "begin", "flushed_denormals", "go_on_from", "resumed", "set_up", "stage_seed", "take_over"]
+__all__ = [
+    "TrainState",
+    "build_training",
+    "flushed_denormals",
+    "load_stage",
+    "restore_training",
+    "stage_seed",
+    "start_stage",
+    "warm_start",
+]
 
 
 @dataclass
-class Training:
+class TrainState:
     """All that changes as a run goes on, and so all that a checkpoint holds.
 
     `step` counts in the stage, `before` the steps of the stages before it; `seconds` are those of the whole run. A
-    stage that does not learn by gradients has no optimiser. `finished` says that the stage's `finish` has been called,
+    stage that does not learn by gradients has no optimizer. `finished` says that the stage's `finish` has been called,
     and `reached` that it ended because a check found the accuracy to stop at.
     """
 
     model: Model
-    parts: Mapping[str, Model]
+    stages: Mapping[str, Model]
     stage: str
-    optimiser: Optimizer | None
+    optimizer: Optimizer | None
     schedule: LRScheduler | None
     step: int = 0
-    before: int = 0
+    steps_before: int = 0
     seconds: float = 0.0
     finished: bool = False
-    reached: bool = False
+    stopped_early: bool = False
 
     @property
-    def part(self) -> Model:
+    def stage_model(self) -> Model:
         """The stage that is being trained."""
-        return self.parts[self.stage]
+        return self.stages[self.stage]
 
     @property
-    def number(self) -> int:
+    def stage_index(self) -> int:
         """The stage's place among the stages, from 0."""
-        return list(self.parts).index(self.stage)
+        return list(self.stages).index(self.stage)
 
     @property
     def is_last(self) -> bool:
         """True in the stage after which there is none."""
-        return self.number == len(self.parts) - 1
+        return self.stage_index == len(self.stages) - 1
 
     @property
     def label(self) -> str | None:
         """The stage's name where there is more than one."""
-        return self.stage if len(self.parts) > 1 else None
+        return self.stage if len(self.stages) > 1 else None
 
     @property
     def steps(self) -> int:
         """The steps of the whole run so far."""
-        return self.before + self.step
+        return self.steps_before + self.step
 
     def checkpoint(self, recipe: dict[str, Any]) -> Checkpoint:
-        """Whole model, optimiser, schedule and position, beside the recipe and the image shape they belong to."""
+        """Whole model, optimizer, schedule and position, beside the recipe and the image shape they belong to."""
         state = {
             "model": dict(self.model.state_dict()),
-            "optimiser": self.optimiser.state_dict() if self.optimiser else None,
+            "optimizer": self.optimizer.state_dict() if self.optimizer else None,
             "schedule": self.schedule.state_dict() if self.schedule else None,
         }
         tensors, skeleton = pack_state(state, "state")
-        position = {"stage": self.stage, "step": self.steps, "before": self.before, "seconds": self.seconds}
-        ending = {"finished": self.finished, "reached": self.reached, "threads": torch.get_num_threads()}
+        position = {"stage": self.stage, "step": self.steps, "before": self.steps_before, "seconds": self.seconds}
+        ending = {"finished": self.finished, "reached": self.stopped_early, "threads": torch.get_num_threads()}
         meta = {"recipe": recipe, "spec": list(self.model.spec), **position, **ending, "state": skeleton}
         return Checkpoint(tensors, meta)
 
@@ -88,25 +97,25 @@ class Training:
         state = unpack_state(meta["state"], checkpoint.tensors)
         self.model.load_state_dict(state["model"])
         if not (weights_only and meta.get("slim") is True):
-            self._restore_optimiser(state)
-        self.before = int(meta.get("before", 0))
-        self.step, self.seconds = int(meta["step"]) - self.before, float(meta["seconds"])
-        self.finished, self.reached = (meta.get(key) is True for key in ("finished", "reached"))
-        if min(self.step, self.before) < 0 or not math.isfinite(self.seconds):
-            raise ValueError(f"step {self.step} after {self.before}, seconds {self.seconds}")
+            self._restore_optimizer(state)
+        self.steps_before = int(meta.get("before", 0))
+        self.step, self.seconds = int(meta["step"]) - self.steps_before, float(meta["seconds"])
+        self.finished, self.stopped_early = (meta.get(key) is True for key in ("finished", "reached"))
+        if min(self.step, self.steps_before) < 0 or not math.isfinite(self.seconds):
+            raise ValueError(f"step {self.step} after {self.steps_before}, seconds {self.seconds}")
 
-    def _restore_optimiser(self, state: dict[str, Any]) -> None:
-        if self.optimiser:
-            if state["optimiser"] is None:
+    def _restore_optimizer(self, state: dict[str, Any]) -> None:
+        if self.optimizer:
+            if state["optimizer"] is None:
                 raise ValueError("it holds weights alone; to train further, name its run as `start` of another")
-            self.optimiser.load_state_dict(state["optimiser"])
-            _lay_out_like_parameters(self.optimiser)
+            self.optimizer.load_state_dict(state["optimizer"])
+            _lay_out_like_parameters(self.optimizer)
         if self.schedule:
             self.schedule.load_state_dict(state["schedule"])
 
-    def rest(self) -> None:
+    def eval_all(self) -> None:
         """Put the whole model, and whatever its stages hold besides, into evaluation mode."""
-        for module in (self.model, *self.parts.values()):
+        for module in (self.model, *self.stages.values()):
             module.eval()
 
     def check_weights(self) -> None:
@@ -119,7 +128,7 @@ class Training:
         where = f" (stage '{self.stage}')" if self.label else ""
         return TrainingError(
             f"{what} at step {self.steps}{where}; the last checkpoint is from before: "
-            "lower optimiser.lr or set train.clip, and start anew"
+            "lower optimizer.lr or set train.clip, and start anew"
         )
 
 
@@ -135,7 +144,7 @@ def flushed_denormals() -> Iterator[None]:
         torch.set_flush_denormal(before)
 
 
-def set_up(recipe: Recipe, spec: ImageSpec, device: torch.device | None = None) -> Training:
+def build_training(recipe: Recipe, spec: ImageSpec, device: torch.device | None = None) -> TrainState:
     """A fresh model, a function of the recipe's seed, at the start of its first stage."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_of(recipe.seed, 0))
@@ -147,29 +156,29 @@ def set_up(recipe: Recipe, spec: ImageSpec, device: torch.device | None = None) 
     for name, part in parts.items():
         if stage_of(recipe, name).train.channels_last:
             _lay_out_channels_last(part)
-    return begin(recipe, model, parts, names[0])
+    return start_stage(recipe, model, parts, names[0])
 
 
-def begin(
+def start_stage(
     recipe: Recipe, model: Model, parts: Mapping[str, Model], stage: str, *, before: int = 0, seconds: float = 0.0
-) -> Training:
-    """The start of a stage: its own optimiser over its own parameters, and its own schedule."""
-    settings, optimiser, schedule = stage_of(recipe, stage), None, None
+) -> TrainState:
+    """The start of a stage: its own optimizer over its own parameters, and its own schedule."""
+    settings, optimizer, schedule = stage_of(recipe, stage), None, None
     if parts[stage].by_gradient:
-        optimiser = settings.optimiser.build(parts[stage].parameters())
-        schedule = settings.schedule.build(optimiser)
-    return Training(model, parts, stage, optimiser, schedule, before=before, seconds=seconds)
+        optimizer = settings.optimizer.build(parts[stage].parameters())
+        schedule = settings.schedule.build(optimizer)
+    return TrainState(model, parts, stage, optimizer, schedule, steps_before=before, seconds=seconds)
 
 
-def resumed(
-    training: Training, recipe: Recipe, checkpoint: Checkpoint, *, weights_only: bool = False
-) -> Training:  # fmt: skip
+def restore_training(
+    training: TrainState, recipe: Recipe, checkpoint: Checkpoint, *, weights_only: bool = False
+) -> TrainState:  # fmt: skip
     """Where a checkpoint of the same recipe was made, in whichever stage; the model of `training` is filled."""
     try:
-        stage = checkpoint.meta.get("stage", next(iter(training.parts)))
-        if stage not in training.parts:
-            raise ValueError(f"no stage '{stage}'{nearest(str(stage), training.parts)}")
-        there = begin(recipe, training.model, training.parts, stage)
+        stage = checkpoint.meta.get("stage", next(iter(training.stages)))
+        if stage not in training.stages:
+            raise ValueError(f"no stage '{stage}'{suggestion(str(stage), training.stages)}")
+        there = start_stage(recipe, training.model, training.stages, stage)
         there.restore(checkpoint, weights_only=weights_only)
     except Exception as error:  # whatever a file can make torch raise
         reason = " ".join(str(error).split())[:300]
@@ -177,17 +186,17 @@ def resumed(
     return there
 
 
-def go_on_from(training: Training, model: nn.Module, *, steps: int, seconds: float) -> None:
+def warm_start(training: TrainState, model: nn.Module, *, steps: int, seconds: float) -> None:
     """Begin with the weights of a model trained before, whose steps and seconds count as spent."""
     _fill(training.model, model, "the run to start from")
-    training.before, training.seconds = steps, seconds
+    training.steps_before, training.seconds = steps, seconds
 
 
-def take_over(parts: Mapping[str, Model], given: Mapping[str, nn.Module]) -> None:
+def load_stage(parts: Mapping[str, Model], given: Mapping[str, nn.Module]) -> None:
     """Fill stages with the state of modules of the same kind that were trained elsewhere."""
     for name, module in given.items():
         if name not in parts:
-            raise RecipeError(f"a module was given for the stage '{name}'{nearest(name, parts)}")
+            raise RecipeError(f"a module was given for the stage '{name}'{suggestion(name, parts)}")
         _fill(parts[name], module, f"what was given for the stage '{name}'")
 
 
@@ -204,9 +213,9 @@ def stage_seed(seed: int, number: int) -> int:
     return seed if number == 0 else seed_of(seed, 2, number)
 
 
-def _lay_out_like_parameters(optimiser: Optimizer) -> None:
-    """Moments come from a file in rows; fused optimisers read them in the memory order of their parameter."""
-    for parameter, state in optimiser.state.items():
+def _lay_out_like_parameters(optimizer: Optimizer) -> None:
+    """Moments come from a file in rows; fused optimizers read them in the memory order of their parameter."""
+    for parameter, state in optimizer.state.items():
         for name, value in state.items():
             if isinstance(value, torch.Tensor) and value.shape == parameter.shape:
                 state[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value).detach()

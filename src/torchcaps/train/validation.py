@@ -7,7 +7,7 @@ import torch
 from torchcaps.data import Dataset
 from torchcaps.errors import RecipeError
 from torchcaps.models import Model
-from torchcaps.models.base import hits
+from torchcaps.models.base import is_correct
 from torchcaps.train.recipe import Recipe, stage_names, stage_of
 
 __all__ = ["check_validation", "validation_accuracy"]
@@ -18,12 +18,12 @@ _BATCH = 250
 
 def check_validation(recipe: Recipe, model: Model, data: Dataset | None) -> None:
     """Refuse, before the first step, a recipe that asks for an accuracy which nobody could measure."""
-    if not any(stage_of(recipe, name).train.is_checked for name in stage_names(recipe.model)):
+    if not any(stage_of(recipe, name).train.validates for name in stage_names(recipe.model)):
         return
-    wish = "train.stop_at and train.check_every"
+    wish = "train.stop_at and train.validate_every"
     if data is None:
         raise RecipeError(f"{wish} need images to validate on, and none are held out: set data.validation")
-    if not model.classifies:
+    if not model.is_classifier:
         raise RecipeError(f"{wish} are for classifiers, and {type(model).__name__} is none: leave them out")
 
 
@@ -31,5 +31,5 @@ def check_validation(recipe: Recipe, model: Model, data: Dataset | None) -> None
 def validation_accuracy(model: Model, data: Dataset, device: torch.device) -> float:
     """The share of images whose label, or all of whose labels, have the highest scores; in evaluation mode as it is."""
     rows = torch.split(torch.arange(len(data)), _BATCH)
-    right = [hits(model.scores(data.shown(some).to(device)).cpu(), data.labels[some]) for some in rows]
+    right = [is_correct(model.scores(data.model_input(some).to(device)).cpu(), data.labels[some]) for some in rows]
     return float(torch.cat(right).double().mean())

@@ -10,13 +10,15 @@ from torch import Tensor
 
 from torchcaps.train.checkpoint import Checkpoint
 
-__all__ = ["EXAMPLES", "slim"]
+__all__ = ["EXAMPLES", "strip_to_weights"]
 
 EXAMPLES = ("examples.images", "examples.labels")
 """The names of the images, bytes [n c h w], and labels [n] that may go along."""
 
 
-def slim(checkpoint: Checkpoint, *, half: bool = False, examples: tuple[Tensor, Tensor] | None = None) -> Checkpoint:
+def strip_to_weights(
+    checkpoint: Checkpoint, *, half: bool = False, examples: tuple[Tensor, Tensor] | None = None
+) -> Checkpoint:
     """The model's state alone, in half precision if wanted; it loads as any run does, but cannot be resumed.
 
     `examples` are images, bytes [n c h w], and labels [n] to show the model without its data.
@@ -24,7 +26,7 @@ def slim(checkpoint: Checkpoint, *, half: bool = False, examples: tuple[Tensor, 
     kept = {name: value for name, value in checkpoint.tensors.items() if name.startswith("state.model.")}
     if half:
         kept = {name: value.half() if value.dtype == torch.float32 else value for name, value in kept.items()}
-    state = {"model": checkpoint.meta["state"]["model"], "optimiser": None, "schedule": None}
+    state = {"model": checkpoint.meta["state"]["model"], "optimizer": None, "schedule": None}
     meta = {**checkpoint.meta, "recipe": _anonymous(checkpoint.meta["recipe"]), "state": state, "slim": True}
     return Checkpoint(kept | dict(zip(EXAMPLES, examples or (), strict=False)), meta)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from torchcaps.errors import TrainingError
 
-__all__ = ["sole_owner", "write_atomically"]
+__all__ = ["folder_lock", "write_atomically"]
 
 
 def write_atomically(path: Path, chunks: Iterable[bytes]) -> None:
@@ -38,7 +38,7 @@ def write_atomically(path: Path, chunks: Iterable[bytes]) -> None:
 
 
 @contextlib.contextmanager
-def sole_owner(folder: Path) -> Iterator[None]:
+def folder_lock(folder: Path) -> Iterator[None]:
     """Keep other processes that ask, too, out of a folder; TrainingError if one has it.
 
     The lock is on the folder itself: it leaves no file behind and ends with its process, however that ends. Where the

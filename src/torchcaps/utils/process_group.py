@@ -17,15 +17,15 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from torchcaps.errors import TorchcapsError, TrainingError
-from torchcaps.utils.distributed import mean_over_team
+from torchcaps.utils.distributed import mean_over_processes
 
-__all__ = ["Team", "team"]
+__all__ = ["ProcessGroup", "process_group"]
 
 _CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
-class Team:
+class ProcessGroup:
     """This process among its like: `rank` of `size`, computing on `device`."""
 
     rank: int = 0
@@ -33,7 +33,7 @@ class Team:
     device: torch.device = _CPU
 
     @property
-    def leads(self) -> bool:
+    def is_main(self) -> bool:
         """True in the one process that writes."""
         return self.rank == 0
 
@@ -45,9 +45,9 @@ class Team:
 
     def mean(self, values: Tensor) -> Tensor:
         """The mean over the team of a small tensor."""
-        return mean_over_team(values) if self.size > 1 else values
+        return mean_over_processes(values) if self.size > 1 else values
 
-    def share(self, module: nn.Module) -> None:
+    def broadcast(self, module: nn.Module) -> None:
         """Give every process the parameters and buffers of process 0."""
         if self.size > 1:
             for own in module.state_dict().values():
@@ -59,7 +59,7 @@ class Team:
         """True everywhere if it is true anywhere, so that all stop at the same step."""
         return bool(self.mean(torch.tensor(float(flag), device=self.device)) > 0)
 
-    def agree(self, error: TorchcapsError | None) -> None:
+    def raise_on_any(self, error: TorchcapsError | None) -> None:
         """Go on only if no process met an error; the one that did raises it, the others say so."""
         failed = self.any(error is not None)
         if error is not None:
@@ -80,12 +80,12 @@ def _environment(name: str, default: str) -> int:
 
 
 @contextmanager
-def team() -> Iterator[Team]:
+def process_group() -> Iterator[ProcessGroup]:
     """The team that torchrun's environment describes; alone without one."""
     size = _environment("WORLD_SIZE", "1")
     cuda = torch.cuda.is_available()
     if size == 1:
-        yield Team(device=torch.device("cuda" if cuda else "cpu"))
+        yield ProcessGroup(device=torch.device("cuda" if cuda else "cpu"))
         return
     _environment("RANK", "")
     local = _environment("LOCAL_RANK", "0")
@@ -94,6 +94,6 @@ def team() -> Iterator[Team]:
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if cuda else "gloo")
     try:
-        yield Team(dist.get_rank(), size, device)
+        yield ProcessGroup(dist.get_rank(), size, device)
     finally:
         dist.destroy_process_group()

@@ -19,7 +19,7 @@ from rich.progress import (
     track,
 )
 
-__all__ = ["Display", "progress"]
+__all__ = ["TrainingProgress", "progress"]
 
 T = TypeVar("T")
 
@@ -33,7 +33,7 @@ def progress(items: Sequence[T], what: str) -> Iterable[T]:
     return track(items, what, console=console, transient=True, disable=not console.is_terminal)
 
 
-class Display:
+class TrainingProgress:
     """Counts steps on standard error. Silent if `quiet`."""
 
     def __init__(self, name: str, total: int, done: int, batch: int, *, quiet: bool = False) -> None:
@@ -49,7 +49,7 @@ class Display:
         self._accuracy: float | None = None
         self._lines = not quiet and not self._console.is_terminal
 
-    def __enter__(self) -> Display:
+    def __enter__(self) -> TrainingProgress:
         self.restart()
         self._bar.start()
         return self

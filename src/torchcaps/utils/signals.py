@@ -7,20 +7,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-__all__ = ["Flag", "stop_signal"]
+__all__ = ["StopFlag", "stop_signal"]
 
 
 @dataclass
-class Flag:
+class StopFlag:
     """True once somebody has asked to stop."""
 
     is_set: bool = False
 
 
 @contextmanager
-def stop_signal() -> Iterator[Flag]:
+def stop_signal() -> Iterator[StopFlag]:
     """Ctrl-C and SIGTERM set a flag that the loop reads between two steps; a second Ctrl-C does not wait."""
-    flag = Flag()
+    flag = StopFlag()
 
     def ask(number: int, frame: object) -> None:
         if flag.is_set:

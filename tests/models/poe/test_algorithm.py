@@ -13,7 +13,7 @@ from support import poe_reference as paper
 from torchcaps.kernels import contrastive_ops
 from torchcaps.math.squash import squash
 from torchcaps.models.poe import EnergyConfig, energy
-from torchcaps.models.poe.encoder import CapsuleEnergy, Seen
+from torchcaps.models.poe.encoder import CapsuleEnergy, CapsuleState
 from torchcaps.routing import Dynamic
 from torchcaps.utils.random import uniform
 
@@ -57,7 +57,7 @@ def draws(n: int = B) -> tuple[int, Tensor]:
 
 
 def slope(model: CapsuleEnergy, x: Tensor, step: int = 0) -> Tensor:
-    """W.grad after one step's loss; the gradient is what the optimiser subtracts."""
+    """W.grad after one step's loss; the gradient is what the optimizer subtracts."""
     model.W.grad = None
     model.contrast(x, step, draws(len(x)))["loss"].backward()
     assert model.W.grad is not None
@@ -75,16 +75,16 @@ def test_every_line_of_algorithm_1(over: str, gradient: str) -> None:
     wanted = [paper.algorithm_1(x_b, W, 3, over) for x_b in x.tolist()]
     line = paper.Pass(*(number(lines) for lines in zip(*wanted, strict=True)))
 
-    seen = model.look(x)
+    seen = model.infer(x)
     assert isinstance(seen.coupling, Tensor) and seen.gate is None and seen.ranks is None
     near(seen.coupling, line.c)  # find routing coefficients
     near(seen.coupling.sum(1 if over == "children" else 2), torch.ones(B, J if over == "children" else I).double())
     assert float((seen.coupling - 1 / (I if over == "children" else J)).abs().max()) > 0.05  # they do something
     near(seen.z, line.z)  # route capsules forward
     near(seen.hidden, line.x)  # squash
-    near(model.expect(seen.hidden, seen.coupling), line.model_z_i)  # reconstruct input capsules
+    near(model.reconstruct_children(seen.hidden, seen.coupling), line.model_z_i)  # reconstruct input capsules
     near(energy.reverse(seen.hidden, model.W, seen.coupling), line.model_x_i)  # squash
-    near(model.dream(seen, 0, draws()), line.model_x_i)
+    near(model.negative_phase(seen, 0, draws()), line.model_x_i)
     model_z = contrastive_ops.forward(line.model_x_i, model.W, seen.coupling)
     near(model_z, line.model_z)  # reconstruct output capsules
     near(energy.hidden(model_z), line.model_x)  # squash
@@ -103,7 +103,7 @@ def test_one_iteration_of_routing_is_uniform_coupling(over: str) -> None:
     c, _ = model.route(x)
     assert c == pytest.approx(1 / (I if over == "children" else J), rel=1e-15)
     wanted = [paper.algorithm_1(x_b, model.W.tolist(), 1, over) for x_b in x.tolist()]
-    near(model.look(x).z, number([p.z for p in wanted]))
+    near(model.infer(x).z, number([p.z for p in wanted]))
     near(slope(model, x), -model.scale(None) * number([p.delta for p in wanted]).mean(0))
 
 
@@ -134,10 +134,10 @@ def test_weights_at_the_start(over: Any, share: float) -> None:
 
 
 @pytest.mark.parametrize("mode", ["paper", "offset", "competition"])
-def test_visible_children_are_centred_and_their_power_is_measured(mode: str) -> None:
+def test_visible_children_are_centerd_and_their_power_is_measured(mode: str) -> None:
     features = 1 + normal(7, I, D, seed=3)
     model = build(mode=mode, chain="persistent", particles=9)
-    model.settle(features, chunk=3)
+    model.fit_offset(features, chunk=3)
     mean = [[sum(f[i][d] for f in features.tolist()) / 7 for d in range(D)] for i in range(I)]
     offset = [[0.0] * D for _ in range(I)] if mode == "paper" else mean
     x = [
@@ -151,16 +151,16 @@ def test_visible_children_are_centred_and_their_power_is_measured(mode: str) -> 
 
 def test_a_stage_that_is_resumed_keeps_its_chains() -> None:
     model = build(chain="persistent", particles=4)
-    model.settle(normal(7, I, D, seed=3))
+    model.fit_offset(normal(7, I, D, seed=3))
     model.particles.mul_(0.5)
     kept = model.particles.clone()
-    model.settle(normal(7, I, D, seed=3))
+    model.fit_offset(normal(7, I, D, seed=3))
     assert torch.equal(model.particles, kept)
 
 
 def test_images_that_are_all_alike_have_no_power_and_a_finite_scale() -> None:
     model = build(mode="offset").float()
-    model.settle(torch.ones(6, I, D).half())
+    model.fit_offset(torch.ones(6, I, D).half())
     x = model.visible(torch.ones(6, I, D))
     assert not x.any() and float(model.power) == 1
     terms = model.contrast(x, 0, draws(6))
@@ -176,7 +176,7 @@ COMPETITION = {"mode": "competition", "bias": 0.5, "bias_start": 2.0, "gain": 3.
 @pytest.mark.parametrize("iterations", [1, 3])
 def test_support_is_the_cosine_between_an_image_and_a_capsules_own_picture(iterations: int, over: str) -> None:
     model, x = build(over, iterations, **COMPETITION), children()
-    seen = model.look(x)
+    seen = model.infer(x)
     wanted = [paper.support(x_b, model.W.tolist(), z_b) for x_b, z_b in zip(x.tolist(), seen.z.tolist(), strict=True)]
     near(model.support(x, seen.z).detach(), number(wanted))
     assert min(map(min, wanted)) >= 0 and max(map(max, wanted)) <= 2
@@ -184,7 +184,7 @@ def test_support_is_the_cosine_between_an_image_and_a_capsules_own_picture(itera
 
 def test_support_of_an_image_without_anything_is_1() -> None:
     model, x = build(iterations=1, **COMPETITION), torch.zeros(2, I, D).double()
-    near(model.support(x, model.look(x).z).detach(), torch.ones(2, J).double())
+    near(model.support(x, model.infer(x).z).detach(), torch.ones(2, J).double())
 
 
 @pytest.mark.parametrize("gradient", ["closed", "autograd"])
@@ -225,27 +225,27 @@ def test_sharpness_rises_and_the_bias_loosens() -> None:
 
 def test_the_gate_follows_the_rank_and_what_is_below_one_percent_is_0() -> None:
     model, x = build(**{**COMPETITION, "sharpness": 8.0}), children()
-    seen = model.look(x)
+    seen = model.infer(x)
     assert seen.ranks is not None and seen.gate is not None
     for s, r, m in zip(model.support(x, seen.z).tolist(), seen.ranks.tolist(), seen.gate.tolist(), strict=True):
         assert r == paper.ranks(s)
         assert m == pytest.approx(paper.gates(r, 8.0))
         assert m == pytest.approx([[1, math.exp(-4), 0][n] for n in r])
     assert torch.equal(model.winners(seen), seen.ranks.argmin(-1))
-    near(model.look(x, sharpness=0.0).gate, torch.ones(B, J).double())
+    near(model.infer(x, sharpness=0.0).gate, torch.ones(B, J).double())
     open_to_all = build(mode="offset")
-    seen = open_to_all.look(x)
+    seen = open_to_all.infer(x)
     assert torch.equal(open_to_all.winners(seen), seen.hidden.norm(dim=-1).argmax(-1))
 
 
 def test_boost_counts_in_training_and_not_afterwards() -> None:
     model, x = build(**COMPETITION), children()
     assert model.mask is not None
-    plain = model.look(x).ranks
+    plain = model.infer(x).ranks
     model.mask.boost.copy_(number([1.0, 50.0, 1.0]))
-    boosted = model.look(x, boosted=True).ranks
+    boosted = model.infer(x, boosted=True).ranks
     assert boosted is not None and (boosted[:, 1] == 0).all()
-    assert plain is not None and torch.equal(model.look(x).ranks, plain) and not (plain[:, 1] == 0).all()
+    assert plain is not None and torch.equal(model.infer(x).ranks, plain) and not (plain[:, 1] == 0).all()
 
 
 def test_those_who_win_too_seldom_are_boosted() -> None:
@@ -255,7 +255,7 @@ def test_those_who_win_too_seldom_are_boosted() -> None:
     for _ in range(50):
         assert model.mask.boost.tolist() == [1.0] * J
         model.contrast(x, 8, draws(1))
-    first = model.look(x).ranks
+    first = model.infer(x).ranks
     assert first is not None
     share = [(first[:, j] == 0).double().mean().item() for j in range(J)]
     mu = [0.99**50 / J + (1 - 0.99**50) * s for s in share]
@@ -266,7 +266,7 @@ def test_those_who_win_too_seldom_are_boosted() -> None:
 
 def test_losers_learn_nothing_at_full_sharpness() -> None:
     model, x = build(**{**COMPETITION, "sharpness": 120.0}), children(b=1)
-    seen = model.look(x)
+    seen = model.infer(x)
     won = int(model.winners(seen))
     grad = slope(model, x, step=10)
     for j in range(J):
@@ -284,7 +284,7 @@ def stepped(model: CapsuleEnergy, x: Tensor, step: int = 99, rate: float = 0.1) 
 
 
 @pytest.mark.parametrize("mode", ["paper", "offset", "competition"])
-def test_a_step_of_c_w_does_not_know_how_the_coupling_is_normalised(mode: str) -> None:
+def test_a_step_of_c_w_does_not_know_how_the_coupling_is_normalized(mode: str) -> None:
     """The same c W, once with c = 1 / I and once with c = 1 / J, is the same model, and stays so."""
     one, other = (build(over, iterations=1, mode=mode) for over in OVERS)
     other.W.data.copy_(one.W.data * one.share / other.share)
@@ -311,7 +311,7 @@ def test_every_child_twice_is_the_same_model_after_a_step(over: str) -> None:
     two.W.data.copy_(one.W.data.repeat(2, 1, 1, 1) * one.share / two.share / 2)
     two.power.copy_(2 * one.power)
     twice = [t.repeat(1, 2, 1) for t in (x, y)]
-    near(two.look(twice[0]).z, one.look(x).z)
+    near(two.infer(twice[0]).z, one.infer(x).z)
     W_1, W_2 = given_phases(one, x, y), given_phases(two, *twice)
     near(W_2 * two.share, W_1.repeat(2, 1, 1, 1) * one.share / 2)
     near(contrastive_ops.forward(twice[0], W_2, two.share), contrastive_ops.forward(x, W_1, one.share))
@@ -341,7 +341,7 @@ def test_a_capsule_learns_from_the_images_that_it_wins_as_if_it_were_alone() -> 
     """Two capsules that share the images evenly, one winner each: each takes the step of a lone capsule on its own."""
     both = build(iterations=1, sizes=(I, 2, D, K), **{**COMPETITION, "sharpness": 120.0})
     x = children(b=40)
-    won = both.winners(both.look(x))
+    won = both.winners(both.infer(x))
     count = int(torch.stack([(won == j).sum() for j in range(2)]).min())
     assert count > 3
     parts = [x[won == j][:count] for j in range(2)]
@@ -359,7 +359,7 @@ def test_a_capsule_learns_from_the_images_that_it_wins_as_if_it_were_alone() -> 
 @pytest.mark.parametrize("steps", [1, 2, 4])
 def test_cd_k_repeats_the_two_passes_with_the_coupling_and_gate_of_the_start(mode: str, steps: int) -> None:
     model, x = build(mode=mode, steps=steps, gain=1.5), children()
-    seen = model.look(x)
+    seen = model.infer(x)
     W, b, wanted = model.W.tolist(), model.bias.tolist(), []
     assert isinstance(seen.coupling, Tensor)
     for n in range(B):
@@ -369,19 +369,19 @@ def test_cd_k_repeats_the_two_passes_with_the_coupling_and_gate_of_the_start(mod
             h = [[m_j * e for e in paper.squash(z_j)] for m_j, z_j in zip(m, paper.weigh(y, W, c, b), strict=True)]
             y = [paper.squash(z_i) for z_i in paper.expect(h, W, c, gain=1.5 if mode == "competition" else 1.0)]
         wanted.append(y)
-    near(model.dream(seen, 0, draws()), number(wanted))
+    near(model.negative_phase(seen, 0, draws()), number(wanted))
 
 
 def test_persistent_chains_go_on_where_they_stopped() -> None:
     """With uniform coupling nothing of the start stays in a chain, so two times CD-1 is CD-2 from the same start."""
     settings = {"mode": "offset", "chain": "persistent", "particles": 3}
     model, x = build(iterations=1, **settings), children()
-    model.settle(2 * normal(6, I, D, seed=4))
+    model.fit_offset(2 * normal(6, I, D, seed=4))
     start = model.particles.clone()
     for step in range(2):
         grad = slope(model, x, step)
     twice = build(iterations=1, **{**settings, "steps": 2})
-    near(model.particles, twice.dream(twice.look(start), 0, draws(3)))
+    near(model.particles, twice.negative_phase(twice.infer(start), 0, draws(3)))
     assert float((model.particles - start).abs().max()) > 0.01
     c = [[model.share] * J] * I
     up, down = (
@@ -394,7 +394,7 @@ def test_persistent_chains_go_on_where_they_stopped() -> None:
 def test_persistent_chains_survive_a_checkpoint() -> None:
     settings = {"mode": "competition", "chain": "persistent", "particles": 3, "magnitudes": "bernoulli", "ramp": 2}
     one, x = build(**settings), children()
-    one.settle(2 * normal(6, I, D, seed=4))
+    one.fit_offset(2 * normal(6, I, D, seed=4))
     one.contrast(x, 0, draws())
     other = build(**settings)
     other.load_state_dict(one.state_dict())
@@ -403,19 +403,19 @@ def test_persistent_chains_survive_a_checkpoint() -> None:
     assert torch.equal(other.particles, one.particles)
 
 
-def switches(n: int, steps: int = 1) -> tuple[CapsuleEnergy, Seen]:
+def switches(n: int, steps: int = 1) -> tuple[CapsuleEnergy, CapsuleState]:
     """Child i is seen by capsule i alone, so what it shows after one step tells whether that capsule was on."""
     model = build(iterations=1, sizes=(2, 2, 2, 2), mode="paper", magnitudes="bernoulli", steps=steps)
     model.W.data.zero_()
     for j, size in enumerate((1.2, 2.5)):
         model.W.data[j, j] = size * torch.eye(2).double()
-    return model, model.look(number([[[0.6, 0.5], [-0.4, 0.7]]]).repeat(n, 1, 1))
+    return model, model.infer(number([[[0.6, 0.5], [-0.4, 0.7]]]).repeat(n, 1, 1))
 
 
 def test_bernoulli_magnitudes_have_the_frequencies_of_equation_12() -> None:
     n = 20_000
     model, seen = switches(n)
-    on = model.dream(seen, 0, draws(n)).any(-1).double()  # [b i]
+    on = model.negative_phase(seen, 0, draws(n)).any(-1).double()  # [b i]
     p = [sum(e * e for e in z) / (1 + sum(e * e for e in z)) for z in seen.z[0].tolist()]
     assert 0.1 < p[0] < p[1] < 0.9
     for j in range(2):
@@ -427,23 +427,23 @@ def test_bernoulli_magnitudes_have_the_frequencies_of_equation_12() -> None:
 def test_bernoulli_magnitudes_are_functions_of_seed_step_place_and_image() -> None:
     n = 200
     model, seen = switches(n)
-    whole = model.dream(seen, 3, draws(n))
+    whole = model.negative_phase(seen, 3, draws(n))
     parts = []
     for rows in (torch.arange(150, n), torch.arange(150)):  # two processes, in any order
-        part = Seen(seen.x[rows], seen.coupling, seen.z[rows], None, None)
-        parts.append(model.dream(part, 3, (0, rows)))
+        part = CapsuleState(seen.x[rows], seen.coupling, seen.z[rows], None, None)
+        parts.append(model.negative_phase(part, 3, (0, rows)))
     assert torch.equal(torch.cat(parts[::-1]), whole)
-    assert not torch.equal(model.dream(seen, 4, draws(n)), whole)
-    assert not torch.equal(model.dream(seen, 3, (1, torch.arange(n))), whole)
+    assert not torch.equal(model.negative_phase(seen, 4, draws(n)), whole)
+    assert not torch.equal(model.negative_phase(seen, 3, (1, torch.arange(n))), whole)
     numbers = [uniform(0, 3, place, torch.arange(n), count=2, dtype=torch.float64) for place in range(2)]
     h = energy.hidden(seen.z, None, numbers[0])
-    assert torch.equal(squash(model.expect(h, seen.coupling)), whole)
+    assert torch.equal(squash(model.reconstruct_children(h, seen.coupling)), whole)
     twice, _ = switches(n, steps=2)
     again = energy.hidden(contrastive_ops.forward(whole, model.W, seen.coupling), None, numbers[1])
-    near(twice.dream(seen, 3, draws(n)), squash(model.expect(again, seen.coupling)))
+    near(twice.negative_phase(seen, 3, draws(n)), squash(model.reconstruct_children(again, seen.coupling)))
 
 
 def test_mean_magnitudes_need_no_numbers() -> None:
     model, x = build(mode="paper"), children()
-    seen = model.look(x)
-    assert torch.equal(model.dream(seen, 0, draws()), model.dream(seen, 7, (5, torch.arange(B) + 9)))
+    seen = model.infer(x)
+    assert torch.equal(model.negative_phase(seen, 0, draws()), model.negative_phase(seen, 7, (5, torch.arange(B) + 9)))

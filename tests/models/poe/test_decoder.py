@@ -14,7 +14,7 @@ from torch.nn.functional import binary_cross_entropy
 from support import poe_reference as paper
 from torchcaps.math.squash import squash
 from torchcaps.models.poe import DecoderConfig, EnergyConfig
-from torchcaps.models.poe.decoder import EXAMPLES, CapsuleDecoder, paper_update, share_out
+from torchcaps.models.poe.decoder import EXAMPLES, CapsuleDecoder, decoder_coupling, paper_update
 from torchcaps.models.poe.encoder import CapsuleEnergy
 from torchcaps.models.poe.stages import DecoderStage, collect
 from torchcaps.types import Batch
@@ -48,7 +48,7 @@ def codes(b: int = B) -> Tensor:
 @pytest.mark.parametrize("iterations", [1, 2, 3])
 def test_children_are_shared_among_the_capsules_that_are_on(iterations: int) -> None:
     U, x = normal(J, I, D, K, seed=1), codes()
-    e = share_out(x, U, iterations)  # [b j i]
+    e = decoder_coupling(x, U, iterations)  # [b j i]
     near(e, number([paper.share_out(x_b, U.tolist(), iterations) for x_b in x.tolist()]))
     near(e.sum(1), torch.ones(B, I).double())
     assert not e[1, 0].any() and torch.equal(e[2, 2], torch.ones(I).double())  # none for 0, all for one alone
@@ -57,12 +57,12 @@ def test_children_are_shared_among_the_capsules_that_are_on(iterations: int) -> 
 
 
 def test_without_any_capsule_there_is_nothing_to_share() -> None:
-    assert not share_out(torch.zeros(2, J, K), normal(J, I, D, K, seed=1).float()).any()
+    assert not decoder_coupling(torch.zeros(2, J, K), normal(J, I, D, K, seed=1).float()).any()
 
 
 def test_the_update_of_section_4_1() -> None:
     U, x, z = normal(J, I, D, K, seed=1), codes(), normal(B, I, D, seed=3)
-    e = share_out(x, U)
+    e = decoder_coupling(x, U)
     wanted = [paper.update_U(U.tolist(), *one) for one in zip(x.tolist(), z.tolist(), e.tolist(), strict=True)]
     near(paper_update(U, x, z, e), number(wanted).mean(0))
 
@@ -100,7 +100,7 @@ def stage_of(rule: Any, ridge: float = 1e-3, mode: Any = "competition") -> tuple
     torch.manual_seed(0)
     energy = CapsuleEnergy(EnergyConfig(mode, bias_start=0.7), I, J, D, K).double()
     energy.W.data.copy_(normal(I, J, K, D, seed=1))
-    energy.settle(features_of(images(40)))
+    energy.fit_offset(features_of(images(40)))
     decoder = CapsuleDecoder(DecoderConfig(rule, ridge), I, J, D, K).double()
     return DecoderStage(decoder, energy, features_of, lambda f: ((f + 2) / 4).sigmoid().unsqueeze(1)), energy
 
@@ -123,7 +123,7 @@ def test_least_squares_with_a_ridge(mode: str, ridge: float) -> None:
     for step, batch in enumerate(batches(x)):
         stage.objective(batch, step)
     stage.finish()
-    code = energy.look(energy.visible(features_of(x))).hidden.flatten(1).numpy()
+    code = energy.infer(energy.visible(features_of(x))).hidden.flatten(1).numpy()
     lam = ridge * (code**2).mean() * len(x)
     rows = np.concatenate([code, np.ones((len(x), 1))], 1)
     rows = np.concatenate([rows, np.sqrt(lam) * np.eye(J * K, J * K + 1)])
@@ -151,7 +151,7 @@ def test_poses_of_the_images_that_a_capsule_won(rule: str) -> None:
     x = images(40)
     for step, batch in enumerate(batches(x)):
         stage.objective(batch, step)
-    seen = energy.look(energy.visible(features_of(x)))
+    seen = energy.infer(energy.visible(features_of(x)))
     won = energy.winners(seen)
     counts = [int((won == j).sum()) for j in range(J)]
     assert sorted(counts)[1] > 3
@@ -167,8 +167,8 @@ def test_poses_of_the_images_that_a_capsule_won(rule: str) -> None:
 def test_examples_are_the_first_poses_of_the_images_that_a_capsule_took_part_in(mode: str) -> None:
     stage, energy = stage_of("least squares", mode=mode)
     x = images(40)
-    stage.keep(torch.split(features_of(x), 7))
-    seen = energy.look(energy.visible(features_of(x)))
+    stage.store_features(torch.split(features_of(x), 7))
+    seen = energy.infer(energy.visible(features_of(x)))
     for j in range(J):
         own = [z[j] for n, z in enumerate(seen.z) if mode == "offset" or int(energy.winners(seen)[n]) == j]
         assert int(stage.decoder.kept[j]) == len(own)
@@ -177,7 +177,7 @@ def test_examples_are_the_first_poses_of_the_images_that_a_capsule_took_part_in(
 
 def test_no_more_examples_are_kept_than_there_is_room_for() -> None:
     decoder = CapsuleDecoder(DecoderConfig(), I, J, D, K)
-    decoder.keep(torch.ones(EXAMPLES + 5, J, K), torch.ones(EXAMPLES + 5, J).bool())
+    decoder.store_poses(torch.ones(EXAMPLES + 5, J, K), torch.ones(EXAMPLES + 5, J).bool())
     assert decoder.examples_of(0).shape == (EXAMPLES, K) and bool((decoder.examples_of(J - 1) == 1).all())
 
 
@@ -188,7 +188,7 @@ def test_poses_of_a_capsule_that_won_nothing_are_0_and_without_competition_all_c
     x = images(16)
     for step, batch in enumerate(batches(x)):
         stage.objective(batch, step)
-    z = energy.look(energy.visible(features_of(x))).z
+    z = energy.infer(energy.visible(features_of(x))).z
     near(stage.decoder.pose_mean(), z.mean(0))
     near(stage.decoder.pose_covariance()[1], torch.from_numpy(np.cov(z[:, 1].T.numpy(), bias=True)))
 
@@ -198,7 +198,7 @@ def test_the_papers_rule_as_a_loss() -> None:
     [batch] = batches(images(B))
     stage.objective(batch, 0)["loss"].backward()
     features = features_of(batch.images)
-    h, target = energy.look(energy.visible(features)).hidden, features - energy.offset
+    h, target = energy.infer(energy.visible(features)).hidden, features - energy.offset
     U = stage.decoder.U.detach()
     e = [paper.share_out(h_b, U.tolist()) for h_b in h.tolist()]
     wanted = [paper.update_U(U.tolist(), *one) for one in zip(h.tolist(), target.tolist(), e, strict=True)]
@@ -209,17 +209,17 @@ def test_the_papers_rule_as_a_loss() -> None:
 def test_the_gradient_rule_lowers_the_loss_of_the_pixels() -> None:
     stage, energy = stage_of("gradient")
     [batch] = batches(images(32), size=32)
-    optimiser = torch.optim.Adam(stage.parameters(), lr=0.05)
+    optimizer = torch.optim.Adam(stage.parameters(), lr=0.05)
     losses = []
     for step in range(30):
         terms = stage.objective(batch, step)
         losses.append(float(terms["loss"].detach()))
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         terms["loss"].backward()
-        optimiser.step()
+        optimizer.step()
     assert losses[-1] < losses[0] - 0.02
     assert [name for name, _ in stage.named_parameters()] == ["decoder.U"] and energy.W.grad is None
-    code = energy.look(energy.visible(features_of(batch.images))).hidden
+    code = energy.infer(energy.visible(features_of(batch.images))).hidden
     drawn = ((stage.decoder(code).detach() + 2) / 4).sigmoid().unsqueeze(1)
     terms = stage.objective(batch, 30)
     near(terms["loss"].detach(), binary_cross_entropy(drawn, batch.images))

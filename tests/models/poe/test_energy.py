@@ -131,7 +131,7 @@ def test_the_expectation_over_hidden_states_is_the_probability_times_the_slope()
     for h, m in mass.items():
         mean += m / sum(mass.values()) * slope * number(h).view(1, J, 1, 1)
     near(energy.probability_on(number(z)).view(1, J, 1, 1) * slope, mean)
-    near(contrastive_ops.grad(x, c, energy.pull(number([z]))), mean)
+    near(contrastive_ops.grad(x, c, energy.free_energy_grad(number([z]))), mean)
 
 
 def equation_18(phases: list[tuple[Tensor, Tensor, Tensor | None]], W: Tensor, b: Tensor) -> Tensor:
@@ -204,7 +204,7 @@ def test_gradcheck(gate: Tensor | None) -> None:
     assert torch.autograd.gradcheck(lambda z: energy.free_energy(z, gate), (z,))
     assert torch.autograd.gradgradcheck(lambda z: energy.free_energy(z, gate), (z,))
     (slope,) = torch.autograd.grad(energy.free_energy(z, gate).sum(), z)
-    near(energy.pull(z.detach(), gate), -slope)
+    near(energy.free_energy_grad(z.detach(), gate), -slope)
     W, b = (t.requires_grad_() for t in weights())
     x, y = children(5, b=2), children(6, b=2)
     c = routed(x, W.detach(), "parents")

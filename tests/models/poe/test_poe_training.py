@@ -49,9 +49,9 @@ TABLES: dict[str, Any] = {
         },
         "decoder": {"ridge": 0.1},
     },
-    "optimiser": {"name": "Adam", "lr": 0.01},
+    "optimizer": {"name": "Adam", "lr": 0.01},
     "train": {"epochs": 1.0, "batch": 8, "save_every": 3, "log_every": 2},
-    "stages": {"capsules": {"optimiser": {"name": "SGD", "lr": 0.05, "options": {"momentum": 0.9}}}},
+    "stages": {"capsules": {"optimizer": {"name": "SGD", "lr": 0.05, "options": {"momentum": 0.9}}}},
 }  # fmt: skip
 RUNS: dict[str, dict[str, Any]] = {
     "least-squares": {"energy": {"magnitudes": "bernoulli"}},
@@ -119,9 +119,9 @@ def test_each_stage_changes_its_own_part(tmp_path: Path, monkeypatch: pytest.Mon
     for before, after, part in zip(seen, seen[1:], PARTS[1:], strict=False):
         changed = {key for key in before if not torch.equal(before[key], after[key])}
         assert {key.split(".")[0] for key in changed} == {part}
-    learnt = {"energy.W", "energy.bias", "energy.offset", "energy.power", "energy.mask.frequency", "energy.particles"}
-    learnt -= set() if name == "gradient" else {"energy.particles"}
-    assert {key for key in seen[0] if not torch.equal(seen[0][key], seen[1][key])} >= learnt
+    learned = {"energy.W", "energy.bias", "energy.offset", "energy.power", "energy.mask.frequency", "energy.particles"}
+    learned -= set() if name == "gradient" else {"energy.particles"}
+    assert {key for key in seen[0] if not torch.equal(seen[0][key], seen[1][key])} >= learned
 
 
 def test_training_teaches(tmp_path: Path) -> None:
@@ -296,7 +296,7 @@ def _killed_at(moment: str, name: str, folder: Path) -> bool:
 
 
 def _killed(folder: Path) -> None:
-    recipe()  # imports what an optimiser needs, once for all
+    recipe()  # imports what an optimizer needs, once for all
     for name in RUNS:
         for moment in MOMENTS:
             if not _killed_at(moment, name, folder):

@@ -33,7 +33,7 @@ def decoder(mean: Tensor = MEAN, covariance: Tensor = COVARIANCE, weight: float 
     made.weight.fill_(weight)
     made.first.copy_(weight * mean)
     made.second.copy_(weight * (covariance + mean.unsqueeze(-1) * mean.unsqueeze(-2)))
-    made.keep(with_moments(mean, covariance), torch.ones(200, len(mean)).bool())
+    made.store_poses(with_moments(mean, covariance), torch.ones(200, len(mean)).bool())
     return made
 
 
@@ -47,7 +47,7 @@ def with_moments(mean: Tensor, covariance: Tensor, n: int = 200) -> Tensor:
 
 def drawn(j: int, domain: str, n: int = 20_000, seed: int = 0, made: CapsuleDecoder | None = None) -> Tensor:
     """z [n k], before squash."""
-    return unsquash(pose_sampling.draw(made or decoder(), j, n, domain, seed))
+    return unsquash(pose_sampling.sample_poses(made or decoder(), j, n, domain, seed))
 
 
 # --- Domains ----------------------------------------------------------------------------------------------------------
@@ -87,11 +87,13 @@ def test_of_poses_around_0_the_side_is_that_of_their_short_mean(way: float) -> N
 
 @pytest.mark.parametrize("domain", pose_sampling.DOMAINS)
 def test_a_pose_is_a_function_of_seed_capsule_and_number(domain: str) -> None:
-    many = pose_sampling.draw(decoder(), 0, 9, domain, 4)
-    assert torch.equal(pose_sampling.draw(decoder(), 0, 3, domain, 4), many[:3])
-    assert not torch.equal(pose_sampling.draw(decoder(), 0, 9, domain, 5), many)
+    many = pose_sampling.sample_poses(decoder(), 0, 9, domain, 4)
+    assert torch.equal(pose_sampling.sample_poses(decoder(), 0, 3, domain, 4), many[:3])
+    assert not torch.equal(pose_sampling.sample_poses(decoder(), 0, 9, domain, 5), many)
     alike = decoder(MEAN[:1].repeat(2, 1), COVARIANCE[:1].repeat(2, 1, 1))
-    assert not torch.equal(pose_sampling.draw(alike, 1, 9, domain, 4), pose_sampling.draw(alike, 0, 9, domain, 4))
+    assert not torch.equal(
+        pose_sampling.sample_poses(alike, 1, 9, domain, 4), pose_sampling.sample_poses(alike, 0, 9, domain, 4)
+    )
     assert len({tuple(row) for row in many.tolist()}) == 9
     assert (many.norm(dim=1) < 1).all()
 
@@ -99,7 +101,7 @@ def test_a_pose_is_a_function_of_seed_capsule_and_number(domain: str) -> None:
 def test_a_capsule_that_won_nothing_has_poses_all_the_same() -> None:
     empty = CapsuleDecoder(DecoderConfig(), 2, 2, 2, 3)
     for domain in pose_sampling.DOMAINS:
-        z = pose_sampling.draw(empty, 1, 4, domain, 0)
+        z = pose_sampling.sample_poses(empty, 1, 4, domain, 0)
         assert torch.isfinite(z).all() and z.dtype == torch.float32
         assert bool(z.any()) == (domain != "empirical")
 
@@ -108,7 +110,7 @@ def test_a_capsule_that_won_nothing_has_poses_all_the_same() -> None:
 
 
 def test_a_principal_sweep_moves_along_the_axes_of_the_covariance_widest_first() -> None:
-    made = unsquash(pose_sampling.sweep(decoder(), 0, steps=3, reach=1.5, principal=True).double())  # [k n k]
+    made = unsquash(pose_sampling.sweep_poses(decoder(), 0, steps=3, reach=1.5, principal=True).double())  # [k n k]
     values = torch.linalg.eigvalsh(COVARIANCE[0]).flip(0).tolist()
     for row, value in zip(made, values, strict=True):
         step = (row[2] - row[1]) / 1.5
@@ -118,7 +120,7 @@ def test_a_principal_sweep_moves_along_the_axes_of_the_covariance_widest_first()
 
 
 def test_a_sweep_moves_one_number_at_a_time() -> None:
-    made = pose_sampling.sweep(decoder(), 0, steps=5, reach=2.0)
+    made = pose_sampling.sweep_poses(decoder(), 0, steps=5, reach=2.0)
     assert made.shape == (3, 5, 3)
     for k in range(3):
         for n in range(5):
@@ -129,7 +131,7 @@ def test_a_sweep_moves_one_number_at_a_time() -> None:
 
 def test_a_way_from_one_code_to_another() -> None:
     a, b = torch.rand(2, 3).double(), torch.rand(2, 3).double()
-    way = pose_sampling.interpolate(a, b, steps=5)
+    way = pose_sampling.interpolate_poses(a, b, steps=5)
     assert torch.equal(way[0], a) and torch.equal(way[-1], b)
     for n in range(5):
         near(way[n], (4 - n) / 4 * a + n / 4 * b)
@@ -150,7 +152,7 @@ def build(mode: Any = "competition", iterations: int = 1, rule: Any = "least squ
     with torch.no_grad():
         for conv in (model.autoencoder.conv1, model.autoencoder.conv2):
             conv.weight.mul_(3)  # an untrained one draws almost the same whatever it sees
-        model.energy.settle(model.features(images(20)))
+        model.energy.fit_offset(model.features(images(20)))
     return model
 
 
@@ -169,7 +171,7 @@ def test_children_are_the_channels_of_a_place_some_at_a_time() -> None:
                 for d in range(2):
                     wanted = maps[:, 2 * n + d, place // w, place % w]
                     assert torch.equal(features[:, 3 * place + n, d], wanted)
-        torch.testing.assert_close(model.draw(features), model.autoencoder.decode(maps))
+        torch.testing.assert_close(model.draw_images(features), model.autoencoder.decode(maps))
 
 
 @pytest.mark.parametrize("iterations", [1, 3])
@@ -183,7 +185,7 @@ def test_a_code_and_its_lengths(mode: str, iterations: int) -> None:
     assert capsules.activation.min() >= 0 and capsules.activation.max() < 1
     on = capsules.pose.any(-1).sum(1)
     assert on.tolist() == [1 if mode == "competition" else 3] * 5
-    seen = model.look(x)
+    seen = model.infer(x)
     F = model.free_energy(x)
     assert F.shape == (5,)
     gates = [None] * 5 if seen.gate is None else seen.gate.tolist()
@@ -197,9 +199,9 @@ def test_reconstructions(iterations: int, rule: str) -> None:
     """One passes nothing but the code; the other goes back through W with the image's own coupling."""
     model, x = build("offset", iterations, rule), images(5)
     with torch.no_grad():
-        capsules, seen = model.encode(x), model.look(x)
+        capsules, seen = model.encode(x), model.infer(x)
         assert torch.equal(model.reconstruct(x), model.decode(capsules.pose))
-        assert torch.equal(model.decode(capsules.pose), model.draw(model.decoder(capsules.pose)))
+        assert torch.equal(model.decode(capsules.pose), model.draw_images(model.decoder(capsules.pose)))
         tied = model.reconstruct_tied(x)
         expected = torch.stack(
             [
@@ -207,7 +209,7 @@ def test_reconstructions(iterations: int, rule: str) -> None:
                 for h, c in zip(seen.hidden.tolist(), couplings(seen.coupling, model.energy.W), strict=True)
             ]
         )
-        wanted = model.draw((expected + model.energy.offset).float())
+        wanted = model.draw_images((expected + model.energy.offset).float())
     torch.testing.assert_close(tied, wanted, rtol=1e-4, atol=1e-6)
     for made in (model.reconstruct(x), tied):
         assert made.shape == x.shape and made.min() >= 0 and made.max() <= 1
@@ -224,23 +226,23 @@ def test_samples(domain: Any) -> None:
     model.decoder.weight.fill_(1)
     model.decoder.first.copy_(torch.randn(3, 4))
     model.decoder.second.copy_(torch.eye(4) + model.decoder.first.unsqueeze(-1) * model.decoder.first.unsqueeze(-2))
-    model.decoder.keep(torch.randn(9, 3, 4), torch.ones(9, 3).bool())
+    model.decoder.store_poses(torch.randn(9, 3, 4), torch.ones(9, 3).bool())
     model.train()
     made = model.sample(1, n=6, domain=domain, seed=3)
     assert made.shape == (6, *SPEC[:3]) and made.min() >= 0 and made.max() <= 1 and not made.requires_grad
     assert model.training and model.autoencoder.training  # as it was, and yet without dropout:
     assert torch.equal(model.sample(1, n=6, domain=domain, seed=3), made)
     pose = torch.zeros(6, 3, 4)
-    pose[:, 1] = pose_sampling.draw(model.decoder, 1, 6, domain, 3)
+    pose[:, 1] = pose_sampling.sample_poses(model.decoder, 1, 6, domain, 3)
     with torch.no_grad():
         torch.testing.assert_close(model.eval().decode(pose), made)
-        pose[:, 0] = pose_sampling.draw(model.decoder, 0, 6, domain, 3)
+        pose[:, 0] = pose_sampling.sample_poses(model.decoder, 0, 6, domain, 3)
         torch.testing.assert_close(model.decode(pose), model.sample([0, 1], n=6, domain=domain, seed=3))
     assert model.sample(2).shape[0] == 8
     assert not torch.equal(model.sample(1, n=6, domain=domain, seed=4), made)
 
 
-def test_colour_images() -> None:
+def test_color_images() -> None:
     spec = ImageSpec(3, 12, 12, 2)
     model = PoE(CONFIG, spec).eval()
     assert model.sample(0, n=2).shape == (2, 3, 12, 12)
@@ -257,7 +259,7 @@ REFUSED: list[tuple[type[TorchcapsError], str, Any]] = [
     (ShapeError, r"pose has shape \[2, 3\]; \[b 3 4\] is wanted", lambda m: m.decode(torch.zeros(2, 3))),
     (ShapeError, r"pose has shape \[2, 4, 3\]", lambda m: m.decode(torch.zeros(2, 4, 3))),
     (DataError, r"divide bytes by 255", lambda m: m.encode(2 * torch.ones(1, *SPEC[:3]))),
-    (DataError, "undo the standardisation", lambda m: m.reconstruct(images(2) - 0.5)),
+    (DataError, "undo the standardization", lambda m: m.reconstruct(images(2) - 0.5)),
     (DataError, "NaN or infinite", lambda m: m.free_energy(images(2) * float("nan"))),
     (ShapeError, r"this model wants \[b 1 12 13\]", lambda m: m.encode(torch.rand(2, 1, 13, 13))),
     (ShapeError, "empty batch", lambda m: m.encode(torch.rand(0, *SPEC[:3]))),

@@ -5,7 +5,7 @@
 Classes are sorted by name (by code points: capitals first) and numbered from 0; images are sorted by class, then by
 file name. Names that begin with a dot are passed over, and so are files beside the class folders; anything else that
 is not an image is refused. The content of a file, not its ending, tells what it is. Transparency is dropped, deep
-greys are cut to 8 bits, and a photo's orientation tag is not applied.
+grays are cut to 8 bits, and a photo's orientation tag is not applied.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = ["class_folders", "read_picture", "read_pictures"]
 
 _FORMATS = ("PNG", "JPEG")
 _MOST_PIXELS = 1 << 22
-_GREY = {"1", "L", "LA", "I", "I;16"}
+_GRAY = {"1", "L", "LA", "I", "I;16"}
 
 
 class _Head(NamedTuple):
@@ -38,11 +38,11 @@ class _Head(NamedTuple):
 
     width: int
     height: int
-    grey: bool
+    gray: bool
 
 
 def read_pictures(folder: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64], list[str]]:
-    """Images [n c h w] (c = 1 if all are grey, else 3), labels [n] and the names of the classes, sorted."""
+    """Images [n c h w] (c = 1 if all are gray, else 3), labels [n] and the names of the classes, sorted."""
     module = _pillow()
     names, paths, labels = _listed(folder)
     heads = [_head(module, path) for path in paths]
@@ -51,7 +51,7 @@ def read_pictures(folder: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64], l
         if head[:2] != first[:2]:
             size, wanted = f"{head.width}x{head.height}", f"{first.width}x{first.height}"
             raise bad(path, f"is {size}; all images must have the size of the first, {wanted} ({paths[0].name})")
-    channels = 1 if all(head.grey for head in heads) else 3
+    channels = 1 if all(head.gray for head in heads) else 3
     shape = (len(paths), channels, first.height, first.width)
     byte_count(folder, shape, 1, MOST)
     images = np.empty(shape, np.uint8)
@@ -61,10 +61,10 @@ def read_pictures(folder: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64], l
 
 
 def read_picture(path: Path, channels: int | None = None) -> NDArray[np.uint8]:
-    """One image [c h w] in its own channels, 1 if it is grey and else 3, or in those that are asked for."""
+    """One image [c h w] in its own channels, 1 if it is gray and else 3, or in those that are asked for."""
     module = _pillow()
     head = _head(module, path)
-    return _pixels(module, path, head, channels or (1 if head.grey else 3))
+    return _pixels(module, path, head, channels or (1 if head.gray else 3))
 
 
 def class_folders(folder: Path) -> list[str]:
@@ -150,7 +150,7 @@ def _picture(module: ModuleType, path: Path) -> Iterator[Image]:
 
 def _head(module: ModuleType, path: Path) -> _Head:
     with _picture(module, path) as image:
-        return _Head(image.width, image.height, image.mode in _GREY)
+        return _Head(image.width, image.height, image.mode in _GRAY)
 
 
 def _pixels(module: ModuleType, path: Path, head: _Head, channels: int) -> NDArray[np.uint8]:

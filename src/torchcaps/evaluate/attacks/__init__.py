@@ -5,26 +5,26 @@ square     Square (Andriushchenko 2020), which asks for no gradient
 curves     accuracy against epsilon, also of images made on another model (transfer), and what is masked
 """
 
-from torchcaps.evaluate.attacks.curves import EPSILONS, Attacked, Masked, attack_curves, masked
+from torchcaps.evaluate.attacks.curves import EPSILONS, AttackCurves, GradientMasking, attack_curves, find_masking
 from torchcaps.evaluate.attacks.gradients import bim, cross_entropy, fgsm, gradient, logits_of, own_loss, pgd
 from torchcaps.evaluate.attacks.picture import curve_plot
-from torchcaps.evaluate.attacks.registry import WAYS
+from torchcaps.evaluate.attacks.registry import ATTACKS
 from torchcaps.evaluate.attacks.square import margin, square
 
 __all__ = [
+    "ATTACKS",
     "EPSILONS",
-    "WAYS",
-    "Attacked",
-    "Masked",
+    "AttackCurves",
+    "GradientMasking",
     "attack_curves",
     "bim",
     "cross_entropy",
     "curve_plot",
     "fgsm",
+    "find_masking",
     "gradient",
     "logits_of",
     "margin",
-    "masked",
     "own_loss",
     "pgd",
     "square",

@@ -12,13 +12,24 @@ from typing import Literal, NamedTuple
 import torch
 
 from torchcaps.data import Dataset
-from torchcaps.errors import DataError, RecipeError, nearest
-from torchcaps.evaluate.attacks.registry import WAYS, Counts, Scene, target_of
+from torchcaps.errors import DataError, RecipeError, suggestion
+from torchcaps.evaluate.attacks.registry import ATTACKS, AttackBatch, Counts, build_target
 from torchcaps.models import Model
 from torchcaps.utils.progress import progress
 from torchcaps.utils.random import permutation
 
-__all__ = ["EPSILONS", "FREE", "GRADIENT", "Attacked", "Curve", "Masked", "attack_curves", "chosen", "masked", "rising"]
+__all__ = [
+    "EPSILONS",
+    "FREE",
+    "GRADIENT",
+    "AttackCurves",
+    "Curve",
+    "GradientMasking",
+    "attack_curves",
+    "find_masking",
+    "select_attacks",
+    "sorted_epsilons",
+]
 
 GRADIENT, FREE = ("fgsm", "bim", "pgd"), ("square", "transfer")
 """Attacks along the gradient of the model itself, and those that never ask for it."""
@@ -32,7 +43,7 @@ Curve = dict[str, float]
 
 
 @dataclass(frozen=True)
-class Attacked:
+class AttackCurves:
     """What attacks did to a model, on so many images and in so many seconds; the rest by the attack's name.
 
     attack_accuracy  epsilon -> share of the attacked images that are told right
@@ -55,11 +66,11 @@ def attack_curves(
     model: Model, data: Dataset, attacks: Sequence[str] | None = None, epsilons: Sequence[float] = EPSILONS, *,
     images: int = 500, seed: int = 0, source: Model | None = None, queries: int = 300,
     loss: Literal["cross-entropy", "own"] = "cross-entropy",
-) -> Attacked:  # fmt: skip
+) -> AttackCurves:  # fmt: skip
     """Attack a classifier at every epsilon on so many images that the seed picks, or on all that there are.
 
     attacks    names of WAYS; by default all, "transfer" only where there is a source
-    epsilons   largest change of a pixel of [0, 1]; where a set is standardised, the attacked image is
+    epsilons   largest change of a pixel of [0, 1]; where a set is standardized, the attacked image is
     source     the model on which FGSM makes the images of "transfer"
     queries    of Square; an image that it has fooled stays so at larger epsilons, whose balls hold it too
     loss       what gradient attacks climb; "own" is what the model is trained by, see `gradients`
@@ -67,19 +78,19 @@ def attack_curves(
     "targeted" is FGSM towards each class in turn, of the images of all others (Hinton 2018, section 6).
     """
     began = time.perf_counter()
-    names, levels = chosen(attacks, source is not None), rising(epsilons)
+    names, levels = select_attacks(attacks, source is not None), sorted_epsilons(epsilons)
     _check(model, data, images, queries, source)
     rows, counts = permutation(seed, 0, len(data))[:images], Counts()
-    victim = target_of(model, data, own=loss == "own")
-    helper = None if source is None else target_of(source, data)
+    victim = build_target(model, data, own=loss == "own")
+    helper = None if source is None else build_target(source, data)
     with _evaluating(model, source):
         for part, name in progress([(part, name) for part in torch.split(rows, _BATCH) for name in names], "attacking"):
-            pixels, labels = data.seen[part].float() / 255, data.labels[part].long()
-            WAYS[name](Scene(victim, helper, pixels, labels, part, levels, seed, queries, counts))
+            pixels, labels = data.cropped[part].float() / 255, data.labels[part].long()
+            ATTACKS[name](AttackBatch(victim, helper, pixels, labels, part, levels, seed, queries, counts))
     return _attacked(counts, len(rows), time.perf_counter() - began, levels)
 
 
-class Masked(NamedTuple):
+class GradientMasking(NamedTuple):
     """The attack without gradients that leaves the least accuracy, and the best one along them with what it leaves."""
 
     free: str
@@ -88,7 +99,7 @@ class Masked(NamedTuple):
     gradient_accuracy: float
 
 
-def masked(accuracy: Mapping[str, Mapping[str, float]]) -> dict[str, Masked]:
+def find_masking(accuracy: Mapping[str, Mapping[str, float]]) -> dict[str, GradientMasking]:
     """Epsilon -> where the gradient is masked: an attack without it leaves less accuracy than every one along it.
 
     `accuracy` is `Attacked.attack_accuracy`. The gradient attacks are given their best at this epsilon or a smaller
@@ -96,18 +107,18 @@ def masked(accuracy: Mapping[str, Mapping[str, float]]) -> dict[str, Masked]:
     """
     along = [(value, float(e), name) for name in GRADIENT for e, value in accuracy.get(name, {}).items()]
     free = [(value, e, name) for name in FREE for e, value in accuracy.get(name, {}).items()]
-    found: dict[str, Masked] = {}
+    found: dict[str, GradientMasking] = {}
     for least, e, name in sorted(free, key=lambda one: (float(one[1]), one[0])):
         best = min((one for one in along if one[1] <= float(e)), default=None)
         if e not in found and best is not None and least < best[0]:
-            found[e] = Masked(name, least, best[2], best[0])
+            found[e] = GradientMasking(name, least, best[2], best[0])
     return found
 
 
-def _attacked(counts: Counts, images: int, seconds: float, levels: Sequence[float]) -> Attacked:
+def _attacked(counts: Counts, images: int, seconds: float, levels: Sequence[float]) -> AttackCurves:
     names = dict.fromkeys(name for name, _ in counts.right)
     sums = counts.gradients
-    return Attacked(
+    return AttackCurves(
         images,
         round(seconds, 1),
         {name: {f"{e:g}": counts.right[name, e] / images for e in levels} for name in names},
@@ -122,12 +133,12 @@ def _success(counts: Counts, epsilon: float) -> float:
     return mean(counts.taken[j, epsilon] / count for j, count in counts.others.items())
 
 
-def chosen(attacks: Sequence[str] | None, has_source: bool) -> list[str]:
+def select_attacks(attacks: Sequence[str] | None, has_source: bool) -> list[str]:
     """The names of the attacks, checked; None are all that can be made."""
-    names = [name for name in WAYS if has_source or name != "transfer"] if attacks is None else list(attacks)
+    names = [name for name in ATTACKS if has_source or name != "transfer"] if attacks is None else list(attacks)
     for name in names:
-        if name not in WAYS:
-            raise RecipeError(f"unknown attack '{name}'{nearest(name, WAYS)}")
+        if name not in ATTACKS:
+            raise RecipeError(f"unknown attack '{name}'{suggestion(name, ATTACKS)}")
     if not names or len(set(names)) < len(names):
         raise RecipeError(f"the attacks are {names}; at least one is wanted, and each once")
     if "transfer" in names and not has_source:
@@ -135,7 +146,7 @@ def chosen(attacks: Sequence[str] | None, has_source: bool) -> list[str]:
     return names
 
 
-def rising(epsilons: Sequence[float]) -> list[float]:
+def sorted_epsilons(epsilons: Sequence[float]) -> list[float]:
     """The epsilons in their order, checked; each has a text of its own."""
     levels = sorted(float(e) for e in epsilons)
     for e in levels:
@@ -148,7 +159,7 @@ def rising(epsilons: Sequence[float]) -> list[float]:
 
 def _check(model: Model, data: Dataset, images: int, queries: int, source: Model | None) -> None:
     for one in (model, source):
-        if one is not None and not one.classifies:
+        if one is not None and not one.is_classifier:
             raise RecipeError(f"{type(one).__name__} is not a classifier; attacks need one")
         if one is not None and one.spec != data.spec:
             raise RecipeError(f"the model is made for {one.spec}, the images are {data.spec}; take those it knows")

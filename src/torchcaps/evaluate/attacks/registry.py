@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from torchcaps.data import Dataset
-from torchcaps.data.augment import standardise
+from torchcaps.data.augment import standardize
 from torchcaps.evaluate.attacks.gradients import (
     Logits,
     Loss,
@@ -27,7 +27,7 @@ from torchcaps.evaluate.attacks.gradients import (
 from torchcaps.evaluate.attacks.square import square
 from torchcaps.models import Model
 
-__all__ = ["WAYS", "Counts", "Scene", "Target", "target_of"]
+__all__ = ["ATTACKS", "AttackBatch", "Counts", "Target", "build_target"]
 
 
 class Target(NamedTuple):
@@ -44,12 +44,12 @@ class Target(NamedTuple):
         return scores.argmax(1).masked_fill(scores.isnan().any(1), -1)
 
 
-def target_of(model: Model, data: Dataset, *, own: bool = False) -> Target:
+def build_target(model: Model, data: Dataset, *, own: bool = False) -> Target:
     """A model behind what its data set does to pixels; attacked along cross-entropy, or along its `own` loss."""
     logits, trained_by = logits_of(model), own_loss(model)
 
     def show(pixels: Tensor) -> Tensor:
-        return standardise(pixels) if data.standardised else pixels
+        return standardize(pixels) if data.standardized else pixels
 
     def answer(pixels: Tensor) -> Tensor:
         return logits(show(pixels))
@@ -69,7 +69,7 @@ class Counts:
     others: Counter[int] = field(default_factory=Counter)
     gradients: dict[str, dict[str, float]] = field(default_factory=dict)
 
-    def look(self, name: str, g: Tensor) -> Tensor:
+    def count_gradients(self, name: str, g: Tensor) -> Tensor:
         """Count the images and the values of gradients g [b c h w] that are exactly zero, and add up their sizes."""
         zero, sums = g == 0, self.gradients.setdefault(name, defaultdict(float))
         sums["images"] += len(g)
@@ -81,7 +81,7 @@ class Counts:
 
 
 @dataclass(frozen=True)
-class Scene:
+class AttackBatch:
     """Who is attacked, with pixels [b c h w] made on which source, their labels and rows [b], at rising epsilons."""
 
     victim: Target
@@ -94,29 +94,29 @@ class Scene:
     queries: int
     counts: Counts
 
-    def judge(self, name: str, made: Iterator[Tensor]) -> None:
+    def record(self, name: str, made: Iterator[Tensor]) -> None:
         """Count what the victim still tells right of the images made at each epsilon."""
         for e, x in zip(self.levels, made, strict=True):
             self.counts.right[name, e] += int((self.victim.classes(x) == self.labels).sum())
 
 
-def _fgsm(s: Scene) -> None:
-    g = s.counts.look("fgsm", gradient(s.victim.loss, s.pixels, s.labels))
-    s.judge("fgsm", (along(s.pixels, g, e) for e in s.levels))
+def _fgsm(s: AttackBatch) -> None:
+    g = s.counts.count_gradients("fgsm", gradient(s.victim.loss, s.pixels, s.labels))
+    s.record("fgsm", (along(s.pixels, g, e) for e in s.levels))
 
 
-def _bim(s: Scene) -> None:
-    s.counts.look("bim", gradient(s.victim.loss, s.pixels, s.labels))
-    s.judge("bim", (bim(s.victim.loss, s.pixels, s.labels, e) for e in s.levels))
+def _bim(s: AttackBatch) -> None:
+    s.counts.count_gradients("bim", gradient(s.victim.loss, s.pixels, s.labels))
+    s.record("bim", (bim(s.victim.loss, s.pixels, s.labels, e) for e in s.levels))
 
 
-def _pgd(s: Scene) -> None:
+def _pgd(s: AttackBatch) -> None:
     for e in s.levels:
-        s.counts.look("pgd", gradient(s.victim.loss, random_start(s.pixels, e, s.seed, s.rows), s.labels))
-    s.judge("pgd", (pgd(s.victim.loss, s.pixels, s.labels, e, seed=s.seed, rows=s.rows) for e in s.levels))
+        s.counts.count_gradients("pgd", gradient(s.victim.loss, random_start(s.pixels, e, s.seed, s.rows), s.labels))
+    s.record("pgd", (pgd(s.victim.loss, s.pixels, s.labels, e, seed=s.seed, rows=s.rows) for e in s.levels))
 
 
-def _square(s: Scene) -> None:
+def _square(s: AttackBatch) -> None:
     """What is fooled stays so, in a larger ball; only the rest is searched for again."""
 
     def made() -> Iterator[Tensor]:
@@ -128,16 +128,16 @@ def _square(s: Scene) -> None:
                 live = live[s.victim.classes(x[live]) == told]
             yield x
 
-    s.judge("square", made())
+    s.record("square", made())
 
 
-def _transfer(s: Scene) -> None:
+def _transfer(s: AttackBatch) -> None:
     assert s.source is not None, "nothing is transferred without a source"
     g = gradient(s.source.loss, s.pixels, s.labels)
-    s.judge("transfer", (along(s.pixels, g, e) for e in s.levels))
+    s.record("transfer", (along(s.pixels, g, e) for e in s.levels))
 
 
-def _targeted(s: Scene) -> None:
+def _targeted(s: AttackBatch) -> None:
     with torch.no_grad():
         classes = s.victim.scores(s.pixels[:1]).shape[1]
     for j in range(classes):
@@ -145,13 +145,13 @@ def _targeted(s: Scene) -> None:
         if not len(x):
             continue
         t = torch.full((len(x),), j)
-        g = s.counts.look("targeted", gradient(s.victim.loss, x, t))
+        g = s.counts.count_gradients("targeted", gradient(s.victim.loss, x, t))
         s.counts.others[j] += len(x)
         for e in s.levels:
             s.counts.taken[j, e] += int((s.victim.classes(along(x, g, e, targeted=True)) == j).sum())
 
 
-WAYS: dict[str, Callable[[Scene], None]] = {
+ATTACKS: dict[str, Callable[[AttackBatch], None]] = {
     "fgsm": _fgsm,
     "bim": _bim,
     "pgd": _pgd,

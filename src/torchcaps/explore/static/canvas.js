@@ -4,8 +4,8 @@ import { toCanvas } from "./wire.js";
 
 /** @typedef {{x: number, y: number, w: number, h: number}} Box */
 
-/** The page's colours as they are now, light or dark. @returns {Record<string, string>} */
-export function colours() {
+/** The page's colors as they are now, light or dark. @returns {Record<string, string>} */
+export function colors() {
   const css = getComputedStyle(document.documentElement);
   const names = ["card", "ink", "soft", "faint", "line", "accent", "warm", "track"];
   return Object.fromEntries(names.map((name) => [name, css.getPropertyValue(`--${name}`).trim()]));
@@ -24,7 +24,7 @@ export function screen(canvas, tall, paint) {
     if (!w) return;
     const h = tall(w);
     Object.assign(canvas.style, { width: `${w}px`, height: `${h}px` });
-    paint(new CanvasPen(canvas, w, h), { x: 0, y: 0, w, h }, colours());
+    paint(new CanvasPen(canvas, w, h), { x: 0, y: 0, w, h }, colors());
   };
   screens.add(redraw);
   new ResizeObserver(redraw).observe(canvas.parentElement);
@@ -38,7 +38,7 @@ export const repaint = () => screens.forEach((redraw) => redraw());
 const heatOf = (v) => [150 + 105 * v, 40 + 165 * v, 20 + 85 * v ** 2, 0.82 * v ** 0.7];
 
 /**
- * The picture in grey with a map [h w] of 0..1 over it, a square a place; the chosen place is framed.
+ * The picture in gray with a map [h w] of 0..1 over it, a square a place; the chosen place is framed.
  * @param {import("./wire.js").Picture} picture @param {{h: number, w: number, values: ArrayLike<number>}} map
  * @returns {HTMLCanvasElement}
  */
@@ -69,7 +69,7 @@ export function heat(picture, map, chosen = null, side = 336) {
   return canvas;
 }
 
-/** Signed difference of two pictures, the mean over colours: too dark orange, too bright blue. @returns {HTMLCanvasElement} */
+/** Signed difference of two pictures, the mean over colors: too dark orange, too bright blue. @returns {HTMLCanvasElement} */
 export function difference(seen, drawn) {
   const [c, h, w] = seen.shape;
   const planes = c >= 3 ? [0, h * w, 2 * h * w] : [0]; // of two channels the first, as it is shown
@@ -108,7 +108,7 @@ function span(numbers, zero) {
 }
 
 /**
- * Lines over the iterations; the chosen one in colour, the others behind it.
+ * Lines over the iterations; the chosen one in color, the others behind it.
  * @param {{series: number[][], chosen?: number, at: number, zero?: boolean}} what series [n][t]
  */
 export function curves(pen, box, c, { series, chosen = 0, at, zero = false }) {

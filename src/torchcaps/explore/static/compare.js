@@ -1,6 +1,6 @@
 // Compare: two runs on the same picture, each in its own size.
 import { ask, channel } from "./api.js";
-import { bars, colours } from "./canvas.js";
+import { bars, colors } from "./canvas.js";
 import { by, fill, h, offer } from "./dom.js";
 import { KINDS } from "./help.js";
 import { channels, contain, place } from "./pixels.js";
@@ -102,7 +102,7 @@ export function sheet() {
   return {
     width: 800, height: 230 + 22 * most, title: `${state.facts.name} and ${facts.name}`,
     paint(pen, { x, y }) {
-      const c = colours();
+      const c = colors();
       pairs.forEach(([f, look], n) => {
         const left = x + 390 * n;
         pen.text(left, y + 12, f.name, { size: 14, fill: c.ink, weight: 600 });

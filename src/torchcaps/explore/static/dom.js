@@ -43,7 +43,7 @@ export function slider(name, { min, max, step, value = 0, rest = value, unit = "
   const share = (x) => Math.max(0, Math.min(1, (x - input.min) / (input.max - input.min || 1)));
   const tell = (x) => {
     said.textContent = `${(Math.abs(x) < 0.5 * 10 ** -digits ? 0 : x).toFixed(digits).replace("-", "−")}${unit}`;
-    const ends = [share(x), share(rest)].sort((a, b) => a - b); // coloured from where it rests to where it is
+    const ends = [share(x), share(rest)].sort((a, b) => a - b); // colored from where it rests to where it is
     ["--a", "--b"].forEach((end, n) => input.style.setProperty(end, `calc(8px + (100% - 16px) * ${ends[n].toFixed(4)})`));
   };
   const set = (x, newRest = rest) => {

@@ -26,15 +26,15 @@ const MORE = {
   parents: {
     capsnet: [
       "A CapsNet (Sabour, Frosst and Hinton 2017) has one capsule for every class. Its numbers form a vector. The vector's length, between 0 and 1, is the bar: is the thing there? Its direction says how the thing looks.",
-      "A second network, the decoder, has learnt to redraw a picture from the numbers of the right capsule. Given those of another, it draws what the picture would be if that were the answer. Several bars may be long at once: the lengths are no probabilities and need not add up to 1.",
+      "A second network, the decoder, has learned to redraw a picture from the numbers of the right capsule. Given those of another, it draws what the picture would be if that were the answer. Several bars may be long at once: the lengths are no probabilities and need not add up to 1.",
     ],
     matrix: [
       "A matrix capsule (Hinton, Sabour and Frosst 2018) is a switch and a 4×4 matrix. The switch, between 0 and 1, is the bar: is the thing there? The matrix says how it stands to the viewer.",
       "There is no decoder in this system, so nothing is redrawn.",
     ],
     sparse: [
-      "These capsules (Rawlinson, Ahmed and Kowadlo 2018) have learnt without labels, so none of them is called “seven”. They compete: the more support a capsule gets from routing, the higher its rank, and only the first ranks reach the decoder. The others are silenced, their bar is 0.",
-      "The winner is the capsule of the first rank. All capsules that are left draw the picture together; each has learnt a kind of shape.",
+      "These capsules (Rawlinson, Ahmed and Kowadlo 2018) have learned without labels, so none of them is called “seven”. They compete: the more support a capsule gets from routing, the higher its rank, and only the first ranks reach the decoder. The others are silenced, their bar is 0.",
+      "The winner is the capsule of the first rank. All capsules that are left draw the picture together; each has learned a kind of shape.",
     ],
     poe: [
       "Products of expert capsules (Hauser 2019) learn without labels, each as an expert on some kind of shape. The bar is the chance that the capsule is on, ‖z‖² / (1 + ‖z‖²), where z are its numbers. In runs where capsules compete, which is not in the paper, those that lose are turned down, most of them to 0.",
@@ -77,7 +77,7 @@ const BOTH = ["Bars of different kinds of model mean different things: a length,
 
 /** What the curves show. */
 export const CURVES = {
-  agreement: "How well the votes for a capsule agree with what it came to be, weighted by their shares. The chosen one is in colour.",
+  agreement: "How well the votes for a capsule agree with what it came to be, weighted by their shares. The chosen one is in color.",
   entropy: "How undecided the children are: the mean entropy of their shares. High: each spreads its share evenly over all parents. 0: each gives all to one.",
   activation: "What each capsule would say if routing stopped after this round.",
 };

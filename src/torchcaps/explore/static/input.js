@@ -1,7 +1,7 @@
 // Input: draw, take a test image, or load a picture; then disturb it. Ends in state.image, what the model is shown.
 import { ask } from "./api.js";
 import { arrows, by, fill, h, once, slider } from "./dom.js";
-import { border, centre, change, channels, contain, extent, invert, plain, resize } from "./pixels.js";
+import { border, center, change, channels, contain, extent, invert, plain, resize } from "./pixels.js";
 import { on, set, state, STILL } from "./state.js";
 import { decode, show, toCanvas } from "./wire.js";
 
@@ -40,13 +40,13 @@ const derive = once(() => {
   const [c, height, width] = state.facts.shape;
   if (state.source === "picture" && own) {
     const turned = by("invert").checked ? invert(own) : own;
-    const grey = channels(turned, c >= 3 ? 3 : 1);
-    const fitted = by("centre-picture").checked ? centre(grey, height, width, share) : contain(grey, height, width);
+    const gray = channels(turned, c >= 3 ? 3 : 1);
+    const fitted = by("center-picture").checked ? center(gray, height, width, share) : contain(gray, height, width);
     set({ base: channels(fitted, c) });
     lay(state.base);
   } else if (state.source === "draw") {
     const seen = channels(scanned(), c >= 3 ? 3 : 1);
-    const fitted = by("centre-drawing").checked ? centre(seen, height, width, share) : resize(seen, height, width);
+    const fitted = by("center-drawing").checked ? center(seen, height, width, share) : resize(seen, height, width);
     set({ base: channels(fitted, c) });
   }
 });
@@ -72,7 +72,7 @@ async function takeExample(n) {
 /** A picture a link held, or one of another size. */
 export function takePicture(picture) {
   const [c, height, width] = state.facts.shape;
-  by("centre-drawing").checked = false;
+  by("center-drawing").checked = false;
   const base = channels(resize(picture, height, width), c);
   set({ source: "draw", base, label: null });
   lay(base);
@@ -81,7 +81,7 @@ export function takePicture(picture) {
 /** A clean surface. */
 function clear() {
   past = [];
-  by("centre-drawing").checked = true;
+  by("center-drawing").checked = true;
   const base = plain(state.facts.shape, ground);
   set({ source: "draw", base, label: null });
   lay(base);
@@ -170,7 +170,7 @@ function stroke() {
   surface.addEventListener("pointerdown", (event) => {
     if (event.button || !state.facts) return;
     past = [...past.slice(-19), pen.getImageData(0, 0, surface.width, surface.height)];
-    if (state.source !== "draw") by("centre-drawing").checked = false; // drawn over something: it stays where it is
+    if (state.source !== "draw") by("center-drawing").checked = false; // drawn over something: it stays where it is
     set({ source: "draw", label: null });
     surface.setPointerCapture(event.pointerId);
     last = null;
@@ -206,7 +206,7 @@ export function start() {
   by("rubber").onclick = ({ currentTarget: b }) => b.setAttribute("aria-pressed", b.getAttribute("aria-pressed") !== "true");
   by("reset-changes").onclick = () => set({ changes: { ...STILL } });
   by("new-noise").onclick = () => set({ changes: { ...state.changes, seed: state.changes.seed + 1, noise: state.changes.noise || 0.2 } });
-  for (const name of ["centre-drawing", "centre-picture", "invert"]) by(name).onchange = derive;
+  for (const name of ["center-drawing", "center-picture", "invert"]) by(name).onchange = derive;
   by("file").onchange = ({ target }) => load(target.files[0]);
   by("input").addEventListener("dragover", (event) => event.preventDefault());
   by("input").addEventListener("drop", (event) => {

@@ -1,6 +1,6 @@
 // Instantiation: the numbers of one capsule, moved by sliders, by a pad, by chance; the picture follows.
 import { ask, channel } from "./api.js";
-import { brief, colours } from "./canvas.js";
+import { brief, colors } from "./canvas.js";
 import { by, fill, h, later, offer, once, slider } from "./dom.js";
 import * as pad from "./pad.js";
 import { capsule, on, pose, set, state } from "./state.js";
@@ -164,7 +164,7 @@ export function sheet() {
   return {
     width: 300 + wide, height: 90 + (tall + 4) * strips.length, title: `${state.facts.name}: ${state.facts.names[capsule()]} and its numbers`,
     paint(pen, { x, y }) {
-      const c = colours();
+      const c = colors();
       pen.image(toCanvas(drawn), x, y, 180, 180);
       strips.forEach((pictures, k) => {
         pen.text(x + 222, y + k * (tall + 4) + tall / 2 + 4, String(k), { size: 12, fill: c.soft, align: "end" });

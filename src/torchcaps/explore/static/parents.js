@@ -1,5 +1,5 @@
 // Parents: which capsules are active, what the winner redraws, and what each draws alone.
-import { bars, colours, difference } from "./canvas.js";
+import { bars, colors, difference } from "./canvas.js";
 import { by, fill, h } from "./dom.js";
 import { on, parent, set, state, winner } from "./state.js";
 import { show, toCanvas } from "./wire.js";
@@ -73,7 +73,7 @@ export function sheet() {
   return {
     width: 220 + wide, height: Math.max(440, 60 + tall * facts.names.length), title: `${facts.name}: parents`,
     paint(pen, { x, y }) {
-      const c = colours();
+      const c = colors();
       const tiles = [["input", toCanvas(looked.image)]];
       if (looked.drawn) tiles.push(["redrawn", toCanvas(looked.drawn)], ["difference", difference(looked.image, looked.drawn)]);
       tiles.forEach(([name, picture], n) => {

@@ -81,17 +81,17 @@ export function contain(picture, h, w) {
   return place(resize(picture, Math.max(1, Math.round(fromH * scale)), Math.max(1, Math.round(fromW * scale))), h, w);
 }
 
-/** With another number of channels: the first again and again, or the mean of the colours. @returns {Picture} */
+/** With another number of channels: the first again and again, or the mean of the colors. @returns {Picture} */
 export function channels(picture, c) {
   const [from, h, w] = picture.shape;
   if (from === c) return picture;
-  const grey = plain([1, h, w]);
+  const gray = plain([1, h, w]);
   for (let n = 0; n < h * w; n++) {
     const b = picture.bytes;
-    grey.bytes[n] = from >= 3 ? clip(0.299 * b[n] + 0.587 * b[n + h * w] + 0.114 * b[n + 2 * h * w]) : b[n];
+    gray.bytes[n] = from >= 3 ? clip(0.299 * b[n] + 0.587 * b[n + h * w] + 0.114 * b[n + 2 * h * w]) : b[n];
   }
   const out = plain([c, h, w]);
-  for (let k = 0; k < c; k++) out.bytes.set(grey.bytes, k * h * w);
+  for (let k = 0; k < c; k++) out.bytes.set(gray.bytes, k * h * w);
   return out;
 }
 
@@ -119,8 +119,8 @@ export function extent(pictures) {
   return sides.length ? sides[Math.floor(sides.length / 2)] : 20 / 28;
 }
 
-/** As MNIST was made: the thing scaled to a share of the side, its centre of mass in the middle of h x w. */
-export function centre(picture, h, w, share) {
+/** As MNIST was made: the thing scaled to a share of the side, its center of mass in the middle of h x w. */
+export function center(picture, h, w, share) {
   const [c, fromH, fromW] = picture.shape;
   const found = box(picture);
   if (!found) return resize(picture, h, w);

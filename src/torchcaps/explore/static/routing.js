@@ -1,6 +1,6 @@
 // Routing: iteration by iteration, who sends how much where, and how votes come together.
 import { channel } from "./api.js";
-import { brief, colours, curves, heat, histogram, middle, scatter, screen } from "./canvas.js";
+import { brief, colors, curves, heat, histogram, middle, scatter, screen } from "./canvas.js";
 import { by, fill, h, offer } from "./dom.js";
 import { CURVES } from "./help.js";
 import { on, parent, set, state } from "./state.js";
@@ -148,7 +148,7 @@ export function sheet() {
     width: Math.max(760, 40 + 130 * n), height: 560 + (routed.histogram ? 190 : 0),
     title: `${state.facts.name}: routing to ${state.facts.names[routed.parent]}`,
     paint(pen, { x, y }) {
-      const c = colours();
+      const c = colors();
       routed.maps.forEach((map, t) => {
         pen.image(heat(routed.image, map, state.place), x + 130 * t, y, 118, 118);
         pen.text(x + 130 * t, y + 134, `round ${t + 1}`, { size: 12, fill: t === at() ? c.ink : c.soft });

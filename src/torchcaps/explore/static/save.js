@@ -1,5 +1,5 @@
 // Save what the open panel shows: PNG, SVG, or its numbers as JSON.
-import { colours } from "./canvas.js";
+import { colors } from "./canvas.js";
 import { CanvasPen, SvgPen } from "./pen.js";
 import { link, state } from "./state.js";
 import { encode } from "./wire.js";
@@ -8,7 +8,7 @@ const MARGIN = 24;
 
 /** A panel's sheet with its title and margins. @returns {{width: number, height: number, paint: (pen: any) => void}} */
 function framed(sheet) {
-  const c = colours();
+  const c = colors();
   const [width, height] = [sheet.width + 2 * MARGIN, sheet.height + 2 * MARGIN];
   const paint = (pen) => {
     pen.rect(0, 0, width, height, { fill: c.card });

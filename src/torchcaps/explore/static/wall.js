@@ -1,6 +1,6 @@
 // The sample wall: a column a capsule, a row a set of numbers.
 import { channel } from "./api.js";
-import { colours } from "./canvas.js";
+import { colors } from "./canvas.js";
 import { arrows, by, fill, h, offer } from "./dom.js";
 import { take } from "./instantiation.js";
 import { on, set, state } from "./state.js";
@@ -68,7 +68,7 @@ export function sheet() {
   return {
     width: 40 + (side + 4) * wall.capsules.length, height: 100 + (side + 4) * wall.pictures.length, title: `${state.facts.name}: samples`,
     paint(pen, { x, y }) {
-      const c = colours();
+      const c = colors();
       wall.capsules.forEach((j, m) => {
         const name = state.facts.names[j].replace(/^capsule /, "");
         pen.text(x + m * (side + 4) + side / 2, y + 10, name.slice(0, 8), { size: 11, fill: c.soft, align: "middle" });

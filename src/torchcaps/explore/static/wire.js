@@ -31,7 +31,7 @@ export function each(many) {
   return Array.from({ length: n }, (_, k) => ({ shape, bytes: many.bytes.subarray(k * size, (k + 1) * size) }));
 }
 
-/** Of two channels (stereo) the first is shown; of three, colour. @param {Picture} picture @returns {ImageData} */
+/** Of two channels (stereo) the first is shown; of three, color. @param {Picture} picture @returns {ImageData} */
 function toImageData({ shape: [c, h, w], bytes }) {
   const data = new ImageData(w, h);
   const [green, blue] = c >= 3 ? [h * w, 2 * h * w] : [0, 0];

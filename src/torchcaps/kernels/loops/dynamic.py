@@ -37,7 +37,7 @@ __all__ = [
     "along",
     "gather",
     "inverse_length",
-    "normalise",
+    "normalize",
     "route_children",
     "route_parents",
     "vote",
@@ -125,7 +125,7 @@ def scale(S: Array, n: int, j: int, factor: Array) -> None:
 
 
 @part
-def normalise(c: Array, top: Array) -> Array:
+def normalize(c: Array, top: Array) -> Array:
     """Logits c [j L] -> exp(c - top); returns 1 / their sum."""
     whole = fill(c, 0.0)
     for j in range(c.shape[0]):
@@ -185,7 +185,7 @@ def route_parents(W: Array, X: Array, Q: Array, floor: float, C: Array, S: Array
                         b = b * inverse_length(V, j, floor)
                     store(c, (j,), b)
                     top = larger(top, b)
-                share = normalise(c, top)
+                share = normalize(c, top)
                 for j in range(J):
                     e = load(c, (j,)) * share
                     store(c, (j,), e)

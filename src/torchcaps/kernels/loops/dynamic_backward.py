@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from torchcaps.kernels.loops import loop
-from torchcaps.kernels.loops.dynamic import NEAR, ROWS, along, gather, inverse_length, normalise, vote
+from torchcaps.kernels.loops.dynamic import NEAR, ROWS, along, gather, inverse_length, normalize, vote
 from torchcaps.kernels.loops.elementary import exp
 from torchcaps.kernels.loops.simd import fill, fma, larger, load, store
 
@@ -36,7 +36,7 @@ def pull_parents(
                         b = b * load(inverse, (j,))
                     store(c, (j,), b)
                     top = larger(top, b)
-                share, mean = normalise(c, top), fill(X, 0.0)
+                share, mean = normalize(c, top), fill(X, 0.0)
                 for j in range(J):
                     mean = fma(load(c, (j,)) * share, load(dc, (j,)), mean)
                 store(Z, (0, i, 0, n * L), top)

@@ -11,7 +11,7 @@ W is [j m 16] and slot c takes row c % m; offset [c 16]; who [s c] names the chi
 iteration's log R. A child is shared among groups of rivals: one group (all parents), or one for each parent type.
 
 For a window position and a parent the votes of all slots (C x 16 x L numbers) stay in the cache between the mean,
-the variance and the next logits. What a child is given is normalised when all positions are through.
+the variance and the next logits. What a child is given is normalized when all positions are through.
 """
 
 from __future__ import annotations

@@ -300,7 +300,7 @@ def totals(typing: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
 
     def write(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         def fold(x: Any, y: Any, count: int) -> Any:
-            """Neighbours of x, then of y, added: as many lanes as `count`."""
+            """Neighbors of x, then of y, added: as many lanes as `count`."""
             kind = ir.VectorType(INDEX, count)
             even, odd = (ir.Constant(kind, [*range(first, 2 * count, 2)]) for first in (0, 1))
             return builder.fadd(builder.shuffle_vector(x, y, even), builder.shuffle_vector(x, y, odd))

@@ -24,8 +24,8 @@ def _uniform() -> Dynamic:
 class EnergyConfig:
     """The capsule encoder W and how it learns.
 
-    mode        "paper": Algorithm 1 as printed. "offset": the visible children are centred (eq. 1 has such a bias,
-                eq. 7 dropped it). "competition": centred, and capsules compete for each image.
+    mode        "paper": Algorithm 1 as printed. "offset": the visible children are centerd (eq. 1 has such a bias,
+                eq. 7 dropped it). "competition": centerd, and capsules compete for each image.
     routing     how the coupling is found; 1 iteration is uniform coupling, which needs no routing at all
     magnitudes  hidden capsules pass on their expected length ("mean") or are drawn on or off ("bernoulli")
     chain       the model's phase starts from the "data" (CD) or from where it stopped ("persistent"), for `steps` steps

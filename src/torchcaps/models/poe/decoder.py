@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from torchcaps.math.squash import cosine, squash
 from torchcaps.models.poe.config import DecoderConfig
-from torchcaps.models.poe.energy import pull
+from torchcaps.models.poe.energy import free_energy_grad
 
-__all__ = ["EXAMPLES", "CapsuleDecoder", "paper_update", "share_out"]
+__all__ = ["EXAMPLES", "CapsuleDecoder", "decoder_coupling", "paper_update"]
 
 EXAMPLES = 256
 """Poses of training images that are kept of each capsule, at most."""
@@ -29,7 +29,7 @@ def _votes(x: Tensor, U: Tensor) -> Tensor:
     return votes.view(j, len(x), i, d).transpose(0, 1)
 
 
-def share_out(x: Tensor, U: Tensor, iterations: int = 3, votes: Tensor | None = None) -> Tensor:
+def decoder_coupling(x: Tensor, U: Tensor, iterations: int = 3, votes: Tensor | None = None) -> Tensor:
     """e [b j i]: routing by agreement in reverse, softmax over the capsules j that are on (x_j not 0)."""
     votes = _votes(x, U) if votes is None else votes
     off = ~x.bool().any(-1)  # [b j]
@@ -55,8 +55,8 @@ def paper_update(U: Tensor, x: Tensor, z: Tensor, e: Tensor) -> Tensor:
     flat = U.flatten(1, 2)  # [j (i d) k]
     model_z = (e.unsqueeze(-1) * _votes(x, U)).sum(1)  # [b i d]
     model_x = squash(torch.bmm(_spread(e, model_z), flat).transpose(0, 1))  # [b j k]
-    data = torch.bmm(_spread(e, pull(z)).transpose(1, 2), x.transpose(0, 1))  # [j (i d) k]
-    model = torch.bmm(_spread(e, pull(model_z)).transpose(1, 2), model_x.transpose(0, 1))
+    data = torch.bmm(_spread(e, free_energy_grad(z)).transpose(1, 2), x.transpose(0, 1))  # [j (i d) k]
+    model = torch.bmm(_spread(e, free_energy_grad(model_z)).transpose(1, 2), model_x.transpose(0, 1))
     return (data - model).view_as(U) / len(x)
 
 
@@ -97,10 +97,10 @@ class CapsuleDecoder(nn.Module):
     def forward(self, pose: Tensor) -> Tensor:
         if self.config.rule == "paper":
             votes = _votes(pose, self.U)
-            return (share_out(pose, self.U, votes=votes).unsqueeze(-1) * votes).sum(1) + self.intercept
+            return (decoder_coupling(pose, self.U, votes=votes).unsqueeze(-1) * votes).sum(1) + self.intercept
         return torch.einsum("jidk,bjk->bid", self.U, pose) + self.intercept
 
-    def keep(self, z: Tensor, taken: Tensor) -> None:
+    def store_poses(self, z: Tensor, taken: Tensor) -> None:
         """Keep the first poses z [n j k] of the images that each capsule takes part in, taken [n j]."""
         for j in range(len(self.kept)):
             own = z[taken[:, j], j][:EXAMPLES]  # [n k]

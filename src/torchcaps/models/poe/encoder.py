@@ -14,13 +14,13 @@ from torchcaps.models.poe import energy
 from torchcaps.models.poe.config import EnergyConfig
 from torchcaps.routing import route
 from torchcaps.types import Capsules
-from torchcaps.utils.distributed import mean_over_team
+from torchcaps.utils.distributed import mean_over_processes
 from torchcaps.utils.random import uniform
 
-__all__ = ["CapsuleEnergy", "Seen"]
+__all__ = ["CapsuleEnergy", "CapsuleState"]
 
 
-class Seen(NamedTuple):
+class CapsuleState(NamedTuple):
     """What the capsules make of visible children x [b i d].
 
     coupling  [b i j] or one number       gate   [b j] in [0, 1], None where nothing competes
@@ -58,7 +58,7 @@ class CapsuleEnergy(nn.Module):
         std = 0.1 if config.mode == "paper" else config.init / self.share
         self.W = nn.Parameter(torch.randn(children, capsules, dimension, child_dimension) * std)
         self.register_buffer("bias", torch.zeros(capsules, dimension))
-        self._lean(0)
+        self._update_bias(0)
         self.register_buffer("offset", torch.zeros(children, child_dimension))
         self.register_buffer("power", torch.ones(()))
         particles = config.particles if config.chain == "persistent" else 0
@@ -70,16 +70,16 @@ class CapsuleEnergy(nn.Module):
         return squash(features - self.offset)
 
     @torch.no_grad()
-    def look(self, x: Tensor, sharpness: float | None = None, boosted: bool = False) -> Seen:
+    def infer(self, x: Tensor, sharpness: float | None = None, boosted: bool = False) -> CapsuleState:
         """Route, find z, and let the capsules compete; `sharpness` is the final one unless given."""
         coupling, z = self.route(x)
         z = z + self.bias
         if self.mask is None:
-            return Seen(x, coupling, z, None, None)
+            return CapsuleState(x, coupling, z, None, None)
         support = self.support(x, z) * (self.mask.boost if boosted else 1)
         ranks = rank(support)
         gate = rank_mask(ranks, self.config.sharpness if sharpness is None else sharpness).to(z.dtype)
-        return Seen(x, coupling, z, gate, ranks)
+        return CapsuleState(x, coupling, z, gate, ranks)
 
     def route(self, x: Tensor) -> tuple[energy.Coupling, Tensor]:
         """Algorithm 1, line 1: the coupling, and z [b j k] without the bias."""
@@ -109,11 +109,11 @@ class CapsuleEnergy(nn.Module):
         cosine: Tensor = along / length.clamp_min(torch.finfo(z.dtype).tiny)
         return 1 + cosine
 
-    def expect(self, hidden: Tensor, coupling: energy.Coupling) -> Tensor:
+    def reconstruct_children(self, hidden: Tensor, coupling: energy.Coupling) -> Tensor:
         """Pre-activations [b i d] that hidden capsules [b j k] expect: gain * sum_j c_ij W_ijᵀ x_j."""
         return self.gain * contrastive_ops.reverse(hidden, self.W, coupling)
 
-    def winners(self, seen: Seen) -> Tensor:
+    def winners(self, seen: CapsuleState) -> Tensor:
         """[b] the capsule that an image belongs to: the first in rank, or else the one most surely on."""
         return seen.z.square().sum(-1).argmax(-1) if seen.ranks is None else seen.ranks.argmin(-1)
 
@@ -123,15 +123,15 @@ class CapsuleEnergy(nn.Module):
         `draws` (seed, indices [b]) make the random numbers of "bernoulli" magnitudes functions of the image, not of
         the process that has it.
         """
-        self._lean(step)
-        seen = self.look(x, self.sharpness_at(step), boosted=True)
+        self._update_bias(step)
+        seen = self.infer(x, self.sharpness_at(step), boosted=True)
         start = self._from_particles(step) if self.config.chain == "persistent" else seen
-        model = self.dream(start, step, draws if start is seen else (draws[0], torch.arange(len(start.x))))
+        model = self.negative_phase(start, step, draws if start is seen else (draws[0], torch.arange(len(start.x))))
         gap = energy.contrast(
             self.W, self.bias, (seen.x, seen.coupling, seen.gate), (model, start.coupling, start.gate),
             z=seen.z, closed_form=self.config.gradient == "closed",
         )  # fmt: skip
-        self._remember(seen, model)
+        self._store_particles(seen, model)
         error = (model[: len(x)] - x[: len(model)]).square().sum() / x[: len(model)].square().sum().clamp_min(1e-12)
         return {"loss": gap * self.scale(seen.gate), "gap": gap, "error": error}
 
@@ -140,7 +140,7 @@ class CapsuleEnergy(nn.Module):
         return self.config.sharpness * min(1.0, step / self.config.ramp)
 
     @torch.no_grad()
-    def _lean(self, step: int) -> None:
+    def _update_bias(self, step: int) -> None:
         """The hidden bias of a step, along the first axis: W may turn a capsule's space, so any direction will do."""
         if self.competes:
             way = min(1.0, step / self.config.loosen)
@@ -156,7 +156,7 @@ class CapsuleEnergy(nn.Module):
         return 1 / (self.share**2 * self.gain * float(self.power) * taken)
 
     @torch.no_grad()
-    def dream(self, seen: Seen, step: int, draws: tuple[int, Tensor]) -> Tensor:
+    def negative_phase(self, seen: CapsuleState, step: int, draws: tuple[int, Tensor]) -> Tensor:
         """The model's own children after `steps` of the chain: hidden from visible, visible from hidden, and again,
         with the coupling and the gate that the chain began with (Algorithm 1: "again with the same c")."""
         x, z = seen.x, seen.z
@@ -169,20 +169,20 @@ class CapsuleEnergy(nn.Module):
             x = energy.reverse(energy.hidden(z, seen.gate, drawn), self.W, seen.coupling, self.gain)
         return x
 
-    def _from_particles(self, step: int) -> Seen:
-        return self.look(self.particles, self.sharpness_at(step), boosted=True)
+    def _from_particles(self, step: int) -> CapsuleState:
+        return self.infer(self.particles, self.sharpness_at(step), boosted=True)
 
     @torch.no_grad()
-    def _remember(self, seen: Seen, model: Tensor) -> None:
+    def _store_particles(self, seen: CapsuleState, model: Tensor) -> None:
         """Lifetime statistics of the competition, and the persistent chain's state."""
         if self.mask is not None and seen.ranks is not None:
             first = (seen.ranks == 0).to(self.mask.frequency.dtype).mean(0)
-            self.mask.observe_share(mean_over_team(first))
+            self.mask.observe_share(mean_over_processes(first))
         if self.config.chain == "persistent":
             self.particles.copy_(model)
 
     @torch.no_grad()
-    def settle(self, features: Tensor, chunk: int = 1000) -> None:
+    def fit_offset(self, features: Tensor, chunk: int = 1000) -> None:
         """Learn offset and power from all training features [n i d], and place the persistent chains."""
         n, parts = len(features), torch.split(features, chunk)
         if self.config.mode != "paper":

@@ -23,7 +23,7 @@ from torch import Tensor
 from torchcaps.kernels import contrastive_ops
 from torchcaps.math.squash import norm, squash
 
-__all__ = ["Coupling", "contrast", "free_energy", "hidden", "probability_on", "pull", "reverse"]
+__all__ = ["Coupling", "contrast", "free_energy", "free_energy_grad", "hidden", "probability_on", "reverse"]
 
 Coupling = Tensor | float
 """[b i j], or one number where the coupling is uniform."""
@@ -41,7 +41,7 @@ def free_energy(z: Tensor, gate: Tensor | None = None) -> Tensor:
     return -(experts if gate is None else gate * experts).sum(-1)
 
 
-def pull(z: Tensor, gate: Tensor | None = None) -> Tensor:
+def free_energy_grad(z: Tensor, gate: Tensor | None = None) -> Tensor:
     """-dF/dz = 2 m_j z_j / (1 + |z_j|²): the factor of eq. 18 that belongs to capsule j, [b j k]."""
     share = 2 / (1 + z.square().sum(-1, keepdim=True))
     return z * (share if gate is None else share * gate.unsqueeze(-1))
@@ -78,7 +78,7 @@ class _Contrast(torch.autograd.Function):
         for sign, (x, c, gate), known in ((1, data, seen), (-1, model, None)):
             z = contrastive_ops.forward(x, W, c) + b if known is None else known
             total = total + sign * free_energy(z, gate).mean()
-            kept.append((sign, x, c, pull(z, gate) / len(x)))
+            kept.append((sign, x, c, free_energy_grad(z, gate) / len(x)))
         ctx.kept = kept
         return total
 

@@ -17,7 +17,7 @@ from torchcaps.models.base import Model
 from torchcaps.models.poe import energy, pose_sampling
 from torchcaps.models.poe.config import PoEConfig
 from torchcaps.models.poe.decoder import CapsuleDecoder
-from torchcaps.models.poe.encoder import CapsuleEnergy, Seen
+from torchcaps.models.poe.encoder import CapsuleEnergy, CapsuleState
 from torchcaps.models.poe.stages import CapsuleStage, DecoderStage
 from torchcaps.types import Capsules, ImageSpec
 
@@ -45,7 +45,7 @@ class PoE(Model):
         return {
             "autoencoder": self.autoencoder,
             "capsules": CapsuleStage(self.energy, self.features),
-            "decoder": DecoderStage(self.decoder, self.energy, self.features, self.draw),
+            "decoder": DecoderStage(self.decoder, self.energy, self.features, self.draw_images),
         }
 
     def features(self, images: Tensor) -> Tensor:
@@ -53,20 +53,20 @@ class PoE(Model):
         maps: Tensor = self.autoencoder.encode(images)  # [b C h' w']
         return torch.unflatten(maps.permute(0, 2, 3, 1).flatten(1), 1, (-1, self.config.child_dimension))
 
-    def draw(self, features: Tensor) -> Tensor:
+    def draw_images(self, features: Tensor) -> Tensor:
         """Features [b i d] -> images [b c h w] in [0, 1]."""
         h, w = self.autoencoder.grid
         maps = features.reshape(len(features), h, w, -1).permute(0, 3, 1, 2)
         images: Tensor = self.autoencoder.decode(maps)
         return images
 
-    def look(self, images: Tensor) -> Seen:
+    def infer(self, images: Tensor) -> CapsuleState:
         """What the capsules make of images: coupling, z before squash, gate and ranks."""
-        return self.energy.look(self.energy.visible(self.features(images)))
+        return self.energy.infer(self.energy.visible(self.features(images)))
 
     def encode(self, images: Tensor) -> Capsules:
         """Capsules x_j [b j k] behind the competition's gate, and their lengths: the chance that each is on."""
-        seen = self.look(images)
+        seen = self.infer(images)
         on = energy.probability_on(seen.z)
         return Capsules(seen.hidden, on if seen.gate is None else on * seen.gate)
 
@@ -74,7 +74,7 @@ class PoE(Model):
         """Capsules [b j k] -> images [b c h w] in [0, 1]."""
         if pose.ndim != 3 or pose.shape[1:] != (self.capsules, self.dimension):
             raise ShapeError(f"pose has shape {list(pose.shape)}; [b {self.capsules} {self.dimension}] is wanted")
-        return self.draw(self.decoder(pose))
+        return self.draw_images(self.decoder(pose))
 
     def reconstruct(self, images: Tensor) -> Tensor:
         """Images from their codes alone: J K numbers are all that passes."""
@@ -82,12 +82,12 @@ class PoE(Model):
 
     def reconstruct_tied(self, images: Tensor) -> Tensor:
         """Images by W in reverse, with each image's own coupling: where that was routed, I J numbers leak."""
-        seen = self.look(images)
-        return self.draw(self.energy.expect(seen.hidden, seen.coupling) + self.energy.offset)
+        seen = self.infer(images)
+        return self.draw_images(self.energy.reconstruct_children(seen.hidden, seen.coupling) + self.energy.offset)
 
     def free_energy(self, images: Tensor) -> Tensor:
         """F [b] = -sum_j m_j log(1 + |z_j|²), with the coupling and the gate that each image finds: no likelihood."""
-        seen = self.look(images)
+        seen = self.infer(images)
         return energy.free_energy(seen.z, seen.gate)
 
     @torch.no_grad()
@@ -113,7 +113,7 @@ class PoE(Model):
             raise ShapeError(f"n = {n} images are wanted; at least 1 makes sense")
         pose = self.energy.W.new_zeros(n, self.capsules, self.dimension)
         for j in chosen:
-            pose[:, j] = pose_sampling.draw(self.decoder, j, n, domain, seed)
+            pose[:, j] = pose_sampling.sample_poses(self.decoder, j, n, domain, seed)
         was = self.training
         self.eval()
         images = self.decode(pose)

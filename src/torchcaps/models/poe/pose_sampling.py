@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from torchcaps.errors import RecipeError, nearest
+from torchcaps.errors import RecipeError, suggestion
 from torchcaps.math.squash import squash
 from torchcaps.models.poe.decoder import CapsuleDecoder
 from torchcaps.utils.random import normal, resample
 
-__all__ = ["DOMAINS", "check_domain", "draw", "interpolate", "sweep"]
+__all__ = ["DOMAINS", "check_domain", "interpolate_poses", "sample_poses", "sweep_poses"]
 
 DOMAINS = ("empirical", "complete", "restricted")
 
@@ -18,7 +18,7 @@ _TURNED = 0.2
 """Mean orientations shorter than this say nothing about which half of the sphere was visited."""
 
 
-def draw(decoder: CapsuleDecoder, j: int, n: int, domain: str, seed: int) -> Tensor:
+def sample_poses(decoder: CapsuleDecoder, j: int, n: int, domain: str, seed: int) -> Tensor:
     """[n k] poses of capsule j from a domain; sample m is a function of (seed, j, m)."""
     check_domain(domain)
     which = torch.arange(n)
@@ -34,7 +34,7 @@ def draw(decoder: CapsuleDecoder, j: int, n: int, domain: str, seed: int) -> Ten
 def check_domain(domain: str) -> None:
     """Refuse a domain that there is not, with the nearest one."""
     if domain not in DOMAINS:
-        raise RecipeError(f"unknown domain '{domain}'{nearest(domain, DOMAINS)}")
+        raise RecipeError(f"unknown domain '{domain}'{suggestion(domain, DOMAINS)}")
 
 
 def _visited(decoder: CapsuleDecoder, j: int) -> Tensor:
@@ -47,7 +47,7 @@ def _visited(decoder: CapsuleDecoder, j: int) -> Tensor:
     return axis * torch.where(axis @ mean < 0, -1.0, 1.0)
 
 
-def sweep(decoder: CapsuleDecoder, j: int, steps: int = 9, reach: float = 2.5, principal: bool = False) -> Tensor:
+def sweep_poses(decoder: CapsuleDecoder, j: int, steps: int = 9, reach: float = 2.5, principal: bool = False) -> Tensor:
     """[k n k] capsule j's mean pose with each of its k numbers in turn moved by -reach ... reach of its deviations.
 
     Training may turn a capsule's space as it likes, so its numbers go together; `principal` turns it back: each row
@@ -63,7 +63,7 @@ def sweep(decoder: CapsuleDecoder, j: int, steps: int = 9, reach: float = 2.5, p
     return squash(z).to(decoder.U.dtype)
 
 
-def interpolate(start: Tensor, end: Tensor, steps: int = 9) -> Tensor:
+def interpolate_poses(start: Tensor, end: Tensor, steps: int = 9) -> Tensor:
     """[n j k] codes on the way from one code [j k] to another, both ends included."""
     way = torch.linspace(0, 1, steps, dtype=start.dtype).view(-1, 1, 1)
     return (1 - way) * start + way * end

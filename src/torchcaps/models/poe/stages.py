@@ -9,10 +9,10 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy
 
 from torchcaps.models.base import Model
-from torchcaps.models.poe.decoder import EXAMPLES, CapsuleDecoder, paper_update, share_out
-from torchcaps.models.poe.encoder import CapsuleEnergy, Seen
+from torchcaps.models.poe.decoder import EXAMPLES, CapsuleDecoder, decoder_coupling, paper_update
+from torchcaps.models.poe.encoder import CapsuleEnergy, CapsuleState
 from torchcaps.types import Batch
-from torchcaps.utils.distributed import mean_over_team
+from torchcaps.utils.distributed import mean_over_processes
 
 __all__ = ["CapsuleStage", "DecoderStage", "collect"]
 
@@ -35,7 +35,7 @@ class CapsuleStage(Model):
 
     def prepare(self, images: Tensor) -> None:
         self._cache = collect(self._features, images)
-        self.energy.settle(self._cache)
+        self.energy.fit_offset(self._cache)
 
     def objective(self, batch: Batch, step: int) -> dict[str, Tensor]:
         with torch.autocast(batch.images.device.type, enabled=False):  # the products without votes know one precision
@@ -65,14 +65,14 @@ class DecoderStage(Model):
         """Look at evenly spaced images, so many that an average capsule finds as many poses as it may keep."""
         count = min(len(images), EXAMPLES * len(self.decoder.kept))
         some = images[torch.linspace(0, len(images) - 1, count).long()]
-        self.keep([self._features(part.float() / 255) for part in torch.split(some, CHUNK)])
+        self.store_features([self._features(part.float() / 255) for part in torch.split(some, CHUNK)])
 
     @torch.no_grad()
-    def keep(self, features: Sequence[Tensor]) -> None:
+    def store_features(self, features: Sequence[Tensor]) -> None:
         """Keep poses of features, parts of [n i d]."""
         (energy,) = self._frozen
-        seen = [energy.look(energy.visible(part)) for part in features]
-        self.decoder.keep(torch.cat([s.z for s in seen]), torch.cat([_taken(s) for s in seen]))
+        seen = [energy.infer(energy.visible(part)) for part in features]
+        self.decoder.store_poses(torch.cat([s.z for s in seen]), torch.cat([_taken(s) for s in seen]))
 
     def objective(self, batch: Batch, step: int) -> dict[str, Tensor]:
         with torch.autocast(batch.images.device.type, enabled=False):
@@ -82,7 +82,7 @@ class DecoderStage(Model):
         (energy,) = self._frozen
         with torch.no_grad():
             features = self._features(batch.images)
-            seen = energy.look(energy.visible(features))
+            seen = energy.infer(energy.visible(features))
             if step == 0:
                 self._begin(energy)
             self._gather(seen)
@@ -96,20 +96,20 @@ class DecoderStage(Model):
         if d.config.rule != "least squares":
             d.intercept.copy_(energy.offset)
 
-    def _gather(self, seen: Seen) -> None:
+    def _gather(self, seen: CapsuleState) -> None:
         """Means over the batch, added up: their ratios are what counts."""
         d, z = self.decoder, seen.z.double()
         taken = _taken(seen).double()
-        d.weight.add_(mean_over_team(taken.mean(0)))
-        d.first.add_(mean_over_team(torch.einsum("bj,bjk->jk", taken, z) / len(z)))
-        d.second.add_(mean_over_team(torch.einsum("bj,bjk,bjl->jkl", taken, z, z) / len(z)))
+        d.weight.add_(mean_over_processes(taken.mean(0)))
+        d.first.add_(mean_over_processes(torch.einsum("bj,bjk->jk", taken, z) / len(z)))
+        d.second.add_(mean_over_processes(torch.einsum("bj,bjk,bjl->jkl", taken, z, z) / len(z)))
 
     def _least_squares(self, pose: Tensor, features: Tensor, images: Tensor) -> dict[str, Tensor]:
         """Sums for the normal equations; the loss reported is the variance of the features."""
         code = torch.cat([pose.flatten(1), pose.new_ones(len(pose), 1)], 1).double()  # [b (j k) + 1]
         d = self.decoder
-        d.gram.add_(mean_over_team(code.T @ code / len(code)))
-        d.cross.add_(mean_over_team(code.T @ features.flatten(1).double() / len(code)))
+        d.gram.add_(mean_over_processes(code.T @ code / len(code)))
+        d.cross.add_(mean_over_processes(code.T @ features.flatten(1).double() / len(code)))
         return {"loss": features.var()}
 
     def _gradient(self, pose: Tensor, features: Tensor, images: Tensor) -> dict[str, Tensor]:
@@ -122,7 +122,7 @@ class DecoderStage(Model):
         """A loss whose gradient is minus the paper's update."""
         U, target = self.decoder.U, features - self.decoder.intercept
         with torch.no_grad():
-            e = share_out(pose, U)
+            e = decoder_coupling(pose, U)
             update = paper_update(U, pose, target, e)
             error = (self.decoder(pose) - features).square().mean()
         return {"loss": -(update * U).sum(), "error": error}
@@ -133,7 +133,7 @@ class DecoderStage(Model):
             d.U.data.copy_(_solve(d.gram, d.cross, d.config.ridge, d.U.shape, d.intercept))
 
 
-def _taken(seen: Seen) -> Tensor:
+def _taken(seen: CapsuleState) -> Tensor:
     """[b j] which capsules take part in which image: all where nothing competes."""
     return seen.z.new_ones(seen.z.shape[:2]).bool() if seen.gate is None else seen.gate > 0.5
 

@@ -9,31 +9,31 @@ from torchcaps.math.grid import Grid
 from torchcaps.models import CapsNet
 from torchcaps.models.capsnet import CapsNetOutput
 from torchcaps.systems.capsnet.figures import REACH
-from torchcaps.systems.explorer_records import Seen
-from torchcaps.systems.explorer_view import Subject
-from torchcaps.systems.routing_trace import Layer
+from torchcaps.systems.explorer_records import Encoded
+from torchcaps.systems.explorer_view import ExplorerView
+from torchcaps.systems.routing_trace import RoutedLayer
 
-__all__ = ["ClassSubject", "dense_layer"]
+__all__ = ["CapsNetView", "dense_layer"]
 
 
-def dense_layer(capsules: DenseCapsules, below: Grid) -> Layer:
+def dense_layer(capsules: DenseCapsules, below: Grid) -> RoutedLayer:
     """A layer in which every child votes for every parent, above children on a grid."""
     how = {"pose": capsules.pose, **capsules.learned}
-    return Layer(capsules.everywhere().detach(), capsules.routing, how, (below.height, below.width))
+    return RoutedLayer(capsules.expanded_weights().detach(), capsules.routing, how, (below.height, below.width))
 
 
-class ClassSubject(Subject[CapsNet]):
+class CapsNetView(ExplorerView[CapsNet]):
     """The longest capsule wins; the decoder sees one capsule only, as in training."""
 
     kind = "capsnet"
 
     @staticmethod
-    def _layer(model: CapsNet) -> Layer:
+    def _layer(model: CapsNet) -> RoutedLayer:
         return dense_layer(model.classes, model.primary.grid)
 
-    def _see(self, images: Tensor) -> Seen:
+    def _encode(self, images: Tensor) -> Encoded:
         out: CapsNetOutput = self.model(images)
-        return Seen(out.classes, out.classes.activation.argmax(-1), self.model.classes.placed(out.primary))
+        return Encoded(out.classes, out.classes.activation.argmax(-1), self.model.classes.with_coordinates(out.primary))
 
     def _decode(self, pose: Tensor) -> Tensor:
         images: Tensor = self.model.decoder(pose)

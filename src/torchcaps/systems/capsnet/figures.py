@@ -18,8 +18,8 @@ from torchcaps.errors import DataError
 from torchcaps.evaluate.figures import Rows, image_grid, pixels, reliability_diagram
 from torchcaps.evaluate.multilabel import top
 from torchcaps.models.capsnet import CapsNet, CapsNetOutput
-from torchcaps.systems.figure_context import Scene, draw
-from torchcaps.systems.poe.figures import Wish
+from torchcaps.systems.figure_context import FigureContext, draw_figure
+from torchcaps.systems.poe.figures import FigureOptions
 from torchcaps.types import Capsules
 
 __all__ = ["FIGURES", "FROM_ALL", "coupling_maps", "kinds_of", "maps_of", "overlay", "perturbed", "picture"]
@@ -32,13 +32,13 @@ _SCALE = 0.7
 
 
 def picture(
-    kind: str, model: CapsNet, wish: Wish, data: Dataset, classes: Capsules | None = None
+    kind: str, model: CapsNet, wish: FigureOptions, data: Dataset, classes: Capsules | None = None
 ) -> dict[str, bytes]:  # fmt: skip
     """File name (without .png) -> PNG of one kind of figure.
 
     `classes` are the capsules of all images of the data, for the figures `FROM_ALL`; computed if they are not given.
     """
-    return draw(kind, FIGURES, kinds_of(data), Scene(model, wish, data, classes))
+    return draw_figure(kind, FIGURES, kinds_of(data), FigureContext(model, wish, data, classes))
 
 
 def kinds_of(data: Dataset) -> list[str]:
@@ -49,7 +49,7 @@ def kinds_of(data: Dataset) -> list[str]:
     return [*several, "multimnist"] if data.labels.shape[1] == 2 else several
 
 
-def _reconstructions(scene: Scene[CapsNet]) -> dict[str, bytes]:
+def _reconstructions(scene: FigureContext[CapsNet]) -> dict[str, bytes]:
     """Some test images; those that are redrawn worst from their label's capsule; some that got a wrong answer."""
     labels, answers = scene.data.labels, scene.classes.activation.argmax(-1)
     errors = _errors(scene)
@@ -65,7 +65,7 @@ def _reconstructions(scene: Scene[CapsNet]) -> dict[str, bytes]:
     return drawn
 
 
-def _redrawn(scene: Scene[CapsNet], rows: Tensor, answers: Tensor, more: Sequence[str] = ()) -> bytes:
+def _redrawn(scene: FigureContext[CapsNet], rows: Tensor, answers: Tensor, more: Sequence[str] = ()) -> bytes:
     """The images of the rows, redrawn from the longest capsule and from that of the label."""
     names = scene.names(scene.data.labels[rows])
     notes = [f"{name}\n{text}" for name, text in zip(names, more, strict=True)] if more else names
@@ -77,26 +77,29 @@ def _redrawn(scene: Scene[CapsNet], rows: Tensor, answers: Tensor, more: Sequenc
     return image_grid(grid, _SCALE, {0: notes})
 
 
-def _drawn_from(scene: Scene[CapsNet], rows: Tensor, chosen: Tensor) -> Tensor:
+def _drawn_from(scene: FigureContext[CapsNet], rows: Tensor, chosen: Tensor) -> Tensor:
     """[b c h w] the images of the rows, each from the capsule of its chosen class [b]."""
     return scene.model.reconstruct(Capsules(*(x[rows] for x in scene.classes)), chosen)
 
 
-def _errors(scene: Scene[CapsNet]) -> Tensor:
+def _errors(scene: FigureContext[CapsNet]) -> Tensor:
     """[n] squared error, summed over the pixels, of each image redrawn from its label's capsule."""
     parts = torch.split(torch.arange(len(scene.data)), 500)
     return torch.cat(
         [
-            (_drawn_from(scene, rows, scene.data.labels[rows]) - scene.data.shown(rows)).square().flatten(1).sum(1)
+            (_drawn_from(scene, rows, scene.data.labels[rows]) - scene.data.model_input(rows))
+            .square()
+            .flatten(1)
+            .sum(1)
             for rows in parts
         ]
     )
 
 
-def _perturbations(scene: Scene[CapsNet]) -> dict[str, bytes]:
+def _perturbations(scene: FigureContext[CapsNet]) -> dict[str, bytes]:
     """A sheet a class, one row a dimension; and one of all these classes, each with its most visible dimension."""
     found, sheets, most = _examples(scene), {}, []
-    poses = scene.model.encode(scene.data.shown(torch.tensor(list(found.values())))).pose  # [n j k]
+    poses = scene.model.encode(scene.data.model_input(torch.tensor(list(found.values())))).pose  # [n j k]
     moves = torch.linspace(-REACH, REACH, STEPS).tolist()
     notes = {0: [f"{round(move, 2) + 0.0:.2f}" for move in moves]}
     for j, pose in zip(found, poses, strict=True):
@@ -108,7 +111,7 @@ def _perturbations(scene: Scene[CapsNet]) -> dict[str, bytes]:
     return {"perturbations": image_grid(most, 0.5, notes), **sheets}
 
 
-def _examples(scene: Scene[CapsNet]) -> dict[int, int]:
+def _examples(scene: FigureContext[CapsNet]) -> dict[int, int]:
     """Class -> the row of a test image that shows it, picked by the seed, for the classes that are wished."""
     wished = scene.wish.capsules or range(scene.data.classes)
     shows = {j: (scene.data.labels.view(len(scene.data), -1) == j).any(-1).nonzero().flatten() for j in wished}
@@ -129,10 +132,10 @@ def perturbed(model: CapsNet, pose: Tensor, label: int, reach: float = REACH, st
     return drawn.view(k, steps, *drawn.shape[1:])
 
 
-def _routing(scene: Scene[CapsNet]) -> dict[str, bytes]:
+def _routing(scene: FigureContext[CapsNet]) -> dict[str, bytes]:
     """Where in the image the longest capsule, and the next longest, get their children from, by iteration."""
     rows = scene.rows
-    maps, ranked = coupling_maps(scene.model, scene.data.shown(rows))  # [b 2 t h w], [b 2]
+    maps, ranked = coupling_maps(scene.model, scene.data.model_input(rows))  # [b 2 t h w], [b 2]
     grid, notes = [("image", scene.images(rows))], {0: scene.names(scene.data.labels[rows])}
     for n, word in enumerate(("longest", "second\nlongest")[: ranked.shape[1]]):
         notes[len(grid)] = scene.names(ranked[:, n])
@@ -159,7 +162,7 @@ def maps_of(classes: Capsules, children: Capsules, coupling: Tensor) -> tuple[Te
     return maps / maps.amax((1, 2, 3, 4), keepdim=True).clamp_min(1e-12), ranked
 
 
-def _multimnist(scene: Scene[CapsNet]) -> dict[str, bytes]:
+def _multimnist(scene: FigureContext[CapsNet]) -> dict[str, bytes]:
     """Two digits in red and green, as in figure 5 of Sabour 2017; and where the answer is another pair."""
     labels, answers = scene.data.labels, top(scene.classes.activation, 2)
     drawn = {"multimnist": _pairs(scene, scene.rows)}
@@ -169,7 +172,7 @@ def _multimnist(scene: Scene[CapsNet]) -> dict[str, bytes]:
     return drawn
 
 
-def _pairs(scene: Scene[CapsNet], rows: Tensor) -> bytes:
+def _pairs(scene: FigureContext[CapsNet], rows: Tensor) -> bytes:
     """Image, its digits if they are known, both redrawn, each alone, and what a class that is not there draws."""
     labels = scene.data.labels[rows]
     first, second = (_drawn_from(scene, rows, labels[:, n]) for n in (0, 1))
@@ -184,14 +187,14 @@ def _pairs(scene: Scene[CapsNet], rows: Tensor) -> bytes:
 
 
 def _digits(data: Dataset, rows: Tensor) -> Rows:
-    if data.parts is None:
+    if data.components is None:
         return []
-    parts = replace(data, images=data.parts, parts=None).seen[rows].float() / 255  # [b 2 h w]
+    parts = replace(data, images=data.components, components=None).cropped[rows].float() / 255  # [b 2 h w]
     return [("its digits", overlay(parts[:, :1], parts[:, 1:]))]
 
 
-def _wrong_pairs(scene: Scene[CapsNet], rows: Tensor, answers: Tensor) -> bytes:
-    """Redrawn from the labels, and from the two longest capsules; a digit that both name has the same colour."""
+def _wrong_pairs(scene: FigureContext[CapsNet], rows: Tensor, answers: Tensor) -> bytes:
+    """Redrawn from the labels, and from the two longest capsules; a digit that both name has the same color."""
     labels = scene.data.labels[rows]
     grid: list[tuple[str, Tensor]] = [("image", scene.images(rows)), *_digits(scene.data, rows)]
     notes: dict[int, Sequence[str]] = {}
@@ -214,13 +217,13 @@ def overlay(first: Tensor, second: Tensor) -> Tensor:
     return torch.stack([red, green, torch.zeros_like(red)], dim=-1)
 
 
-def _calibration(scene: Scene[CapsNet]) -> dict[str, bytes]:
+def _calibration(scene: FigureContext[CapsNet]) -> dict[str, bytes]:
     """How often the longest capsule is right, by its length."""
     length, answers = scene.classes.activation.max(-1)
     return {"calibration": reliability_diagram(length.clamp(0, 1), answers == scene.data.labels)}
 
 
-FIGURES: Mapping[str, Callable[[Scene[CapsNet]], dict[str, bytes]]] = {
+FIGURES: Mapping[str, Callable[[FigureContext[CapsNet]], dict[str, bytes]]] = {
     "reconstructions": _reconstructions,
     "perturbations": _perturbations,
     "routing": _routing,

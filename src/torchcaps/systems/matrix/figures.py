@@ -17,8 +17,8 @@ from torchcaps.models.matrix import MatrixCaps, MatrixOutput
 from torchcaps.routing import em
 from torchcaps.routing.base import compete_at_one_place
 from torchcaps.systems.capsnet.figures import maps_of
-from torchcaps.systems.figure_context import Scene, draw
-from torchcaps.systems.poe.figures import Wish
+from torchcaps.systems.figure_context import FigureContext, draw_figure
+from torchcaps.systems.poe.figures import FigureOptions
 from torchcaps.types import Capsules
 
 __all__ = ["FIGURES", "FROM_ALL", "histogram", "kinds_of", "picture", "reaches", "vote_distances"]
@@ -35,13 +35,13 @@ LEAST = 1e-3
 
 
 def picture(
-    kind: str, model: MatrixCaps, wish: Wish, data: Dataset, classes: Capsules | None = None
+    kind: str, model: MatrixCaps, wish: FigureOptions, data: Dataset, classes: Capsules | None = None
 ) -> dict[str, bytes]:  # fmt: skip
     """File name (without .png) -> PNG of one kind of figure.
 
     `classes` are the capsules of all images of the data, for the figures `FROM_ALL`; computed if they are not given.
     """
-    return draw(kind, FIGURES, kinds_of(data), Scene(model, wish, data, classes))
+    return draw_figure(kind, FIGURES, kinds_of(data), FigureContext(model, wish, data, classes))
 
 
 def kinds_of(data: Dataset) -> list[str]:
@@ -49,13 +49,13 @@ def kinds_of(data: Dataset) -> list[str]:
     return [kind for kind in FIGURES if kind != "calibration" or data.labels.ndim == 1]
 
 
-def _votes(scene: Scene[MatrixCaps]) -> dict[str, bytes]:
+def _votes(scene: FigureContext[MatrixCaps]) -> dict[str, bytes]:
     """Figures 2 and B.2: two pictures an image, one of the votes that are near, one of all on a logarithmic scale.
 
     Votes are counted by their assignment: at first all classes get the same, at last those that found a cluster.
     """
     chosen = scene.wish.capsules or tuple(range(scene.model.spec.classes))
-    distances, share = vote_distances(scene.model, scene.data.shown(scene.rows))  # [t b i j] each
+    distances, share = vote_distances(scene.model, scene.data.model_input(scene.rows))  # [t b i j] each
     drawn, titles = {}, scene.names(torch.tensor(chosen))
     for n, (row, label) in enumerate(zip(scene.rows.tolist(), scene.names(scene.data.labels[scene.rows]), strict=True)):
         for reach, bins, end in zip(reaches(distances[:, n]), (NEAR_BINS, FAR_BINS), ("", "-all"), strict=True):
@@ -123,9 +123,9 @@ def _sheet(bars: Tensor, reach: float, titles: list[str], label: str, *, log: bo
     return png(figure)
 
 
-def _routing(scene: Scene[MatrixCaps]) -> dict[str, bytes]:
+def _routing(scene: FigureContext[MatrixCaps]) -> dict[str, bytes]:
     """Where in the image the most active class capsule, and the next, get their children from, by iteration."""
-    out: MatrixOutput = scene.model(scene.data.shown(scene.rows), trace=True)
+    out: MatrixOutput = scene.model(scene.data.model_input(scene.rows), trace=True)
     maps, ranked = maps_of(out.classes, out.below[-1], out.infos[-1].coupling)  # [b 2 t h w], [b 2]
     grid, notes = [("image", scene.images(scene.rows))], {0: scene.names(scene.data.labels[scene.rows])}
     for n, word in enumerate(("most active", "second")[: ranked.shape[1]]):
@@ -134,13 +134,13 @@ def _routing(scene: Scene[MatrixCaps]) -> dict[str, bytes]:
     return {"routing": image_grid(grid, 0.7, notes)}
 
 
-def _calibration(scene: Scene[MatrixCaps]) -> dict[str, bytes]:
+def _calibration(scene: FigureContext[MatrixCaps]) -> dict[str, bytes]:
     """How often the most active capsule is right, by its activation."""
     activation, answers = scene.classes.activation.max(-1)
     return {"calibration": reliability_diagram(activation, answers == scene.data.labels)}
 
 
-FIGURES: Mapping[str, Callable[[Scene[MatrixCaps]], dict[str, bytes]]] = {
+FIGURES: Mapping[str, Callable[[FigureContext[MatrixCaps]], dict[str, bytes]]] = {
     "votes": _votes,
     "routing": _routing,
     "calibration": _calibration,

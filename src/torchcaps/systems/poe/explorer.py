@@ -15,34 +15,34 @@ from torchcaps.math.squash import norm, squash, unsquash
 from torchcaps.models import PoE
 from torchcaps.models.poe import pose_sampling
 from torchcaps.models.poe.energy import probability_on
-from torchcaps.systems.explorer_records import Seen
-from torchcaps.systems.explorer_view import COLUMNS, Subject
+from torchcaps.systems.explorer_records import Encoded
+from torchcaps.systems.explorer_view import COLUMNS, ExplorerView
 from torchcaps.systems.poe.generation import most_used
-from torchcaps.systems.routing_trace import Layer, Trace
+from torchcaps.systems.routing_trace import RoutedLayer, Trace
 from torchcaps.types import Capsules
 
-__all__ = ["ExpertSubject"]
+__all__ = ["PoEView"]
 
 _REACH = 2.5
 """Deviations of a number, as far as `poses.sweep` moves it."""
 
 
-class ExpertSubject(Subject[PoE]):
+class PoEView(ExplorerView[PoE]):
     """The capsule of rank 0 wins, or without competition the one most surely on."""
 
     kind = "poe"
     by_class = False
 
     @staticmethod
-    def _layer(model: PoE) -> Layer:
+    def _layer(model: PoE) -> RoutedLayer:
         energy = model.energy
-        return Layer(energy.W.detach(), energy.config.routing, {}, model.autoencoder.grid)
+        return RoutedLayer(energy.W.detach(), energy.config.routing, {}, model.autoencoder.grid)
 
-    def _see(self, images: Tensor) -> Seen:
-        seen = self.model.look(images)
+    def _encode(self, images: Tensor) -> Encoded:
+        seen = self.model.infer(images)
         on = probability_on(seen.z)
         capsules = Capsules(unsquash(seen.hidden), on if seen.gate is None else on * seen.gate)
-        return Seen(capsules, self.model.energy.winners(seen), Capsules(seen.x, norm(seen.x)))
+        return Encoded(capsules, self.model.energy.winners(seen), Capsules(seen.x, norm(seen.x)))
 
     def _decode(self, pose: Tensor) -> Tensor:
         return self.model.decode(squash(pose))
@@ -76,4 +76,4 @@ class ExpertSubject(Subject[PoE]):
         return tuple(sorted(most_used(self.model, COLUMNS)))
 
     def _poses(self, capsule: int, count: int, domain: str, seed: int) -> Tensor:
-        return unsquash(pose_sampling.draw(self.model.decoder, capsule, count, domain, seed))
+        return unsquash(pose_sampling.sample_poses(self.model.decoder, capsule, count, domain, seed))

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from torchcaps.errors import RecipeError, ShapeError, nearest
+from torchcaps.errors import RecipeError, ShapeError, suggestion
 from torchcaps.evaluate.figures import Rows, image_grid, pixels
 from torchcaps.models.poe import PoE
 from torchcaps.systems.poe import generation
 from torchcaps.systems.poe.generation import HALVES, Domain
 
-__all__ = ["FIGURES", "FROM_IMAGES", "Wish", "picture"]
+__all__ = ["FIGURES", "FROM_IMAGES", "FigureOptions", "picture"]
 
 _PAIRED = 4
 """Of so many capsules, the most used ones, all pairs are drawn unless capsules are named."""
@@ -28,7 +28,7 @@ _SHOWN_STEPS = (0, 1, 2, 4, 10)
 
 
 @dataclass(frozen=True)
-class Wish:
+class FigureOptions:
     """What a picture shall show: which capsules (none = the figure's own choice), how many images, from where."""
 
     capsules: tuple[int, ...] = ()
@@ -37,10 +37,10 @@ class Wish:
     seed: int = 0
 
 
-def picture(kind: str, model: PoE, wish: Wish, images: Tensor | None = None) -> dict[str, bytes]:
+def picture(kind: str, model: PoE, wish: FigureOptions, images: Tensor | None = None) -> dict[str, bytes]:
     """File name (without .png) -> PNG of one kind of figure; `images` [b c h w] in [0, 1] for those that need them."""
     if kind not in FIGURES:
-        raise RecipeError(f"unknown figure '{kind}'{nearest(kind, FIGURES)}")
+        raise RecipeError(f"unknown figure '{kind}'{suggestion(kind, FIGURES)}")
     for j in wish.capsules:
         if not 0 <= j < model.capsules:
             raise ShapeError(f"capsule {j} is wanted; there are 0 to {model.capsules - 1}")
@@ -51,14 +51,14 @@ def picture(kind: str, model: PoE, wish: Wish, images: Tensor | None = None) -> 
     return {name: image_grid(rows) for name, rows in FIGURES[kind](model, wish, images).items()}
 
 
-def _samples(model: PoE, wish: Wish, _: Tensor) -> dict[str, Rows]:
+def _samples(model: PoE, wish: FigureOptions, _: Tensor) -> dict[str, Rows]:
     """Figure 2 of the paper: a column a capsule."""
     grid = generation.capsule_samples(model, wish.count, wish.domain, wish.seed, wish.capsules or None)
     rows = [(f"sample {n + 1}", pixels(row)) for n, row in enumerate(grid)]
     return {f"samples-{wish.domain}": rows}
 
 
-def _pairs(model: PoE, wish: Wish, _: Tensor) -> dict[str, Rows]:
+def _pairs(model: PoE, wish: FigureOptions, _: Tensor) -> dict[str, Rows]:
     """Two capsules at once."""
     chosen = wish.capsules or sorted(generation.most_used(model, _PAIRED))
     if len(chosen) < 2:
@@ -67,7 +67,7 @@ def _pairs(model: PoE, wish: Wish, _: Tensor) -> dict[str, Rows]:
     return {f"pairs-{wish.domain}": [(f"{i} + {j}", pixels(drawn)) for (i, j), drawn in pairs.items()]}
 
 
-def _sweeps(model: PoE, wish: Wish, _: Tensor) -> dict[str, Rows]:
+def _sweeps(model: PoE, wish: FigureOptions, _: Tensor) -> dict[str, Rows]:
     """Two pictures a capsule, a row a dimension of its pose: its principal axes, and its numbers as they are.
 
     Of the most used one unless capsules are named.
@@ -80,7 +80,7 @@ def _sweeps(model: PoE, wish: Wish, _: Tensor) -> dict[str, Rows]:
     return drawn
 
 
-def _interpolation(model: PoE, wish: Wish, images: Tensor) -> dict[str, Rows]:
+def _interpolation(model: PoE, wish: FigureOptions, images: Tensor) -> dict[str, Rows]:
     """Between each image and the next: image, code ... code, image."""
     if len(images) < 2:
         raise ShapeError(f"an interpolation needs 2 images, {len(images)} came; ask for more")
@@ -93,7 +93,7 @@ def _interpolation(model: PoE, wish: Wish, images: Tensor) -> dict[str, Rows]:
     return {"interpolation": rows}
 
 
-def _completion(model: PoE, wish: Wish, images: Tensor) -> dict[str, Rows]:
+def _completion(model: PoE, wish: FigureOptions, images: Tensor) -> dict[str, Rows]:
     """Each half hidden and completed; and for the right half the way there."""
     chains = {half: generation.completion(model, images, half, _SHOWN_STEPS[-1]) for half in HALVES}
     rows = [("image", pixels(images))]
@@ -104,12 +104,12 @@ def _completion(model: PoE, wish: Wish, images: Tensor) -> dict[str, Rows]:
 
 
 def _without(images: Tensor, half: generation.Half) -> Tensor:
-    """The images as a viewer sees them: grey where they are hidden."""
+    """The images as a viewer sees them: gray where they are hidden."""
     hidden = generation.hidden_half(images.shape[2], images.shape[3], half)
     return images.masked_fill(hidden, 0.5)
 
 
-def _reconstructions(model: PoE, wish: Wish, images: Tensor) -> dict[str, Rows]:
+def _reconstructions(model: PoE, wish: FigureOptions, images: Tensor) -> dict[str, Rows]:
     """Through the bottleneck, and through W in reverse: which, if the coupling was routed, knows more of the image."""
     drawn = generation.redraw(model, images)
     numbers = model.capsules * model.dimension
@@ -123,7 +123,7 @@ def _reconstructions(model: PoE, wish: Wish, images: Tensor) -> dict[str, Rows]:
     }
 
 
-def _wins(model: PoE, wish: Wish, images: Tensor) -> dict[str, Rows]:
+def _wins(model: PoE, wish: FigureOptions, images: Tensor) -> dict[str, Rows]:
     """A row a capsule: the mean of the images that it wins, then its samples."""
     counts, means = generation.wins(model, images)
     chosen = wish.capsules or tuple(range(model.capsules))
@@ -135,7 +135,7 @@ def _wins(model: PoE, wish: Wish, images: Tensor) -> dict[str, Rows]:
     return {f"wins-{wish.domain}": rows}
 
 
-def _routing(model: PoE, wish: Wish, images: Tensor) -> dict[str, Rows]:
+def _routing(model: PoE, wish: FigureOptions, images: Tensor) -> dict[str, Rows]:
     """Where each image's winner gets its evidence from; every map has its largest value white."""
     maps = generation.routing(model, images)
     rows = [("image", pixels(images)), ("contribution\nto the winner", _bright(maps.contribution))]
@@ -149,7 +149,7 @@ def _bright(maps: Tensor) -> Tensor:
     return maps / maps.amax((1, 2), keepdim=True).clamp_min(torch.finfo(maps.dtype).tiny)
 
 
-FIGURES: dict[str, Callable[[PoE, Wish, Tensor], dict[str, Rows]]] = {
+FIGURES: dict[str, Callable[[PoE, FigureOptions, Tensor], dict[str, Rows]]] = {
     "samples": _samples,
     "pairs": _pairs,
     "sweeps": _sweeps,

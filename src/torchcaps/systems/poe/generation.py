@@ -14,11 +14,11 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from torchcaps.errors import RecipeError, ShapeError, nearest
+from torchcaps.errors import RecipeError, ShapeError, suggestion
 from torchcaps.kernels import contrastive_ops
 from torchcaps.models.base import check_images
 from torchcaps.models.poe import PoE, pose_sampling
-from torchcaps.models.poe.encoder import Seen
+from torchcaps.models.poe.encoder import CapsuleState
 
 __all__ = [
     "HALVES",
@@ -90,7 +90,7 @@ def interpolation(model: PoE, start: Tensor, end: Tensor, steps: int = 9) -> Ten
         raise ShapeError(f"images are {list(start.shape)} and {list(end.shape)}; two of [c h w] are wanted")
     with _at_rest(model):
         code = model.encode(torch.stack([start, end])).pose  # [2 j k]
-        return model.decode(pose_sampling.interpolate(code[0], code[1], steps))
+        return model.decode(pose_sampling.interpolate_poses(code[0], code[1], steps))
 
 
 def sweeps(model: PoE, capsule: int, steps: int = 9, reach: float = 2.5, principal: bool = False) -> Tensor:
@@ -99,7 +99,7 @@ def sweeps(model: PoE, capsule: int, steps: int = 9, reach: float = 2.5, princip
     if steps < 1:
         raise RecipeError(f"steps = {steps}; at least 1 is wanted")
     with _at_rest(model):
-        moved = pose_sampling.sweep(model.decoder, capsule, steps, reach, principal)  # [k n k]
+        moved = pose_sampling.sweep_poses(model.decoder, capsule, steps, reach, principal)  # [k n k]
         pose = moved.new_zeros(model.dimension * steps, model.capsules, model.dimension)  # [(k n) j k]
         pose[:, capsule] = moved.flatten(0, 1)
         images = model.decode(pose)
@@ -109,7 +109,7 @@ def sweeps(model: PoE, capsule: int, steps: int = 9, reach: float = 2.5, princip
 def hidden_half(height: int, width: int, half: Half) -> Tensor:
     """[h w] true where pixels are hidden; of an odd side, the middle line belongs to "right" and "bottom"."""
     if half not in HALVES:
-        raise RecipeError(f"unknown half '{half}'{nearest(half, HALVES)}")
+        raise RecipeError(f"unknown half '{half}'{suggestion(half, HALVES)}")
     second = (
         (torch.arange(width) >= width // 2).expand(height, width)
         if half in ("left", "right")
@@ -129,7 +129,7 @@ def completion(model: PoE, images: Tensor, half: Half = "right", steps: int = 10
     check_images(images, model.spec)
     hidden = hidden_half(model.spec.height, model.spec.width, half).to(images.device)
     with _at_rest(model):
-        chain = [torch.where(hidden, model.draw(model.energy.offset.unsqueeze(0)), images)]
+        chain = [torch.where(hidden, model.draw_images(model.energy.offset.unsqueeze(0)), images)]
         for _ in range(steps):
             chain.append(torch.where(hidden, model.reconstruct(chain[-1]), images))
         return torch.stack(chain)
@@ -152,7 +152,7 @@ def redraw(model: PoE, images: Tensor) -> Redrawn:
 def winners(model: PoE, images: Tensor) -> Tensor:
     """[b] the capsule that each image belongs to."""
     with _at_rest(model):
-        parts = [model.energy.winners(model.look(part)) for part in torch.split(images, _CHUNK)]
+        parts = [model.energy.winners(model.infer(part)) for part in torch.split(images, _CHUNK)]
         return torch.cat(parts)
 
 
@@ -193,7 +193,7 @@ class Routing(NamedTuple):
 def routing(model: PoE, images: Tensor) -> Routing:
     """Maps over the places of the features of what routing sent to the winner."""
     with _at_rest(model):
-        seen = model.look(images)
+        seen = model.infer(images)
         winner = model.energy.winners(seen)
         contribution = _places(model, contributions(model, seen, winner).abs())
         if not isinstance(seen.coupling, Tensor):
@@ -201,7 +201,7 @@ def routing(model: PoE, images: Tensor) -> Routing:
         return Routing(winner, contribution, _places(model, seen.coupling[torch.arange(len(images)), :, winner]))
 
 
-def contributions(model: PoE, seen: Seen, winner: Tensor) -> Tensor:
+def contributions(model: PoE, seen: CapsuleState, winner: Tensor) -> Tensor:
     """[b i]: c_ij W_ij x_i . z_j, what child i adds to |z_j|² of capsule j = winner [b]; the sum is (z_j - b_j) . z_j.
 
     Computed as x_i . (c_ij W_ijᵀ z_j), which needs no votes.

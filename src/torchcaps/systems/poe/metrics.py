@@ -1,4 +1,4 @@
-"""What products of expert capsules have learnt, measured beside what does with less.
+"""What products of expert capsules have learned, measured beside what does with less.
 
 Every row of the table is a `Subject` on the features f [n i d] of one and the same autoencoder, so that a difference
 between rows is a difference between capsules. Metrics, where j counts capsules and K numbers make a pose:
@@ -30,25 +30,34 @@ import torch
 from torch import Tensor
 
 from torchcaps.data import Dataset, Splits, epoch_order, subset
-from torchcaps.errors import RecipeError, TrainingError, nearest
-from torchcaps.evaluate.baselines import RIVALS, LocalPCA, Rival
+from torchcaps.errors import RecipeError, TrainingError, suggestion
+from torchcaps.evaluate.baselines import BASELINES, Baseline, LocalPCA
 from torchcaps.evaluate.probes import knn, linear_probe
-from torchcaps.evaluate.reference_classifier import judge_features, judge_probabilities
-from torchcaps.evaluate.sample_metrics import capsules_used, cross_capsule_cka, frechet, judge_samples
+from torchcaps.evaluate.reference_classifier import reference_features, reference_probabilities
+from torchcaps.evaluate.sample_metrics import capsules_used, cross_capsule_cka, frechet, sample_confidence
 from torchcaps.math.squash import squash
 from torchcaps.metrics import nmi, purity
 from torchcaps.models import CNN
 from torchcaps.models.poe import DecoderConfig, PoE, PoEConfig
-from torchcaps.models.poe.encoder import Seen
+from torchcaps.models.poe.encoder import CapsuleState
 from torchcaps.models.poe.stages import DecoderStage
 from torchcaps.routing import Dynamic
 from torchcaps.train import Recipe, train
-from torchcaps.train.recipe import OptimiserConfig, Stage, stage_of
-from torchcaps.train.train_state import set_up, take_over
+from torchcaps.train.recipe import OptimizerConfig, StageConfig, stage_of
+from torchcaps.train.train_state import build_training, load_stage
 from torchcaps.types import Batch
 from torchcaps.utils.progress import progress
 
-__all__ = ["CONTROLS", "Experts", "Material", "Subject", "chosen", "material_of", "measure", "run_and_controls"]
+__all__ = [
+    "CONTROLS",
+    "Encoder",
+    "EvaluationData",
+    "PoEEncoder",
+    "build_evaluation_data",
+    "measure",
+    "run_and_controls",
+    "select_controls",
+]
 
 IMAGES = 2000
 """Test images measured, unless told otherwise."""
@@ -59,11 +68,11 @@ CHUNK = 250
 SHARE, DECODED = 0.25, 166
 """Of the run's own steps of W, and at most so many of U, that a trained control takes: it has settled long before."""
 
-CONTROLS = ("paper", "offset only", "random W", *RIVALS)
-NEED_SKLEARN = frozenset(RIVALS) - {"PCA"}
+CONTROLS = ("paper", "offset only", "random W", *BASELINES)
+NEED_SKLEARN = frozenset(BASELINES) - {"PCA"}
 
 
-class Subject(Protocol):
+class Encoder(Protocol):
     """What is asked of anything that makes J groups of numbers of the features of an image."""
 
     def codes(self, f: Tensor) -> Tensor:
@@ -86,42 +95,42 @@ class Subject(Protocol):
 
 
 @dataclass(frozen=True)
-class Experts:
+class PoEEncoder:
     """A product of expert capsules as a subject."""
 
     model: PoE
 
     def codes(self, f: Tensor) -> Tensor:
-        return _in_parts(lambda x: self._look(x).hidden, f)  # [n j k]
+        return _in_chunks(lambda x: self._look(x).hidden, f)  # [n j k]
 
     def views(self, f: Tensor) -> Tensor:
-        return _in_parts(lambda x: squash(self._look(x).z), f)
+        return _in_chunks(lambda x: squash(self._look(x).z), f)
 
     def winners(self, f: Tensor) -> Tensor:
-        return _in_parts(lambda x: self.model.energy.winners(self._look(x)), f)
+        return _in_chunks(lambda x: self.model.energy.winners(self._look(x)), f)
 
     def rebuild(self, f: Tensor) -> Tensor:
-        return _in_parts(lambda x: self.model.decoder(self._look(x).hidden), f)
+        return _in_chunks(lambda x: self.model.decoder(self._look(x).hidden), f)
 
     def rebuild_tied(self, f: Tensor) -> Tensor:
-        return _in_parts(self._tied, f)
+        return _in_chunks(self._tied, f)
 
     def samples(self, n: int, seed: int) -> Tensor:
         return torch.stack([self.model.sample(j, n, "empirical", seed) for j in range(self.model.capsules)])
 
-    def _look(self, f: Tensor) -> Seen:
-        return self.model.energy.look(self.model.energy.visible(f))
+    def _look(self, f: Tensor) -> CapsuleState:
+        return self.model.energy.infer(self.model.energy.visible(f))
 
     def _tied(self, f: Tensor) -> Tensor:
         seen = self._look(f)
-        return self.model.energy.expect(seen.hidden, seen.coupling) + self.model.energy.offset
+        return self.model.energy.reconstruct_children(seen.hidden, seen.coupling) + self.model.energy.offset
 
 
 @dataclass(frozen=True)
-class _RivalOf:
+class _BaselineEncoder:
     """A rival on the flattened features of a model, whose autoencoder draws for it."""
 
-    rival: Rival
+    rival: Baseline
     model: PoE
 
     def codes(self, f: Tensor) -> Tensor:
@@ -147,11 +156,11 @@ class _RivalOf:
     def samples(self, n: int, seed: int) -> Tensor:
         features = self.rival.samples(n, seed)  # [j n p]
         d = self.model.config.child_dimension
-        return torch.stack([self.model.draw(part.view(n, -1, d)) for part in features])
+        return torch.stack([self.model.draw_images(part.view(n, -1, d)) for part in features])
 
 
 @dataclass(frozen=True, eq=False)
-class Material:
+class EvaluationData:
     """The images that all rows of a run share, what its autoencoder makes of them, and the judge."""
 
     model: PoE
@@ -167,21 +176,21 @@ class Material:
 
 
 @torch.no_grad()
-def material_of(model: PoE, splits: Splits, judge: CNN, images: int = IMAGES) -> Material:
+def build_evaluation_data(model: PoE, splits: Splits, judge: CNN, images: int = IMAGES) -> EvaluationData:
     """Draw the images, in an order that does not depend on the seed of a run, and compute their features once."""
     model.eval()
     train, test = _some(splits.train, FITTED), _some(splits.test, images)
-    real = _some(splits.test, model.capsules * SAMPLES).shown()
-    pixels = test.shown()
+    real = _some(splits.test, model.capsules * SAMPLES).model_input()
+    pixels = test.model_input()
     features = _features(model, test)
-    return Material(
+    return EvaluationData(
         model, judge, _features(model, train), train.labels, features, test.labels, pixels,
-        judge_features(judge, real), _pixel_error(model, features, pixels), len(splits.train),
+        reference_features(judge, real), _pixel_error(model, features, pixels), len(splits.train),
     )  # fmt: skip
 
 
 @torch.no_grad()
-def measure(subject: Subject, material: Material) -> dict[str, float]:
+def measure(subject: Encoder, material: EvaluationData) -> dict[str, float]:
     """One row: the metrics of the module's docstring."""
     m = material
     winners = subject.winners(m.features)
@@ -190,7 +199,7 @@ def measure(subject: Subject, material: Material) -> dict[str, float]:
     probes = (subject.codes(m.fitted), m.fitted_labels, subject.codes(m.features), m.labels)
     tied = subject.rebuild_tied(m.features)
     row = {
-        **judge_samples(judge_probabilities(m.judge, drawn).view(*samples.shape[:2], -1)),
+        **sample_confidence(reference_probabilities(m.judge, drawn).view(*samples.shape[:2], -1)),
         "argmax_nmi": nmi(winners, m.labels),
         "purity": purity(winners, m.labels),
         "cka": cross_capsule_cka(subject.views(m.features[:VIEWED])),
@@ -199,17 +208,17 @@ def measure(subject: Subject, material: Material) -> dict[str, float]:
         "autoencoder_mse": m.autoencoder_mse,
         "knn": knn(*probes, k=min(5, len(m.fitted))),
         "linear_probe": linear_probe(*probes),
-        "frechet": frechet(judge_features(m.judge, _spread(drawn, len(m.real))), m.real),
+        "frechet": frechet(reference_features(m.judge, _spread(drawn, len(m.real))), m.real),
         "capsules_used": float(capsules_used(winners, len(samples))),
     }
     return {name: value for name, value in row.items() if value is not None}
 
 
-def chosen(only: Sequence[str] | None) -> tuple[str, ...]:
+def select_controls(only: Sequence[str] | None) -> tuple[str, ...]:
     """The names of controls to measure, in the order of the table: None is all of them; refused before any work."""
     for name in only or ():
         if name not in CONTROLS:
-            raise RecipeError(f"unknown control '{name}'{nearest(name, CONTROLS)}")
+            raise RecipeError(f"unknown control '{name}'{suggestion(name, CONTROLS)}")
     names = CONTROLS if only is None else tuple(name for name in CONTROLS if name in only)
     if NEED_SKLEARN & set(names) and find_spec("sklearn") is None:
         raise RecipeError(
@@ -219,29 +228,31 @@ def chosen(only: Sequence[str] | None) -> tuple[str, ...]:
 
 
 def run_and_controls(
-    recipe: Recipe, folder: Path, material: Material, names: Sequence[str] = CONTROLS
+    recipe: Recipe, folder: Path, material: EvaluationData, names: Sequence[str] = CONTROLS
 ) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
     """The row of the run in `folder`, and those of its controls; one that would be the run again is left out.
 
     The controls that are trained, for a quarter of the run's own steps, are kept in FOLDER/controls.
     """
-    subjects: dict[str, Callable[[], Subject]] = {"": partial(Experts, material.model)}
+    subjects: dict[str, Callable[[], Encoder]] = {"": partial(PoEEncoder, material.model)}
     for name in names:
-        if name in RIVALS:
-            subjects[name] = partial(_rival, name, material, recipe.seed)
+        if name in BASELINES:
+            subjects[name] = partial(_fit_baseline, name, material, recipe.seed)
         elif name == "random W":
             subjects[name] = partial(_random, recipe, material)
         elif (variant := _variant(recipe, name, material.trained_on)).model != recipe.model:
-            subjects[name] = partial(Experts, _trained(variant, folder / "controls" / name.split()[0], material.model))
+            subjects[name] = partial(
+                PoEEncoder, _trained(variant, folder / "controls" / name.split()[0], material.model)
+            )
     bar = progress(list(subjects.items()), "measuring the run and its controls")
     rows = {name: measure(make(), material) for name, make in bar}
     return rows.pop(""), rows
 
 
 def _variant(recipe: Recipe, name: str, images: int) -> Recipe:
-    """The run's recipe with another energy: "offset only" is centred and no more, "paper" Algorithm 1 as printed.
+    """The run's recipe with another energy: "offset only" is centerd and no more, "paper" Algorithm 1 as printed.
 
-    "paper" has the paper's own optimiser. All J capsules are soon the same there and answer together, so that a step
+    "paper" has the paper's own optimizer. All J capsules are soon the same there and answer together, so that a step
     counts J times: with the rate that suits capsules in competition, 2, the first dozen steps overshoot. It gets 1 / J.
     """
     model = cast(PoEConfig, recipe.model)
@@ -255,14 +266,14 @@ def _variant(recipe: Recipe, name: str, images: int) -> Recipe:
         return replace(recipe, name=f"{recipe.name}-offset", model=replace(model, energy=energy), stages=stages)
     energy = replace(model.energy, mode="paper", routing=Dynamic(iterations=3, agreement="cosine", over="children"))
     stage = stages["capsules"]
-    slow = replace(stage, optimiser=OptimiserConfig("SGD", 2 / model.capsules, {"momentum": 0.9}))
+    slow = replace(stage, optimizer=OptimizerConfig("SGD", 2 / model.capsules, {"momentum": 0.9}))
     return replace(
         recipe, name=f"{recipe.name}-paper", model=replace(model, energy=energy),
         stages={**stages, "capsules": slow},
     )  # fmt: skip
 
 
-def _shortened(stage: Stage, epochs: float) -> Stage:
+def _shortened(stage: StageConfig, epochs: float) -> StageConfig:
     """A stage of at most so many epochs."""
     return replace(stage, train=replace(stage.train, epochs=min(stage.train.epochs, epochs)))
 
@@ -283,29 +294,29 @@ def _trained(recipe: Recipe, folder: Path, model: PoE) -> PoE:
 
 
 @torch.no_grad()
-def _random(recipe: Recipe, material: Material) -> Experts:
-    """W as it is before training, on centred children, without competition; U by least squares.
+def _random(recipe: Recipe, material: EvaluationData) -> PoEEncoder:
+    """W as it is before training, on centerd children, without competition; U by least squares.
 
     W is divided by one number, so that |z_j|^2 is 1 on average: a capsule is then on for about half of the images.
     """
     config = cast(PoEConfig, recipe.model)
     plain = replace(config, energy=replace(config.energy, mode="offset"), decoder=DecoderConfig())
-    model = cast(PoE, set_up(replace(recipe, model=plain), material.model.spec).model).eval()
-    take_over(model.stages(), {"autoencoder": material.model.autoencoder})
+    model = cast(PoE, build_training(replace(recipe, model=plain), material.model.spec).model).eval()
+    load_stage(model.stages(), {"autoencoder": material.model.autoencoder})
     f, energy = material.fitted, model.energy
-    energy.settle(f)
-    power = torch.cat([energy.look(energy.visible(x)).z.square().sum(-1) for x in torch.split(f, CHUNK)]).mean()
+    energy.fit_offset(f)
+    power = torch.cat([energy.infer(energy.visible(x)).z.square().sum(-1) for x in torch.split(f, CHUNK)]).mean()
     energy.W.div_(power.sqrt().clamp_min(torch.finfo(power.dtype).tiny))
-    stage = DecoderStage(model.decoder, energy, lambda features: features, model.draw)
-    stage.keep(torch.split(f, CHUNK))
+    stage = DecoderStage(model.decoder, energy, lambda features: features, model.draw_images)
+    stage.store_features(torch.split(f, CHUNK))
     stage.objective(Batch(f, material.fitted_labels, torch.arange(len(f))), 0)
     stage.finish()
-    return Experts(model)
+    return PoEEncoder(model)
 
 
-def _rival(name: str, material: Material, seed: int) -> _RivalOf:
+def _fit_baseline(name: str, material: EvaluationData, seed: int) -> _BaselineEncoder:
     model = material.model
-    return _RivalOf(RIVALS[name](material.fitted.flatten(1), model.capsules, model.dimension, seed), model)
+    return _BaselineEncoder(BASELINES[name](material.fitted.flatten(1), model.capsules, model.dimension, seed), model)
 
 
 def _some(data: Dataset, count: int) -> Dataset:
@@ -318,17 +329,17 @@ def _spread(x: Tensor, count: int) -> Tensor:
     return x[torch.linspace(0, len(x) - 1, min(count, len(x))).long()]
 
 
-def _in_parts(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+def _in_chunks(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     return torch.cat([function(part) for part in torch.split(x, CHUNK)])
 
 
 def _features(model: PoE, data: Dataset) -> Tensor:
     """[n i d] of all images as a model is shown them."""
     parts = progress(torch.split(torch.arange(len(data)), CHUNK), "computing features")
-    return torch.cat([model.features(data.shown(rows)) for rows in parts])
+    return torch.cat([model.features(data.model_input(rows)) for rows in parts])
 
 
 def _pixel_error(model: PoE, features: Tensor, images: Tensor) -> float:
     """Mean squared error of the images that the autoencoder draws from features [n i d]."""
     parts = zip(torch.split(features, CHUNK), torch.split(images, CHUNK), strict=True)
-    return sum(float((model.draw(f) - x).double().square().sum()) for f, x in parts) / images.numel()
+    return sum(float((model.draw_images(f) - x).double().square().sum()) for f, x in parts) / images.numel()

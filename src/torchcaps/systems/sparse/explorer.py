@@ -8,28 +8,28 @@ import torch
 from torch import Tensor
 
 from torchcaps.models import SparseCaps, SparseMatrixCaps
-from torchcaps.models.sparse import Competitors, SparseOutput, support
+from torchcaps.models.sparse import SparseModel, SparseOutput, support
 from torchcaps.systems.capsnet.explorer import dense_layer
-from torchcaps.systems.explorer_records import Seen
-from torchcaps.systems.explorer_view import Subject
+from torchcaps.systems.explorer_records import Encoded
+from torchcaps.systems.explorer_view import ExplorerView
 from torchcaps.systems.matrix.explorer import class_layer
-from torchcaps.systems.routing_trace import Layer, Trace
+from torchcaps.systems.routing_trace import RoutedLayer, Trace
 from torchcaps.types import Capsules
 
-__all__ = ["SparseMatrixSubject", "SparseSubject"]
+__all__ = ["SparseMatrixView", "SparseView"]
 
-C = TypeVar("C", bound=Competitors)
+C = TypeVar("C", bound=SparseModel)
 
 
-class _CompetitorSubject(Subject[C]):
+class _SparseModelView(ExplorerView[C]):
     """The capsule of rank 0 wins; poses are those behind the mask, which the decoder sees."""
 
     kind = "sparse"
     by_class = False
 
-    def _see(self, images: Tensor) -> Seen:
+    def _encode(self, images: Tensor) -> Encoded:
         out: SparseOutput = self.model(images)
-        return Seen(out.masked, out.ranks.argmin(-1), self._placed(out.primary))
+        return Encoded(out.masked, out.ranks.argmin(-1), self._placed(out.primary))
 
     def _placed(self, children: Capsules) -> Capsules:
         """The children [b i d] as they are routed."""
@@ -49,26 +49,26 @@ class _CompetitorSubject(Subject[C]):
         return trace._replace(parents=trace.parents._replace(activation=trace.parents.activation * mask))
 
 
-class SparseSubject(_CompetitorSubject[SparseCaps]):
+class SparseView(_SparseModelView[SparseCaps]):
     """Dynamic routing: support is coupling."""
 
     @staticmethod
-    def _layer(model: SparseCaps) -> Layer:
+    def _layer(model: SparseCaps) -> RoutedLayer:
         return dense_layer(model.latent, model.primary.grid)
 
     def _placed(self, children: Capsules) -> Capsules:
-        return self.model.latent.placed(children)
+        return self.model.latent.with_coordinates(children)
 
     def _trace(self, children: Capsules) -> Trace:
         trace = super()._trace(children)
         return self._masked(trace, trace.coupling)
 
 
-class SparseMatrixSubject(_CompetitorSubject[SparseMatrixCaps]):
+class SparseMatrixView(_SparseModelView[SparseMatrixCaps]):
     """EM routing: support is coupling times activation."""
 
     @staticmethod
-    def _layer(model: SparseMatrixCaps) -> Layer:
+    def _layer(model: SparseMatrixCaps) -> RoutedLayer:
         return class_layer(model.matrix)
 
     def _trace(self, children: Capsules) -> Trace:

@@ -21,20 +21,20 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from torchcaps.data import Dataset
-from torchcaps.errors import DataError, RecipeError, ShapeError, nearest
+from torchcaps.errors import DataError, RecipeError, ShapeError, suggestion
 from torchcaps.evaluate.figures import image_grid, pixels, png, pyplot
 from torchcaps.layers import FrameDecoder
 from torchcaps.layers.rank_mask import rank
 from torchcaps.math.squash import norm
 from torchcaps.models import CapsNet
 from torchcaps.models.capsnet import CapsNetOutput
-from torchcaps.models.sparse import Competitors, SparseOutput, support
-from torchcaps.systems.poe.figures import Wish
+from torchcaps.models.sparse import SparseModel, SparseOutput, support
+from torchcaps.systems.poe.figures import FigureOptions
 from torchcaps.utils.progress import progress
 from torchcaps.utils.random import permutation
 
 __all__ = [
-    "FIGURES", "Parts", "Ranking", "Scene", "parts", "picture", "rank_frequency",
+    "FIGURES", "CapsuleDrawings", "Ranking", "SparseFigureContext", "draw_capsules", "picture", "rank_frequency",
     "ranked_support", "ranking", "swept",
 ]  # fmt: skip
 
@@ -53,14 +53,14 @@ class Ranking(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Scene:
+class SparseFigureContext:
     """What is drawn: a model, what is wished, test images; and the runs beside it, each with test images of its own."""
 
-    model: Competitors
-    wish: Wish
+    model: SparseModel
+    wish: FigureOptions
     data: Dataset
     name: str = "this run"
-    beside: Mapping[str, tuple[CapsNet | Competitors, Dataset]] = field(default_factory=dict)
+    beside: Mapping[str, tuple[CapsNet | SparseModel, Dataset]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for j in self.wish.capsules:
@@ -88,35 +88,35 @@ class Scene:
 
     def image(self, row: int) -> Tensor:
         """[1 c h w] in [0, 1], as it is, whatever the model is shown of it."""
-        return self.data.seen[row : row + 1].float() / 255
+        return self.data.cropped[row : row + 1].float() / 255
 
     def levels(self, drawn: Tensor, row: int) -> Tensor:
-        """What was drawn of an image [n c h w], in [0, 1]: if the model sees it standardised, with its light again."""
-        if self.data.standardised:
+        """What was drawn of an image [n c h w], in [0, 1]: if the model sees it standardized, with its light again."""
+        if self.data.standardized:
             x = self.image(row)
             drawn = drawn * x.std(correction=0).clamp_min(x.numel() ** -0.5) + x.mean()
         return drawn.clamp(0, 1)
 
 
 @torch.inference_mode()
-def picture(kind: str, scene: Scene) -> dict[str, bytes]:
+def picture(kind: str, scene: SparseFigureContext) -> dict[str, bytes]:
     """File name (without .png) -> PNG of one kind of figure."""
     if kind not in FIGURES:
-        raise RecipeError(f"unknown figure '{kind}'{nearest(kind, FIGURES)}")
+        raise RecipeError(f"unknown figure '{kind}'{suggestion(kind, FIGURES)}")
     scene.model.eval()
     return FIGURES[kind](scene)
 
 
 @torch.inference_mode()
-def ranking(model: CapsNet | Competitors, data: Dataset, batch: int = 100) -> Ranking:
+def ranking(model: CapsNet | SparseModel, data: Dataset, batch: int = 100) -> Ranking:
     """Of every image, a bounded batch at a time; the class capsules of a CapsNet are ranked by their support alone."""
     model.eval()
     batches = progress(torch.split(torch.arange(len(data)), batch), "looking at images")
-    seen = [_ranking(model, data.shown(rows)) for rows in batches]
+    seen = [_ranking(model, data.model_input(rows)) for rows in batches]
     return Ranking(torch.cat([one.support for one in seen]), torch.cat([one.ranks for one in seen]))
 
 
-def _ranking(model: CapsNet | Competitors, images: Tensor) -> Ranking:
+def _ranking(model: CapsNet | SparseModel, images: Tensor) -> Ranking:
     if isinstance(model, CapsNet):
         supervised: CapsNetOutput = model(images)
         psi = support(supervised.info.coupling[-1], model.config.types)
@@ -125,17 +125,17 @@ def _ranking(model: CapsNet | Competitors, images: Tensor) -> Ranking:
     return Ranking(out.support, out.ranks)
 
 
-def _parts(scene: Scene) -> dict[str, bytes]:
+def _parts(scene: SparseFigureContext) -> dict[str, bytes]:
     """A picture an image: above each capsule its rank, and the largest change of a pixel when it is left out."""
     rows = scene.pick(torch.arange(len(scene.data)))
-    out = scene.model(scene.data.shown(rows))
+    out = scene.model(scene.data.model_input(rows))
     return {
-        f"parts-{row}": _sheet(scene, row, parts(scene.model, pose), ranks)
+        f"parts-{row}": _sheet(scene, row, draw_capsules(scene.model, pose), ranks)
         for row, pose, ranks in zip(rows.tolist(), out.masked.pose, out.ranks.tolist(), strict=True)
     }
 
 
-class Parts(NamedTuple):
+class CapsuleDrawings(NamedTuple):
     """What capsules draw: all of them and none [1 c h w], each alone and all but each [j c h w]."""
 
     together: Tensor
@@ -144,16 +144,16 @@ class Parts(NamedTuple):
     without: Tensor
 
 
-def parts(model: Competitors, pose: Tensor) -> Parts:
+def draw_capsules(model: SparseModel, pose: Tensor) -> CapsuleDrawings:
     """Of the capsules of an image, the masked pose [j k]."""
     j, k = pose.shape
     alone = pose * torch.eye(j).unsqueeze(-1)  # [j j k]
     poses = torch.cat([pose.unsqueeze(0), pose.new_zeros(1, j, k), alone, pose - alone])
-    return Parts(*torch.split(model.decode(poses), [1, 1, j, j]))
+    return CapsuleDrawings(*torch.split(model.decode(poses), [1, 1, j, j]))
 
 
-def _sheet(scene: Scene, row: int, drawn: Parts, ranks: list[int]) -> bytes:
-    """What is left as it is is grey in the last row; a pixel that leaving out makes brighter is bright there."""
+def _sheet(scene: SparseFigureContext, row: int, drawn: CapsuleDrawings, ranks: list[int]) -> bytes:
+    """What is left as it is is gray in the last row; a pixel that leaving out makes brighter is bright there."""
     together, none, alone, without = (scene.levels(x, row) for x in drawn)
     change = (without - together)[scene.chosen]  # [j c h w]
     grid = [
@@ -170,7 +170,7 @@ def _sheet(scene: Scene, row: int, drawn: Parts, ranks: list[int]) -> bytes:
     return image_grid(grid, _SCALE, notes)
 
 
-def _ranked(scene: Scene) -> dict[str, bytes]:
+def _ranked(scene: SparseFigureContext) -> dict[str, bytes]:
     """A curve a run."""
     figure, ax = pyplot().subplots(figsize=(5.6, 3.2))
     runs = {scene.name: scene.ranking} | {name: ranking(*one) for name, one in scene.beside.items()}
@@ -189,15 +189,15 @@ def ranked_support(psi: Tensor) -> Tensor:
     return (falling / falling[:, :1].clamp_min(torch.finfo(psi.dtype).tiny)).mean(0)
 
 
-def _frequencies(scene: Scene) -> dict[str, bytes]:
-    """A curve a capsule; the band in which training keeps how often one is first is grey."""
+def _frequencies(scene: SparseFigureContext) -> dict[str, bytes]:
+    """A curve a capsule; the band in which training keeps how often one is first is gray."""
     share, mask = rank_frequency(scene.ranking.ranks), scene.model.mask
-    inside = int(mask.inside(share[:, 0]))
+    inside = int(mask.count_in_band(share[:, 0]))
     figure, ax = pyplot().subplots(figsize=(6.4, 3.4))
-    colours = pyplot().get_cmap("tab20")
+    colors = pyplot().get_cmap("tab20")
     ax.axhspan(mask.low, mask.high, color="0.9")
     for j in scene.chosen:
-        ax.plot(share[j], "o-", markersize=2, linewidth=1, color=colours(j % 20), label=f"capsule {j}")
+        ax.plot(share[j], "o-", markersize=2, linewidth=1, color=colors(j % 20), label=f"capsule {j}")
     ax.set(xlabel="rank", ylabel="share of images", ylim=(0, None), xticks=range(len(share)))
     said = f"{inside} of {len(share)} capsules are first in {mask.low:.3g} to {mask.high:.3g}"
     ax.set_title(f"{said} of {len(scene.data)} images", fontsize=9)
@@ -211,12 +211,12 @@ def rank_frequency(ranks: Tensor) -> Tensor:
     return one_hot(ranks, ranks.shape[1]).float().mean(0)
 
 
-def _equivariances(scene: Scene) -> dict[str, bytes]:
+def _equivariances(scene: SparseFigureContext) -> dict[str, bytes]:
     """A sheet a capsule, of an image in which it is first; and one of all, each with its most visible number."""
     sheets, most = {}, []
     notes = {0: [f"{round(move, 1) + 0.0:.1f}" for move in torch.linspace(-1, 1, STEPS).tolist()]}
     for j, row in _examples(scene).items():
-        out = scene.model(scene.data.shown(slice(row, row + 1)))
+        out = scene.model(scene.data.model_input(slice(row, row + 1)))
         strips = [scene.levels(strip, row) for strip in swept(scene.model, out.masked.pose[0], j)]  # k of [n c h w]
         rows = [(f"number {k}", pixels(strip)) for k, strip in enumerate(strips)]
         sheets[f"equivariances-{j}"] = image_grid(
@@ -227,12 +227,12 @@ def _equivariances(scene: Scene) -> dict[str, bytes]:
     return {"equivariances": image_grid(most, 0.5, notes), **sheets}
 
 
-def _pair(scene: Scene, row: int, out: SparseOutput) -> Tensor:
+def _pair(scene: SparseFigureContext, row: int, out: SparseOutput) -> Tensor:
     """[2 h w] an image, and that redrawn from its capsules as they are."""
     return pixels(torch.cat([scene.image(row), scene.levels(scene.model.decode(out.masked.pose), row)]))
 
 
-def _examples(scene: Scene) -> dict[int, int]:
+def _examples(scene: SparseFigureContext) -> dict[int, int]:
     """Capsule -> the row of an image in which it is first, picked by the seed, for the capsules that are wished."""
     first = {j: (scene.ranking.ranks[:, j] == 0).nonzero().flatten() for j in scene.chosen}
     found = {j: int(scene.pick(rows)[0]) for j, rows in first.items() if len(rows)}
@@ -241,7 +241,7 @@ def _examples(scene: Scene) -> dict[int, int]:
     return found
 
 
-def swept(model: Competitors, pose: Tensor, j: int) -> Tensor:
+def swept(model: SparseModel, pose: Tensor, j: int) -> Tensor:
     """[k n c h w] what the masked pose [j k] of an image draws when each number of capsule j is set to -1 ... 1.
 
     Where length is ink, the capsule keeps its length: the number turns it towards or away from an axis.
@@ -255,7 +255,7 @@ def swept(model: Competitors, pose: Tensor, j: int) -> Tensor:
     return torch.unflatten(model.decode(poses.flatten(0, 1)), 0, (k, STEPS))
 
 
-FIGURES: Mapping[str, Callable[[Scene], dict[str, bytes]]] = {
+FIGURES: Mapping[str, Callable[[SparseFigureContext], dict[str, bytes]]] = {
     "parts": _parts,
     "ranked": _ranked,
     "frequencies": _frequencies,

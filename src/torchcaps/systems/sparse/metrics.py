@@ -1,4 +1,4 @@
-"""What sparse capsules have learnt without labels, measured beside what does with less (Rawlinson 2018, section 3).
+"""What sparse capsules have learned without labels, measured beside what does with less (Rawlinson 2018, section 3).
 
 A row of the table is a Look: codes and groups of images. Metrics, where SET is the name of the data set:
 
@@ -13,7 +13,7 @@ A row of the table is a Look: codes and groups of images. Metrics, where SET is 
 
 The read-out learns from at most so many images, 10,000 unless told otherwise, and is tested on all. Controls: the same
 capsules before the mask, which the authors' code reads; the network untrained; pixels; as many principal components as
-a code has numbers; k-means with as many centres as there are capsules. The two last are fitted to training images as
+a code has numbers; k-means with as many centers as there are capsules. The two last are fitted to training images as
 training shows them. Read-outs of trained networks with dynamic routing, whose capsules are below 1 in length, have the
 authors' kernel; the kernel of all others fits the size of their numbers.
 """
@@ -27,16 +27,16 @@ import torch
 from torch import Tensor
 
 from torchcaps.data import Dataset
-from torchcaps.errors import RecipeError, nearest
+from torchcaps.errors import RecipeError, suggestion
 from torchcaps.evaluate.baselines import fit_kmeans, fit_pca
 from torchcaps.evaluate.probes import knn, linear_probe
 from torchcaps.evaluate.results import Metrics, gather
-from torchcaps.evaluate.svm_probe import GAMMA, Material, fit_svm
+from torchcaps.evaluate.svm_probe import GAMMA, ProbeData, fit_svm
 from torchcaps.metrics import nmi, purity
 from torchcaps.models import Model, SparseConfig
-from torchcaps.models.sparse import Competitors, SparseOutput
-from torchcaps.train.run import Loaded
-from torchcaps.train.train_state import set_up
+from torchcaps.models.sparse import SparseModel, SparseOutput
+from torchcaps.train.run import TrainedRun
+from torchcaps.train.train_state import build_training
 from torchcaps.utils.progress import progress
 
 __all__ = [
@@ -45,11 +45,11 @@ __all__ = [
     "Seen",
     "capsules",
     "chosen",
+    "encode_dataset",
     "gamma_of",
     "in_band",
     "measure",
     "rows_of_runs",
-    "see",
     "see_all",
 ]
 
@@ -76,13 +76,13 @@ Row = dict[str, float]
 
 
 @torch.no_grad()
-def see_all(look: Look, material: Material) -> dict[str, Seen]:
+def see_all(look: Look, material: ProbeData) -> dict[str, Seen]:
     """What is made of the images of each set."""
-    return {name: see(look, data) for name, data in material.sets.items()}
+    return {name: encode_dataset(look, data) for name, data in material.sets.items()}
 
 
 @torch.no_grad()
-def measure(seen: Mapping[str, Seen], material: Material, gamma: float | None = None) -> Row:
+def measure(seen: Mapping[str, Seen], material: ProbeData, gamma: float | None = None) -> Row:
     """One row: the metrics of the module's docstring, as far as they can be asked of what was seen of each set."""
     m = material
     train, test = m.protocols[m.main]
@@ -108,8 +108,8 @@ def _placed(groups: Tensor, factors: Mapping[str, Tensor]) -> dict[str, float]:
     return {"argmax_nmi_place": nmi(groups, 4 * row + column)}
 
 
-def _read(codes: Mapping[str, Tensor], m: Material, gamma: float | None) -> dict[str, float]:
-    """The accuracy by each protocol; one machine for each set that is learnt from."""
+def _read(codes: Mapping[str, Tensor], m: ProbeData, gamma: float | None) -> dict[str, float]:
+    """The accuracy by each protocol; one machine for each set that is learned from."""
     machines = {
         name: fit_svm(codes[name], m.sets[name].labels, gamma=gamma)
         for name in dict.fromkeys(train for train, _ in m.protocols.values())
@@ -120,13 +120,13 @@ def _read(codes: Mapping[str, Tensor], m: Material, gamma: float | None) -> dict
     }
 
 
-def see(look: Look, data: Dataset) -> Seen:
+def encode_dataset(look: Look, data: Dataset) -> Seen:
     """All images of a set, a bounded number at a time."""
-    parts = [look(data.shown(rows)) for rows in torch.split(torch.arange(len(data)), CHUNK)]
+    parts = [look(data.model_input(rows)) for rows in torch.split(torch.arange(len(data)), CHUNK)]
     return Seen(*(None if field[0] is None else torch.cat(field) for field in zip(*parts, strict=True)))
 
 
-def capsules(model: Competitors) -> Look:
+def capsules(model: SparseModel) -> Look:
     """The masked capsules v' [n j k] of a network, the capsule of rank 0, and v before there were ranks."""
 
     def look(images: Tensor) -> Seen:
@@ -137,24 +137,24 @@ def capsules(model: Competitors) -> Look:
 
 
 @torch.no_grad()
-def in_band(model: Competitors, images: Tensor) -> int:
+def in_band(model: SparseModel, images: Tensor) -> int:
     """How many capsules come first in a share of images [n c h w] that is inside the mask's band."""
     look = capsules(model)
     first = torch.cat([cast(Tensor, look(part).groups) for part in torch.split(images, CHUNK)])
     share = torch.bincount(first, minlength=model.config.capsules) / len(first)  # [j]
-    return int(model.mask.inside(share))
+    return int(model.mask.count_in_band(share))
 
 
 def chosen(only: Sequence[str] | None) -> tuple[str, ...]:
     """The names of controls to measure, in the order of the table: None is all of them; refused before any work."""
     for name in only or ():
         if name not in CONTROLS:
-            raise RecipeError(f"unknown control '{name}'{nearest(name, CONTROLS)}")
+            raise RecipeError(f"unknown control '{name}'{suggestion(name, CONTROLS)}")
     return CONTROLS if only is None else tuple(name for name in CONTROLS if name in only)
 
 
 def rows_of_runs(
-    runs: Sequence[Loaded], others: Sequence[Loaded], material: Material, names: Sequence[str] = CONTROLS
+    runs: Sequence[TrainedRun], others: Sequence[TrainedRun], material: ProbeData, names: Sequence[str] = CONTROLS
 ) -> tuple[Metrics, dict[str, Metrics]]:
     """The metrics of the runs, and the rows of other runs, by the names of their recipes, and of the controls."""
     own: list[Row] = []
@@ -174,21 +174,21 @@ def rows_of_runs(
     return gather(own), rows
 
 
-def _seen(model: Model, material: Material) -> dict[str, Seen]:
-    return see_all(capsules(cast(Competitors, model.eval())), material)
+def _seen(model: Model, material: ProbeData) -> dict[str, Seen]:
+    return see_all(capsules(cast(SparseModel, model.eval())), material)
 
 
-def _row(model: Model, seen: Mapping[str, Seen], material: Material, gamma: float | None) -> Row:
-    inside = in_band(cast(Competitors, model), material.shown)
+def _row(model: Model, seen: Mapping[str, Seen], material: ProbeData, gamma: float | None) -> Row:
+    inside = in_band(cast(SparseModel, model), material.shown)
     return measure(seen, material, gamma) | {"capsules_in_band": float(inside)}
 
 
-def gamma_of(run: Loaded) -> float | None:
+def gamma_of(run: TrainedRun) -> float | None:
     """The gamma of a trained run's read-out: the authors', or one that fits the size of the codes."""
     return GAMMA if isinstance(run.recipe.model, SparseConfig) else None
 
 
-def _control(name: str, runs: Sequence[Loaded], material: Material) -> Metrics:
+def _control(name: str, runs: Sequence[TrainedRun], material: ProbeData) -> Metrics:
     """One row; what has no seed is measured once."""
     if name != "untrained":
         return gather([measure(see_all(_without_network(name, runs[0], material.shown), material), material)])
@@ -197,9 +197,9 @@ def _control(name: str, runs: Sequence[Loaded], material: Material) -> Metrics:
 
 
 @torch.no_grad()
-def _untrained(run: Loaded, shown: Tensor) -> Competitors:
+def _untrained(run: TrainedRun, shown: Tensor) -> SparseModel:
     """The run's network before its first step, which knows what support is usual, if it is ranked by that."""
-    network = cast(Competitors, set_up(run.recipe, run.model.spec).model.eval())
+    network = cast(SparseModel, build_training(run.recipe, run.model.spec).model.eval())
     if network.mask.relative:
         found = [cast(SparseOutput, network(part)).support for part in torch.split(shown, CHUNK)]
         network.mask.observe_support(torch.cat(found).mean(0))
@@ -207,7 +207,7 @@ def _untrained(run: Loaded, shown: Tensor) -> Competitors:
 
 
 @torch.no_grad()
-def _without_network(name: str, run: Loaded, shown: Tensor) -> Look:
+def _without_network(name: str, run: TrainedRun, shown: Tensor) -> Look:
     """Pixels, or what is fitted to those of `shown`, as many groups and numbers as the run has."""
     if name == "pixels":
         return lambda images: Seen(images, None)

@@ -1,4 +1,4 @@
-"""A network that learnt without labels, and the machine that reads its codes: a classifier with gradients to attack.
+"""A network that learned without labels, and the machine that reads its codes: a classifier with gradients to attack.
 
 The machine of `readout` has a function f_ij for each pair of classes, above 0 where i wins, and the class with most
 wins is the answer. Counting has no gradient, so here a win is soft, and ties and close calls may fall otherwise:
@@ -17,22 +17,22 @@ import torch
 from torch import Tensor
 
 from torchcaps.evaluate.classification import check_classifier
-from torchcaps.evaluate.svm_probe import SVM, fit_svm, material_of, require_sklearn
+from torchcaps.evaluate.svm_probe import SVM, build_probe_data, fit_svm, require_sklearn
 from torchcaps.models import Model
-from torchcaps.models.sparse import Competitors
-from torchcaps.systems.sparse.metrics import capsules, gamma_of, see
-from torchcaps.train.run import Loaded, load_run
+from torchcaps.models.sparse import SparseModel
+from torchcaps.systems.sparse.metrics import capsules, encode_dataset, gamma_of
+from torchcaps.train.run import TrainedRun, load_run
 
-__all__ = ["ReadOut", "load_readable", "with_reader"]
+__all__ = ["SVMClassifier", "load_classifier_or_sparse", "with_svm"]
 
 STEEP = 4.0
 """At the machine's margin, f = 1, a pair is as good as decided."""
 
 
-class ReadOut(Model):
+class SVMClassifier(Model):
     """Images [b c h w] -> scores [b j] of classes, by what a machine reads of the masked capsules."""
 
-    def __init__(self, network: Competitors, svm: SVM) -> None:
+    def __init__(self, network: SparseModel, svm: SVM) -> None:
         super().__init__()
         self.network, self.spec, self.svm = network, network.spec, svm
 
@@ -47,21 +47,21 @@ class ReadOut(Model):
         return scores.to(codes.dtype)
 
 
-def load_readable(folder: Path) -> Loaded:
+def load_classifier_or_sparse(folder: Path) -> TrainedRun:
     """The run in a folder, if it is one of a classifier, or of sparse capsules, of which `with_reader` makes one."""
     run = load_run(folder)
-    if not isinstance(run.model, Competitors):
+    if not isinstance(run.model, SparseModel):
         return check_classifier(run, folder)
     require_sklearn()
     return run
 
 
-def with_reader(run: Loaded) -> Loaded:
+def with_svm(run: TrainedRun) -> TrainedRun:
     """The run itself; of sparse capsules, with a read-out of training images."""
-    if not isinstance(run.model, Competitors):
+    if not isinstance(run.model, SparseModel):
         return run
-    network, material = run.model, material_of(run.recipe)
-    learnt = material.sets[material.protocols[material.main][0]]
+    network, material = run.model, build_probe_data(run.recipe)
+    learned = material.sets[material.protocols[material.main][0]]
     with torch.no_grad():
-        codes = cast(Tensor, see(capsules(network), learnt).codes)
-    return run._replace(model=ReadOut(network, fit_svm(codes, learnt.labels, gamma=gamma_of(run))).eval())
+        codes = cast(Tensor, encode_dataset(capsules(network), learned).codes)
+    return run._replace(model=SVMClassifier(network, fit_svm(codes, learned.labels, gamma=gamma_of(run))).eval())

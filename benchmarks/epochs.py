@@ -26,7 +26,8 @@ from torchcaps.train.train_state import flushed_denormals
 from torchcaps.types import Batch, ImageSpec
 from torchcaps.utils.files import write_atomically
 
-TOYS, PAIRS = ImageSpec(2, 32, 32, 5), 24_300
+TOYS = ImageSpec(2, 32, 32, 5)
+PAIRS = 24_300
 """smallNORB as networks see it, and how many stereo pairs an epoch has."""
 NETWORKS: dict[str, MatrixConfig] = {"matrix-small": SmallMatrixConfig(), "matrix": MatrixConfig()}
 ITERATIONS = (2, 3)
@@ -38,7 +39,8 @@ def measure(name: str, iterations: int, batch: int, seconds: float) -> list[str]
     config = NETWORKS[name]
     model = replace(config, routing=replace(config.routing, iterations=iterations)).build(TOYS)
     optimizer = torch.optim.Adam(model.parameters())
-    images, labels = torch.randn(batch, *TOYS[:3]), torch.arange(batch) % TOYS.classes
+    images = torch.randn(batch, *TOYS[:3])
+    labels = torch.arange(batch) % TOYS.classes
 
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)
@@ -47,11 +49,15 @@ def measure(name: str, iterations: int, batch: int, seconds: float) -> list[str]
         optimizer.step()
 
     step()  # compiles, or finds what was compiled
-    steps, start, used = 0, perf_counter(), process_time()
+    steps = 0
+    start = perf_counter()
+    used = process_time()
     while steps < 2 or perf_counter() - start < seconds:
         step()
         steps += 1
-    wall, cpu, seen = perf_counter() - start, process_time() - used, steps * batch
+    wall = perf_counter() - start
+    cpu = process_time() - used
+    seen = steps * batch
     return [name, str(iterations), f"{seen / wall:.0f}", f"{1000 * cpu / seen:.1f}", f"{PAIRS * wall / seen / 60:.1f}"]
 
 

@@ -76,7 +76,8 @@ class Client:
 
     def move(self, capsule: int, pose: Sequence[float]) -> Move:
         """Until it is answered or fails."""
-        start, refusals = time.perf_counter(), 0
+        start = time.perf_counter()
+        refusals = 0
         try:
             while time.perf_counter() - start < PATIENCE:
                 status, _ = self.ask("/api/runs/0/draw", {"capsule": capsule, "pose": pose})
@@ -117,7 +118,8 @@ def fresh_run(folder: Path) -> Path:
 
 def moves(client: Client, number: int, facts: dict[str, Any], count: int) -> list[Move]:
     """A slider dragged to and fro."""
-    capsule, found = number % len(facts["names"]), []
+    capsule = number % len(facts["names"])
+    found = []
     for n in range(count):
         pose = [0.0] * facts["dimension"]
         pose[number % len(pose)] = 0.5 * (n % 21 - 10) / 10
@@ -127,7 +129,8 @@ def moves(client: Client, number: int, facts: dict[str, Any], count: int) -> lis
 
 def measured(port: int, clients: int, requests: int) -> dict[str, Any]:
     """So many clients at once, each with so many moves."""
-    facts, gate = Client(port).facts(), threading.Barrier(clients + 1)
+    facts = Client(port).facts()
+    gate = threading.Barrier(clients + 1)
 
     def drag(number: int) -> list[Move]:
         client = Client(port)
@@ -154,7 +157,8 @@ def summary(found: Sequence[Move]) -> dict[str, Any]:
     def quantile(share: float) -> float:
         return times[max(0, -int(-share * len(times) // 1) - 1)]
 
-    lost, refusals = sum(move.seconds is None for move in found), sum(move.refusals for move in found)
+    lost = sum(move.seconds is None for move in found)
+    refusals = sum(move.refusals for move in found)
     return {
         "p50_ms": quantile(0.5), "p95_ms": quantile(0.95), "max_ms": times[-1], "turned_away": refusals, "lost": lost,
     }  # fmt: skip
@@ -176,7 +180,8 @@ def report(clients: int, requests: int) -> dict[str, Any]:
         run = None if shipped else fresh_run(Path(folder) / "fresh")
         with served(run) as port:
             moves(Client(port), 0, Client(port).facts(), 5)  # the first ones find everything cold
-            alone, load = measured(port, 1, requests), measured(port, clients, requests)
+            alone = measured(port, 1, requests)
+            load = measured(port, clients, requests)
     return {"machine": about, "run": shipped.name if shipped else FRESH, "alone": alone, "load": load}
 
 

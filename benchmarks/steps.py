@@ -58,7 +58,8 @@ def owner(event: Any) -> str:
     found = "the rest"
     while event is not None:
         part = part_of(event.name)
-        found, event = found if part == "the rest" else part, event.cpu_parent
+        found = found if part == "the rest" else part
+        event = event.cpu_parent
     return found
 
 
@@ -86,7 +87,8 @@ def shares(step: Callable[[], object], steps: int) -> tuple[dict[str, float], fl
 def batch_ms(side: int, batch: int, steps: int) -> float:
     """Milliseconds to make a batch of shifted images, as the loop does."""
     images = torch.randint(256, (4 * batch, 1, side, side), dtype=torch.uint8)
-    data, order = Dataset(images, torch.zeros(len(images), dtype=torch.long), 1), permutation(0, 0, len(images))
+    data = Dataset(images, torch.zeros(len(images), dtype=torch.long), 1)
+    order = permutation(0, 0, len(images))
     start = perf_counter()
     for n in range(steps):
         make_batch(data, order, BatchPosition(0, n % 4), batch, seed=0, max_shift=2)

@@ -104,19 +104,22 @@ def convolution_rows(convolutions: Sequence[Convolution], batches: Sequence[int]
     found = [["convolution", "batch", "ours ms", "torch ms", "torch / ours", "taken"]]
     for conv in progress(convolutions, "measuring"):
         for batch in batches:
-            (x, w), s = conv.tensors(batch), conv.stride
+            (x, w) = conv.tensors(batch)
+            s = conv.stride
             tasks = {way: step_of(way, x, w, s) for way in WAYS}
             tasks["ours"]()  # compiles
             best = best_times(tasks, seconds)
             times = [f"{1000 * best[way]:.2f}" for way in WAYS]
-            ratio, taken = f"{best['torch'] / best['ours']:.1f}", "yes" if is_faster(x, w, s) else "no"
+            ratio = f"{best['torch'] / best['ours']:.1f}"
+            taken = "yes" if is_faster(x, w, s) else "no"
             found.append([str(conv), str(batch), *times, ratio, taken])
     return found
 
 
 def votes(seconds: float) -> list[list[str]]:
     """The table of both routers, whose kernels are taken at any size meanwhile."""
-    taken_from, dispatch.WORTH = dispatch.WORTH, 0
+    taken_from = dispatch.WORTH
+    dispatch.WORTH = 0
     try:
         return rows(LAYERS, BATCHES, seconds)
     finally:

@@ -33,7 +33,8 @@ class MatrixCapsules(nn.Module):
 
 torch.manual_seed(0)
 model = MatrixCapsules(channels=2, size=32, classes=5)
-images, labels = torch.randn(8, 2, 32, 32), torch.arange(8) % 5
+images = torch.randn(8, 2, 32, 32)
+labels = torch.arange(8) % 5
 optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
 for step in range(5):
     loss = spread_loss(model(images), labels, margin=0.2)

@@ -23,7 +23,8 @@ print(
 print(f"NMI with labels {normalized_mutual_info_score(y_test, capsules.predict(X_test)):.2f}")
 
 back = capsules.inverse_transform(capsules.transform(X_test))
-error, variance = ((back - X_test) ** 2).mean(), ((X.mean(0) - X_test) ** 2).mean()
+error = ((back - X_test) ** 2).mean()
+variance = ((X.mean(0) - X_test) ** 2).mean()
 print(f"what codes miss {error / variance:.2f} of the variance")
 
 labeled = make_pipeline(capsules, LogisticRegression(max_iter=200)).fit(X, y)

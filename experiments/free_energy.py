@@ -18,7 +18,9 @@ from torchcaps.routing import EM
 from torchcaps.routing.base import compete_at_one_place
 from torchcaps.routing.em import Problem, free_energy, init, step
 
-SEEDS, PROBLEMS, ITERATIONS = [0, 1, 2], 500, 8
+SEEDS = [0, 1, 2]
+PROBLEMS = 500
+ITERATIONS = 8
 
 
 def rising_share(settings: EM, seed: int) -> float:
@@ -27,7 +29,8 @@ def rising_share(settings: EM, seed: int) -> float:
     votes = torch.randn(PROBLEMS, 12, 4, 6, dtype=torch.float64)  # [b i j k]
     votes[:, :6, 0] = torch.randn(PROBLEMS, 1, 6, dtype=torch.float64) + 0.05 * votes[:, :6, 0]
     activation = torch.rand(PROBLEMS, 12, dtype=torch.float64)
-    beta_a, beta_u = votes.new_full((4,), 1.0), votes.new_full((4,), 1.5)
+    beta_a = votes.new_full((4,), 1.0)
+    beta_u = votes.new_full((4,), 1.5)
     problem = Problem(votes, activation, beta_a, beta_u, settings, compete_at_one_place)
     state = init(problem)
     energies = [free_energy(problem, state, settings.final_inverse_temperature)]

@@ -24,7 +24,8 @@ from torchcaps.train.journal import read_journal
 from torchcaps.train.run import checkpoint_path, load_run
 
 ROOT = Path(__file__).parents[1]
-AT, WINDOW = (200, 400, 800, 1600), 50
+AT = (200, 400, 800, 1600)
+WINDOW = 50
 IDLE = {"about", "name", "data.data_dir", "train.save_every", "train.log_every", "optimizer.lr"}
 """Settings that change nothing, or that a schedule overrides."""
 

@@ -20,7 +20,11 @@ from torchcaps.evaluate.results import Result, gather, versions, write_result
 from torchcaps.models.poe.config import EnergyConfig
 from torchcaps.models.poe.encoder import CapsuleEnergy
 
-SEEDS, CHILDREN, CAPSULES, STEPS, RATE = [0, 1, 2], 4, 3, 2000, 0.05
+SEEDS = [0, 1, 2]
+CHILDREN = 4
+CAPSULES = 3
+STEPS = 2000
+RATE = 0.05
 
 
 def data(seed: int, count: int) -> Tensor:
@@ -33,7 +37,8 @@ def data(seed: int, count: int) -> Tensor:
 
 def measure(model: CapsuleEnergy, x: Tensor, seed: int) -> dict[str, float]:
     """Mean log-likelihood of x, exactly and by AIS, and the error of the latter's partition function."""
-    W, b = model.W.detach().double(), model.bias.double()
+    W = model.W.detach().double()
+    b = model.bias.double()
     c = torch.full((CHILDREN, CAPSULES), model.share, dtype=torch.float64)
     exact = log_partition_exact(W, c, b)
     estimate = ais(W, c, b, chains=200, steps=100, seed=seed)

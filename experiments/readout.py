@@ -51,7 +51,8 @@ def main(arguments: list[str]) -> int:
     rows = [["accuracy (%) after", *(f"{count:,} images" for count in numbers)]]
     for title, look, gamma in progress(list(_looks(runs, material.shown)), "reading"):
         rows.append([title, *_curve(look, gamma, train, test, numbers)])
-    before, same = _before(cast(SparseModel, runs[0].model)), _moved_again(runs[0], max(numbers))
+    before = _before(cast(SparseModel, runs[0].model))
+    same = _moved_again(runs[0], max(numbers))
     rows.append(
         [f"{runs[0].recipe.name}, before the mask, of test digits", *_curve(before, GAMMA, same, test, numbers)]
     )

@@ -24,7 +24,8 @@ from playwright.sync_api import Page, expect, sync_playwright
 from torchcaps.utils.files import write_atomically
 
 PICTURES = Path(__file__).parents[1] / "docs" / "pictures"
-WIDTH, SCALE = 900, 1.25
+WIDTH = 900
+SCALE = 1.25
 """Pixels of a picture's width, and of the window's for each of them: the page is laid out for a desk."""
 COLORS = 224
 PATIENCE = 60_000

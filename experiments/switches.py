@@ -21,7 +21,8 @@ from torchcaps.errors import RecipeError
 from torchcaps.models import MatrixCaps
 from torchcaps.train.run import load_run
 
-IMAGES, BATCH = 500, 50
+IMAGES = 500
+BATCH = 50
 LAYERS = ("primary", "first", "second", "classes")
 
 

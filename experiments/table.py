@@ -34,7 +34,8 @@ def table(name: str) -> str:
     """Markdown: the recipe's row, its controls, and one line on seeds and budget."""
     result = read_result(ROOT / "results" / f"{name}.json")
     lines = _lines(rows_of(result))
-    budget, made = result.budget, result.versions
+    budget = result.budget
+    made = result.versions
     seeds = f"{len(result.seeds)} seed{'s' if len(result.seeds) != 1 else ''}"
     read = f"; the read-out learned from {budget['read_images']:,.0f} images" if "read_images" in budget else ""
     lines += [

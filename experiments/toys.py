@@ -22,7 +22,8 @@ def main(arguments: list[str]) -> int:
     test = run.recipe.data.load().test
     if "instance" not in test.factors:
         raise RecipeError(f"'{folder}' was not trained on smallNORB; its images show no toys with numbers")
-    chosen, toys = class_scores(run.model, test).argmax(-1), test.factors["instance"]
+    chosen = class_scores(run.model, test).argmax(-1)
+    toys = test.factors["instance"]
     numbers = sorted(set(toys.tolist()))
     rows = [["wrong (%) of toy", *(str(number) for number in numbers)]]
     for label in range(test.classes):

@@ -88,9 +88,11 @@ def spread_margin(
     if step < 0 or ramp < 1:
         raise RecipeError(f"step {step} and ramp {ramp} give no margin: step counts from 0, ramp from 1")
     if rule == "linear":
-        u, own_end = min(1.0, step / ramp), 0.9
+        u = min(1.0, step / ramp)
+        own_end = 0.9
     else:
-        u, own_end = 1 / (1 + math.exp(-min(10.0, step / ramp - 4))), 0.99
+        u = 1 / (1 + math.exp(-min(10.0, step / ramp - 4)))
+        own_end = 0.99
     return (1 - u) * start + u * (own_end if end is None else end)
 
 

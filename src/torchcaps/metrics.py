@@ -31,12 +31,15 @@ def linear_cka(x: Tensor, y: Tensor) -> float:
     """
     if x.shape[:1] != y.shape[:1]:
         raise ShapeError(f"x is {list(x.shape)}, y is {list(y.shape)}: row n of both must be the same sample")
-    X, Y = _centerd("x", x), _centerd("y", y)
+    X = _centerd("x", x)
+    Y = _centerd("y", y)
     if len(X) < max(X.shape[1], Y.shape[1]):  # few samples: the same three norms from the small Gram matrices
-        K, L = X @ X.T, Y @ Y.T  # [n n]
+        K = X @ X.T
+        L = Y @ Y.T  # [n n]
         common = (K * L).sum()
     else:
-        K, L = X.T @ X, Y.T @ Y  # [p p], [q q]
+        K = X.T @ X
+        L = Y.T @ Y  # [p p], [q q]
         common = (Y.T @ X).square().sum()
     return _ratio(common, K.norm() * L.norm())
 
@@ -72,7 +75,9 @@ def nmi(a: Tensor, b: Tensor) -> float:
     1 = the same up to the names, 0 = independent. One cluster against several gives 0, against one gives 1.
     """
     _check_labelings(a, b)
-    H_a, H_b, H_ab = _entropy(a), _entropy(b), _entropy(_pair(a, b))
+    H_a = _entropy(a)
+    H_b = _entropy(b)
+    H_ab = _entropy(_pair(a, b))
     if H_a + H_b == 0:
         return 1.0
     return min(1.0, max(0.0, 2 * (H_a + H_b - H_ab) / (H_a + H_b)))
@@ -113,7 +118,8 @@ def spearman(x: Tensor, y: Tensor) -> float:
     Equals `scipy.stats.spearmanr`; 0 if either is constant. Infinities have a rank, NaN has none.
     """
     _check_vectors(x, y, "x", "y")
-    r, s = _ranks("x", x), _ranks("y", y)
+    r = _ranks("x", x)
+    s = _ranks("y", y)
     scale = (r.square().sum() * s.square().sum()).sqrt()
     return min(1.0, max(-1.0, float((r * s).sum() / scale))) if scale > 0 else 0.0
 
@@ -127,7 +133,8 @@ def expected_calibration_error(confidence: Tensor, correct: Tensor, bins: int = 
     _check_vectors(confidence, correct, "confidence", "correct")
     if bins < 1:
         raise RecipeError(f"bins is {bins}, wanted at least 1")
-    p, hit = confidence.detach().double(), correct.detach().double()
+    p = confidence.detach().double()
+    hit = correct.detach().double()
     if not bool(((p >= 0) & (p <= 1)).all()):
         raise DataError("confidence holds values outside [0, 1] or NaN: pass probabilities, not logits")
     if not bool(((hit == 0) | (hit == 1)).all()):
@@ -169,7 +176,8 @@ def _distinct(x: Tensor) -> tuple[Tensor, Tensor]:
 
 def _pair(a: Tensor, b: Tensor) -> Tensor:
     """One number [n] for each pair (a, b): equal where both are."""
-    (i, _), (j, counts) = _distinct(a), _distinct(b)
+    (i, _) = _distinct(a)
+    (j, counts) = _distinct(b)
     return i * len(counts) + j
 
 

@@ -744,5 +744,8 @@ def test_config_itself_needs_neither_torch_nor_numpy() -> None:
     )
     folder = str(Path(config.__file__).parents[1])
     done = subprocess.run([sys.executable, "-c", code, folder], capture_output=True, text=True, check=True)
-    inner = [f"torchcaps.config.{name}" for name in ("constraints", "convert", "formatting", "loading", "schema", "serialize")]
+    inner = [
+        f"torchcaps.config.{name}"
+        for name in ("constraints", "convert", "formatting", "loading", "schema", "serialize")
+    ]
     assert done.stdout.split() == ["torchcaps", "torchcaps.config", *inner, "torchcaps.errors"]

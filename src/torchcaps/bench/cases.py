@@ -115,7 +115,8 @@ def _dynamic(name: str, i: int, d: int, j: int, k: int, iterations: int = 3) -> 
 
 
 def _em_layer(name: str, i: int, j: int, iterations: int = 3) -> Case:
-    k, routing = MATRIX**2, EM(iterations=iterations)
+    k = MATRIX**2
+    routing = EM(iterations=iterations)
     return _layer(name, lambda: DenseCapsules(i, j, k, k, routing=routing, pose="matrix"), (i, k), (j, k))
 
 

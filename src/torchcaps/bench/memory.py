@@ -34,7 +34,8 @@ __all__ = ["Peaks", "What", "available_mb", "measurable", "now_mb", "peak_mb", "
 
 What = Literal["fast", "plain"]
 
-_STATUS, _MACHINE = Path("/proc/self/status"), Path("/proc/meminfo")
+_STATUS = Path("/proc/self/status")
+_MACHINE = Path("/proc/meminfo")
 
 
 class Peaks(NamedTuple):

@@ -160,7 +160,8 @@ def rows_of(
 def _rows(
     name: str, batch: int, cost: Cost, sitting: Sitting, memory: tuple[Peaks | None, Peaks | None]
 ) -> Iterator[Row]:
-    seconds, speed = sitting.seconds, SGEMM_FLOP / sitting.seconds["sgemm"]
+    seconds = sitting.seconds
+    speed = SGEMM_FLOP / sitting.seconds["sgemm"]
     ours, plain = memory
     for kind in KINDS:
         mine = seconds[f"ours {kind}"]

@@ -34,7 +34,8 @@ def best_times(
             start = clock()
             tasks[name]()
             taken = clock() - start
-            best[name], spent[name] = min(best[name], taken), spent[name] + taken
+            best[name] = min(best[name], taken)
+            spent[name] = spent[name] + taken
         few = done < 2
         turn = [n for n in turn if spent[n] + best[n] <= seconds or (few and best[n] <= PATIENCE * seconds)]
         if not turn:

@@ -80,8 +80,11 @@ class Attack:
         return {
             "attacks": select_attacks(self.attacks or None, self.source is not None),
             "epsilons": sorted_epsilons(self.epsilons),
-            "images": self.images, "seed": self.seed, "loss": self.loss, "queries": self.queries,
-        }  # fmt: skip
+            "images": self.images,
+            "seed": self.seed,
+            "loss": self.loss,
+            "queries": self.queries,
+        }
 
     def _write(self, curves: dict[str, AttackCurves], data: dict[str, Any], paths: list[Path]) -> None:
         import json

@@ -119,9 +119,12 @@ class Demo:
         run = load_run(folder)
         assert isinstance(run.model, PoE)
         facts = {
-            "capsules": run.model.capsules, "images": len(recipe.data.load().train), "samples": SAMPLES,
-            "confident": result.metrics["confident_fraction"][0], "consistent": result.metrics["consistency"][0],
-        }  # fmt: skip
+            "capsules": run.model.capsules,
+            "images": len(recipe.data.load().train),
+            "samples": SAMPLES,
+            "confident": result.metrics["confident_fraction"][0],
+            "consistent": result.metrics["consistency"][0],
+        }
         text = [paragraph.format(**facts) for paragraph in _TEXT]
         path = self.out / "report.html"
         page = report_of(folder, run, FigureOptions(), title="torchcaps demo", text=text, rows=rows_of(result))

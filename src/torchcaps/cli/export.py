@@ -44,9 +44,7 @@ class Export:
         if not 0 <= self.examples <= MOST:
             raise RecipeError(f"--examples {self.examples} is asked for; 0 to {MOST} is wanted")
         if self.file.suffix == WEIGHTS:
-            moved = export_weights(
-                self.folder, self.file, half=self.half, examples=self.examples, force=self.force
-            )  # fmt: skip
+            moved = export_weights(self.folder, self.file, half=self.half, examples=self.examples, force=self.force)
             size = self.file.stat().st_size
             print(f"{self.file}: {size:,} bytes, outputs differ from the run's by {moved:.2g} at most")
             return 0

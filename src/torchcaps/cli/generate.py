@@ -18,10 +18,25 @@ MOST = 64
 """More images in a row are no picture any more."""
 
 What = Literal[
-    "all", "samples", "pairs", "sweeps", "wins", "reconstructions", "interpolation", "completion", "routing",
-    "perturbations", "multimnist", "calibration", "votes", "parts", "ranked", "frequencies", "equivariances",
+    "all",
+    "samples",
+    "pairs",
+    "sweeps",
+    "wins",
+    "reconstructions",
+    "interpolation",
+    "completion",
+    "routing",
+    "perturbations",
+    "multimnist",
+    "calibration",
+    "votes",
+    "parts",
+    "ranked",
+    "frequencies",
+    "equivariances",
     "curves",
-]  # fmt: skip
+]
 
 
 @dataclass(frozen=True)

@@ -123,7 +123,8 @@ def _targets(out: Path, pictures: Sequence[Path]) -> list[Path]:
     taken = {path.resolve() for path in pictures}
     targets = []
     for picture in pictures:
-        name, n = f"{picture.stem}-redrawn", 1
+        name = f"{picture.stem}-redrawn"
+        n = 1
         while (target := out / f"{name}{f'-{n}' if n > 1 else ''}.png").resolve() in taken:
             n += 1
         taken.add(target.resolve())

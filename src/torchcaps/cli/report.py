@@ -44,7 +44,8 @@ class Report:
         require_matplotlib()
         if not 1 <= self.count <= MOST:
             raise RecipeError(f"--count {self.count} is asked for; 1 to {MOST} is wanted")
-        run, path = load_run(self.folder), self.out or self.folder / "report.html"
+        run = load_run(self.folder)
+        path = self.out or self.folder / "report.html"
         rows = rows_of(read_result(self.result)) if self.result else ()
         page = report_of(self.folder, run, FigureOptions(count=self.count, seed=self.seed), rows=rows)
         write_atomically(path, [page.encode()])

@@ -62,7 +62,8 @@ def _build(cls: Any, data: Any, at: Place, start: object = None, tags: tuple[str
 
 
 def _field(cls: Any, name: str, data: Mapping[str, Any], at: Place, start: object) -> Any:
-    hint, default = hints_of(cls)[name], default_of(cls, name, start)
+    hint = hints_of(cls)[name]
+    default = default_of(cls, name, start)
     if name in data:
         return _convert(hint, data[name], at, default if is_dataclass(default) else None)
     if default is MISSING:
@@ -73,7 +74,8 @@ def _field(cls: Any, name: str, data: Mapping[str, Any], at: Place, start: objec
 def _convert(hint: Any, value: Any, at: Place, start: object = None) -> Any:
     """The value that the annotation asks for, or RecipeError."""
     base, marks = split_marks(hint)
-    origin, args = get_origin(base), get_args(base)
+    origin = get_origin(base)
+    args = get_args(base)
     if choice := first_mark(Choice, marks):
         return _chosen(choice, value, at) if at.built else _choose(choice, value, at, start)
     if base in SCALARS:

@@ -72,7 +72,8 @@ def toml_value(text: str) -> Any:
 def type_text(hint: Any, *, plural: str = "") -> str:
     """The annotation in words: `whole number, at least 1`, `list of 2: number, number`."""
     base, marks = split_marks(hint)
-    origin, args = get_origin(base), get_args(base)
+    origin = get_origin(base)
+    args = get_args(base)
     if choice := first_mark(Choice, marks):
         return f"table by {choice.key} ({' | '.join(choice.options)})"
     if origin is Literal:

@@ -61,7 +61,8 @@ def _rows(cls: Any, instance: object, prefix: str) -> Iterator[Row]:
 
 
 def _field_rows(hint: Any, value: Any, path: str) -> Iterator[Row]:
-    base, choice = split_marks(hint)[0], choice_in(hint)
+    base = split_marks(hint)[0]
+    choice = choice_in(hint)
     if is_dataclass(value):
         if choice and choice.key not in hints_of(type(value)):
             yield f"{path}.{choice.key}", " | ".join(choice.options), choice.name_of(value) or ""

@@ -98,7 +98,8 @@ def _room(digits: Tensor, A: Tensor, size: int, source: Tensor) -> tuple[Tensor,
     first, last = _extremes(digits, A)
     reach = A.abs().sum(-1)  # [b 2]
     edge = (size + 1) / 2
-    low, high = reach - edge - first, edge - reach - last
+    low = reach - edge - first
+    high = edge - reach - last
     bad = ~(low <= high).all(-1) | first.isinf().any(-1)
     if bad.any():
         n = int(bad.nonzero()[0])

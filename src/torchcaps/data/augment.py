@@ -29,7 +29,8 @@ __all__ = [
     "windows",
 ]
 
-BRIGHTNESS, STANDARD_BRIGHTNESS = 63 / 255, 1.0
+BRIGHTNESS = 63 / 255
+STANDARD_BRIGHTNESS = 1.0
 """By how much light may change at most: of images in [0, 1], and of images of unit variance."""
 
 _QUARTERS = (
@@ -79,9 +80,14 @@ def crops(images: Tensor, size: int, count: int = 13) -> Tensor:  # [count b c s
 
 
 def brightness_contrast(
-    images: Tensor, seed: int, epoch: int, index: Tensor, *,
-    brightness: float = BRIGHTNESS, contrast: tuple[float, float] = (0.5, 1.5),
-) -> Tensor:  # fmt: skip
+    images: Tensor,
+    seed: int,
+    epoch: int,
+    index: Tensor,
+    *,
+    brightness: float = BRIGHTNESS,
+    contrast: tuple[float, float] = (0.5, 1.5),
+) -> Tensor:
     """x' = (x + δ - m) κ + m, δ ~ U(-brightness, brightness), κ ~ U(contrast), m the mean of x + δ.
 
     The mean is that of one channel of one image, as in TensorFlow's random_contrast. Images in [0, 1] may leave
@@ -90,15 +96,23 @@ def brightness_contrast(
     _check_floats("brightness_contrast", images)
     check_index("brightness_contrast", index, len(images))
     u = uniform(seed, _stream("brightness_contrast"), epoch, index, count=2).to(images)[..., None, None, None]
-    delta, kappa = brightness * (2 * u[:, 0] - 1), contrast[0] + (contrast[1] - contrast[0]) * u[:, 1]  # [b 1 1 1]
+    delta = brightness * (2 * u[:, 0] - 1)
+    kappa = contrast[0] + (contrast[1] - contrast[0]) * u[:, 1]  # [b 1 1 1]
     m = images.mean((2, 3), keepdim=True, dtype=torch.float64).to(images)  # [b c 1 1]
     return (images - m) * kappa + (m + delta)
 
 
 def affine(
-    images: Tensor, seed: int, epoch: int, index: Tensor, *,
-    rotation: float = 0.0, scale: tuple[float, float] = (1.0, 1.0), shear: float = 0.0, translate: float = 0.0,
-) -> Tensor:  # fmt: skip
+    images: Tensor,
+    seed: int,
+    epoch: int,
+    index: Tensor,
+    *,
+    rotation: float = 0.0,
+    scale: tuple[float, float] = (1.0, 1.0),
+    shear: float = 0.0,
+    translate: float = 0.0,
+) -> Tensor:
     """Each image turned, stretched, leant over and moved about its center by `warp`; what comes in is black.
 
     The angle is uniform in ±rotation radians, the shear in ±shear, the scale of each axis by itself in `scale`, and

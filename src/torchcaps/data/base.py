@@ -78,7 +78,8 @@ class Dataset:
         for name, values in {"labels": self.labels, **self.factors}.items():
             if values.shape[:1] != self.images.shape[:1] or (values.ndim != 1 and name != "labels"):
                 raise DataError(f"{len(self)} images but {name} of shape {list(values.shape)}; one each is wanted")
-        low, high = int(self.labels.min()), int(self.labels.max())
+        low = int(self.labels.min())
+        high = int(self.labels.max())
         if low < 0 or high >= self.classes:
             raise DataError(f"labels run from {low} to {high}; 0 to {self.classes - 1} is wanted")
         self._check_looks()
@@ -187,9 +188,16 @@ def epoch_order(seed: int, epoch: int, images: int) -> Tensor:
 
 
 def make_batch(
-    data: Dataset, order: Tensor, place: BatchPosition, batch: int, *, seed: int, max_shift: int = 0,
-    part: int = 0, parts: int = 1,
-) -> Batch:  # fmt: skip
+    data: Dataset,
+    order: Tensor,
+    place: BatchPosition,
+    batch: int,
+    *,
+    seed: int,
+    max_shift: int = 0,
+    part: int = 0,
+    parts: int = 1,
+) -> Batch:
     """The batch at a place as floats in [0, 1]; of `parts` processes each takes its own `part` of it.
 
     Each image is shifted, mirrored, deformed and cropped to the view, and its parts with it; then it is standardized,

@@ -117,7 +117,8 @@ def _inside_fits(path: Path, size: int, file: DataFile) -> bool:
     most = file.unpacked_size
     if file.unpacked_sha256 is None or most is None or not file.name.endswith(".gz") or size > most + most // 64 + 4096:
         return False
-    hashed, count = hashlib.sha256(), 0
+    hashed = hashlib.sha256()
+    count = 0
     try:
         with gzip.open(path) as stream:
             while chunk := stream.read(min(_CHUNK, most - count + 1)):

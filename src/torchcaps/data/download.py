@@ -52,10 +52,17 @@ class _Job:
 
 
 def download(
-    url: str, target: Path, *, size: int | None, sha256: str | None = None, md5: str | None = None,
-    opener: urllib.request.OpenerDirector | None = None, timeout: float = 20, most: int | None = None,
+    url: str,
+    target: Path,
+    *,
+    size: int | None,
+    sha256: str | None = None,
+    md5: str | None = None,
+    opener: urllib.request.OpenerDirector | None = None,
+    timeout: float = 20,
+    most: int | None = None,
     progress: Callable[[int], None] | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """Bring `url` to `target`: `size` bytes (or up to `most`) whose SHA-256 (or, without one, MD5) is as given.
 
     `progress` is told how many bytes are there. Anything that goes wrong is a DataError.
@@ -170,7 +177,8 @@ def _open(job: _Job, start: int) -> http.client.HTTPResponse | None:
 
 def _copy(response: http.client.HTTPResponse, file: io.BufferedRandom, job: _Job, count: int, end: int | None) -> None:
     """Append the body up to its `end`, `limit` bytes and no more; a stalled, slow or short body is a _CutError."""
-    since, before = time.monotonic(), count
+    since = time.monotonic()
+    before = count
     last = job.limit + 1 if end is None else end
     while count < last and (chunk := _read(response, min(_CHUNK, last - count))):
         count += len(chunk)
@@ -182,7 +190,8 @@ def _copy(response: http.client.HTTPResponse, file: io.BufferedRandom, job: _Job
         if time.monotonic() - since > job.timeout:
             if count - before < _SLOWEST:
                 raise _CutError(f"stalled at {count:,} bytes")
-            since, before = time.monotonic(), count
+            since = time.monotonic()
+            before = count
     if count < (end or job.size or 0):
         raise _CutError(f"ended after {count:,} of {job.limit:,} bytes")
 
@@ -220,9 +229,13 @@ def _opener() -> urllib.request.OpenerDirector:
     """HTTP and HTTPS and nothing else: no file:, no ftp:, no data:."""
     opener = urllib.request.OpenerDirector()
     for handler in (
-        urllib.request.ProxyHandler(), urllib.request.HTTPHandler(), urllib.request.HTTPSHandler(), _Redirects(),
-        urllib.request.HTTPDefaultErrorHandler(), urllib.request.HTTPErrorProcessor(),
-    ):  # fmt: skip
+        urllib.request.ProxyHandler(),
+        urllib.request.HTTPHandler(),
+        urllib.request.HTTPSHandler(),
+        _Redirects(),
+        urllib.request.HTTPDefaultErrorHandler(),
+        urllib.request.HTTPErrorProcessor(),
+    ):
         opener.add_handler(handler)
     return opener
 

@@ -37,7 +37,8 @@ RANGES = {
 }  # even the outermost draw stays inside of the image, and from 28 pixels on leaves its border black
 
 _LABEL, _FACTORS, _JITTER = range(3)  # the first counter: what is drawn
-_WIDTH, _HEIGHT = 0.32, 0.5  # half the box of a digit
+_WIDTH = 0.32
+_HEIGHT = 0.5  # half the box of a digit
 _BEND = 0.13  # size of the jitter; below 1/6 the bent box stays inside itself, without folds
 _SOFTNESS = 1.0  # pixels over which the edge of a stroke fades
 _SMALLEST = 12  # pixels a side; below, the loops of 6, 8 and 9 fill with ink
@@ -145,7 +146,8 @@ SEGMENTS = _segments(pieces=5)
 
 def _bend(p: Tensor, jitter: Tensor) -> Tensor:  # [2 ... b]
     """X + β (1 - X²) (j_0 + j_1 Y + j_2 (2 Y² - 1)), and the like for Y: the border of the box stays put."""
-    X, Y = p[0] / _WIDTH, p[1] / _HEIGHT  # [... b], in [-1, 1]
+    X = p[0] / _WIDTH
+    Y = p[1] / _HEIGHT  # [... b], in [-1, 1]
     (a_0, a_1, a_2), (b_0, b_1, b_2) = _BEND * jitter.permute(1, 2, 0)  # each [b]
     dX = (1 - X * X) * (a_0 + a_1 * Y + a_2 * (2 * Y * Y - 1))
     dY = (1 - Y * Y) * (b_0 + b_1 * X + b_2 * (2 * X * X - 1))
@@ -157,7 +159,8 @@ def _place(f: Factors, jitter: Tensor | None) -> Tensor:  # [2 end segment b]
     p = SEGMENTS.to(f.x.device)[f.label].permute(3, 2, 1, 0)  # [2 end segment b]
     px, py = p if jitter is None else _bend(p, jitter)
     px = px - f.shear * py
-    cos, sin = f.rotation.double().cos().float(), f.rotation.double().sin().float()
+    cos = f.rotation.double().cos().float()
+    sin = f.rotation.double().sin().float()
     qx = f.x + f.scale * (cos * px + sin * py)
     qy = f.y + f.scale * (cos * py - sin * px)
     return torch.stack((qx, qy))

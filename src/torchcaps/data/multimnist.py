@@ -56,9 +56,11 @@ def _partner(labels: Tensor, first: Tensor, u: Tensor) -> Tensor:  # [b]
 def _place(digits: Tensor, moves: Tensor, size: int) -> Tensor:  # [b 1 size size]
     """Digits [b 1 h w] in the middle of a canvas, but for moves (down, right) [b 2]."""
     h, w = digits.shape[-2:]
-    down, right = size - h, size - w
+    down = size - h
+    right = size - w
     padded = torch.nn.functional.pad(digits, (right, right, down, down))
-    top, left = down - down // 2 - moves[:, 0], right - right // 2 - moves[:, 1]
+    top = down - down // 2 - moves[:, 0]
+    left = right - right // 2 - moves[:, 1]
     return windows(padded, top, left, (size, size))
 
 

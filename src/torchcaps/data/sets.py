@@ -28,8 +28,17 @@ from torchcaps.errors import DataError
 __all__ = ["AffnistConfig", "Cifar10Config", "FashionMnistConfig", "MnistConfig", "MultiMnistConfig"]
 
 GARMENTS = (
-    "T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot",
-)  # fmt: skip
+    "T-shirt",
+    "trouser",
+    "pullover",
+    "dress",
+    "coat",
+    "sandal",
+    "shirt",
+    "sneaker",
+    "bag",
+    "ankle boot",
+)
 OBJECTS = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
 
@@ -51,7 +60,8 @@ class MnistConfig:
 
     def load(self) -> Splits:
         files = locate(self.SET, folder(self.data_dir))
-        train, test = self._part(files, "train", self.train), self._part(files, "t10k", self.test)
+        train = self._part(files, "train", self.train)
+        test = self._part(files, "t10k", self.test)
         return hold_out(Splits(train, test), self.validation)
 
     def _part(self, files: dict[str, Path], prefix: str, most: int) -> Dataset:
@@ -59,7 +69,8 @@ class MnistConfig:
         labels = read_idx(files[f"{prefix}-labels-idx1-ubyte.gz"])  # [n]
         if images.ndim != 3 or labels.ndim != 1 or len(images) != len(labels):
             raise DataError(f"{self.SET}: images {images.shape} and labels {labels.shape} do not belong together")
-        pixels, classes = as_tensor(images[:most]).unsqueeze(1), as_tensor(labels[:most]).long()
+        pixels = as_tensor(images[:most]).unsqueeze(1)
+        classes = as_tensor(labels[:most]).long()
         return Dataset(pixels, classes, len(self.NAMES), names=self.NAMES, deform=self.deform)
 
 
@@ -179,7 +190,8 @@ class Cifar10Config:
     def load(self) -> Splits:
         [path] = locate("cifar10", folder(self.data_dir)).values()
         images, labels, test_images, test_labels = (as_tensor(a) for a in read_cifar_archive(path))
-        train, test = self._part(images, labels, self.train), self._part(test_images, test_labels, self.test)
+        train = self._part(images, labels, self.train)
+        test = self._part(test_images, test_labels, self.test)
         return hold_out(Splits(train, test), self.validation)
 
     def _part(self, images: Tensor, labels: Tensor, most: int) -> Dataset:

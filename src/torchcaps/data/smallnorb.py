@@ -75,9 +75,12 @@ class SmallNorbConfig:
     def load(self) -> Splits:
         files = locate("smallnorb", folder(self.data_dir))
         looks: dict[str, Any] = {
-            "view": self.view, "standardized": self.standardize, "jitter": self.jitter, "deform": self.deform,
+            "view": self.view,
+            "standardized": self.standardize,
+            "jitter": self.jitter,
+            "deform": self.deform,
             "mirror": (1, 0) if self.mirror else None,
-        }  # fmt: skip
+        }
         train, test = (replace(_part(files, part), **looks) for part in ("train", "test"))
         if self.novel != "none":
             train = subset(train, familiar(train, self.novel).nonzero().flatten())
@@ -103,7 +106,8 @@ def _without_toy(splits: Splits, number: int) -> Splits:
     if number not in toys:
         known = ", ".join(str(toy) for toy in sorted(set(toys.tolist())))
         raise DataError(f"aside = {number}: the training toys have the numbers {known}")
-    kept, aside = ((toys != number).nonzero().flatten(), (toys == number).nonzero().flatten())
+    kept = (toys != number).nonzero().flatten()
+    aside = (toys == number).nonzero().flatten()
     return Splits(subset(splits.train, kept), splits.test, subset(splits.train, aside))
 
 
@@ -113,7 +117,8 @@ def _part(files: dict[str, Path], part: str) -> Dataset:
     missing = {"images", "category", *FACTORS} - arrays.keys()
     if missing:
         raise DataError(f"smallnorb {part}: {', '.join(sorted(missing))} missing among {', '.join(sorted(arrays))}")
-    images, factors = as_tensor(arrays["images"]), {name: as_tensor(arrays[name]).long() for name in FACTORS}
+    images = as_tensor(arrays["images"])
+    factors = {name: as_tensor(arrays[name]).long() for name in FACTORS}
     if images.ndim != 4 or images.shape[1] != EYES:
         raise DataError(f"smallnorb {part}: images of shape {list(images.shape)}; pairs [n {EYES} h w] are wanted")
     return Dataset(images, as_tensor(arrays["category"]).long(), len(TOYS), factors, TOYS)

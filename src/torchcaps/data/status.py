@@ -14,7 +14,8 @@ __all__ = ["fetch", "is_here", "overview"]
 
 NEEDS = {"affnist": "mnist", "multimnist": "mnist"}
 """Sets that are made from another set's files."""
-BUILT_IN, OWN = ("glyphs",), ("folder", "npz")
+BUILT_IN = ("glyphs",)
+OWN = ("folder", "npz")
 
 
 def overview(data_dir: Path | None = None) -> list[dict[str, str]]:

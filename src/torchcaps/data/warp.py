@@ -37,7 +37,8 @@ def linear_map(rotation: Tensor, shear: Tensor, scale_x: Tensor, scale_y: Tensor
 
     K S has a zero below its diagonal, so that a matrix of positive scales has one reading only.
     """
-    cos, sin = rotation.double().cos().to(rotation), rotation.double().sin().to(rotation)
+    cos = rotation.double().cos().to(rotation)
+    sin = rotation.double().sin().to(rotation)
     lean = shear * scale_y
     top = torch.stack((cos * scale_x, sin * scale_y - cos * lean), dim=-1)
     bottom = torch.stack((-sin * scale_x, cos * scale_y + sin * lean), dim=-1)
@@ -86,11 +87,13 @@ def _bilinear(images: Tensor, x: Tensor, y: Tensor) -> Tensor:  # [b c H W]
     """The images at columns x and rows y [b H W], in pixels from the first one's center; zero outside."""
     b, c, h, w = images.shape
     flat = torch.nn.functional.pad(images, (1, 1, 1, 1)).flatten(2)  # [b c (h+2)(w+2)], a border of zeros
-    (column, u), (row, v) = _split(x, w), _split(y, h)
+    (column, u) = _split(x, w)
+    (row, v) = _split(y, h)
     place = (row * (w + 2) + column).long().flatten(1)[:, None].expand(b, c, -1)  # [b c HW]
     corners = (flat.gather(2, place + step) for step in (0, 1, w + 2, w + 3))
     a, r, d, z = (corner.view(b, c, *x.shape[1:]) for corner in corners)  # [b c H W]
-    u, v = u[:, None], v[:, None]
+    u = u[:, None]
+    v = v[:, None]
     return (a * (1 - u) + r * u) * (1 - v) + (d * (1 - u) + z * u) * v
 
 

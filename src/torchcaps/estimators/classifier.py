@@ -71,10 +71,16 @@ class _Settings:
         """A CapsNet whose kernels are a third of the image's side unless `kernel` says otherwise."""
         kernel = self.kernel or min(LARGEST_KERNEL, max(1, (side + 1) // 3))
         return CapsNetConfig(
-            channels=self.channels, kernel=kernel, types=self.n_children, type_dimension=self.child_dim,
-            primary_kernel=kernel, dimension=self.pose_dim, routing=Dynamic(self.iterations),
-            reconstruction=self.reconstruction, decoder=(8 * self.pose_dim,),
-        )  # fmt: skip
+            channels=self.channels,
+            kernel=kernel,
+            types=self.n_children,
+            type_dimension=self.child_dim,
+            primary_kernel=kernel,
+            dimension=self.pose_dim,
+            routing=Dynamic(self.iterations),
+            reconstruction=self.reconstruction,
+            decoder=(8 * self.pose_dim,),
+        )
 
 
 class _Rows(Model):
@@ -82,7 +88,9 @@ class _Rows(Model):
 
     def __init__(self, settings: _Settings, columns: int, classes: int) -> None:
         super().__init__()
-        self.d, i, k = settings.child_dim, settings.n_children, settings.pose_dim
+        self.d = settings.child_dim
+        i = settings.n_children
+        k = settings.pose_dim
         self.primary = nn.Linear(columns, i * self.d)
         std = min(WIDEST, classes / math.sqrt(i * k))  # class capsules of length about 1/3: neither flat nor full
         self.classes = DenseCapsules(i, classes, self.d, k, routing=Dynamic(settings.iterations), std=std)
@@ -99,7 +107,8 @@ class _Rows(Model):
 
 def _descend(network: Model, inputs: Tensor, labels: Tensor, settings: _Settings, seed: int) -> int:
     """Adam over all rows, `epochs` times, the learning rate falling to DECAY of itself; returns the steps."""
-    n, rate = len(inputs), settings.learning_rate
+    n = len(inputs)
+    rate = settings.learning_rate
     parts = math.ceil(n / settings.batch_size)
     steps = settings.epochs * parts
     optimizer = torch.optim.Adam(network.parameters(), lr=rate)
@@ -146,11 +155,21 @@ class CapsuleClassifier(ClassifierMixin, BaseEstimator):
     """
 
     def __init__(
-        self, pose_dim: int = 16, child_dim: int = 8, n_children: int = 16, *, iterations: int = 3,
-        image_shape: tuple[int, int, int] | None = None, channels: int = 32, kernel: int | None = None,
-        reconstruction: float = 0.0005, epochs: int = 30, batch_size: int = 32, learning_rate: float = 0.01,
+        self,
+        pose_dim: int = 16,
+        child_dim: int = 8,
+        n_children: int = 16,
+        *,
+        iterations: int = 3,
+        image_shape: tuple[int, int, int] | None = None,
+        channels: int = 32,
+        kernel: int | None = None,
+        reconstruction: float = 0.0005,
+        epochs: int = 30,
+        batch_size: int = 32,
+        learning_rate: float = 0.01,
         random_state: Any = 0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.pose_dim = pose_dim
         self.child_dim = child_dim
         self.n_children = n_children
@@ -175,7 +194,9 @@ class CapsuleClassifier(ClassifierMixin, BaseEstimator):
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         shape = settings.image_shape
         columns = Columns.of(X) if shape is None else Columns.of_pixels(X, shape)
-        self.mean_, self.scale_, self._settings = columns.mean, columns.scale, settings
+        self.mean_ = columns.mean
+        self.scale_ = columns.scale
+        self._settings = settings
         network = settings.network(X.shape[1], len(self.classes_), seed)
         self.n_iter_ = _descend(network, self._inputs(X).float(), torch.from_numpy(labels), settings, seed)
         self.weights_ = {name: t.detach().double().numpy().copy() for name, t in network.state_dict().items()}

@@ -53,7 +53,8 @@ class Columns:
     def of(cls, X: Array, d: int = 1) -> Columns:
         """By mean and deviation; a constant column has the deviation 0."""
         with np.errstate(over="ignore", invalid="ignore"):
-            mean, scale = X.mean(0, dtype=np.float64), X.std(0, dtype=np.float64)
+            mean = X.mean(0, dtype=np.float64)
+            scale = X.std(0, dtype=np.float64)
         scale[X.max(0) == X.min(0)] = 0
         wrong = np.flatnonzero(~np.isfinite(mean + scale))
         if len(wrong):
@@ -66,7 +67,8 @@ class Columns:
         if X.shape[1] != math.prod(shape):
             size = "x".join(map(str, shape))
             raise ShapeError(f"X has {X.shape[1]} columns; images of image_shape {size} have {math.prod(shape)}")
-        low, high = float(X.min()), float(X.max())
+        low = float(X.min())
+        high = float(X.max())
         if not math.isfinite(high - low):
             raise DataError(f"X runs from {low:.3g} to {high:.3g}, too far for pixels; scale it down")
         return cls(np.full(X.shape[1], low), np.full(X.shape[1], high - low))

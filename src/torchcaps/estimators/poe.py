@@ -31,11 +31,14 @@ from torchcaps.utils.random import permutation
 
 __all__ = ["PoECapsules"]
 
-RAMP, LOOSEN = 0.2, 0.7
+RAMP = 0.2
+LOOSEN = 0.7
 """Shares of training over which the competition sharpens and the hidden bias shortens."""
-BIAS, BOOST = 1.0, 0.005
+BIAS = 1.0
+BOOST = 0.005
 """Of the energy, at the end; few columns ask for a shorter bias than many children do."""
-MOMENTUM, DECAY = 0.9, 0.1
+MOMENTUM = 0.9
+DECAY = 0.1
 """Momentum of the descent, and what is left of the learning rate at its end."""
 CHUNK = 4096
 """Rows that are looked at together."""
@@ -140,10 +143,19 @@ class PoECapsules(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
     """
 
     def __init__(
-        self, n_capsules: int = 20, pose_dim: int = 16, child_dim: int = 8, *, mode: str = "competition",
-        epochs: int = 100, batch_size: int = 128, learning_rate: float = 12.0, gain: float | None = None,
-        ridge: float = 1e-3, random_state: Any = 0,
-    ) -> None:  # fmt: skip
+        self,
+        n_capsules: int = 20,
+        pose_dim: int = 16,
+        child_dim: int = 8,
+        *,
+        mode: str = "competition",
+        epochs: int = 100,
+        batch_size: int = 128,
+        learning_rate: float = 12.0,
+        gain: float | None = None,
+        ridge: float = 1e-3,
+        random_state: Any = 0,
+    ) -> None:
         self.n_capsules = n_capsules
         self.pose_dim = pose_dim
         self.child_dim = child_dim
@@ -167,7 +179,9 @@ class PoECapsules(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         energy = _energy(settings.energy(features.shape[1], steps), shape, seed)
         energy.fit_offset(features)
         _descend(energy, features, settings.epochs, settings.batch_size, settings.learning_rate, seed)
-        self.mean_, self.scale_, self.n_iter_ = columns.mean, columns.scale, steps
+        self.mean_ = columns.mean
+        self.scale_ = columns.scale
+        self.n_iter_ = steps
         self.W_, self.bias_, self.offset_ = (_array(t) for t in (energy.W, energy.bias, energy.offset))
         self.labels_ = self._each(X, CapsuleEnergy.winners)
         target = columns.standardize(X)

@@ -69,7 +69,8 @@ class PCA:
 
     def winners(self, f: Tensor) -> Tensor:
         """The one of the first J components with the largest |score| / deviation."""
-        size, deviation = self.codes(f).flatten(1)[:, : self.capsules].abs(), self.deviation[: self.capsules]
+        size = self.codes(f).flatten(1)[:, : self.capsules].abs()
+        deviation = self.deviation[: self.capsules]
         return torch.where(deviation > 0, size / deviation, 0.0).argmax(-1)
 
     def rebuild(self, f: Tensor) -> Tensor:
@@ -192,7 +193,8 @@ def fit_kmeans_centroid(f: Tensor, capsules: int, dimension: int, seed: int = 0)
 
 def fit_local_pca(f: Tensor, capsules: int, dimension: int, seed: int = 0) -> LocalPCA:
     """k-means, then PCA of every cluster; an empty cluster is its centroid alone."""
-    x, found = _check(f, capsules, dimension), fit_kmeans(f, capsules, dimension, seed)
+    x = _check(f, capsules, dimension)
+    found = fit_kmeans(f, capsules, dimension, seed)
     winners = found.winners(x)
     clusters = [x[winners == j] if (winners == j).any() else found.centroids[j, None] for j in range(capsules)]
     parts = [_principal(cluster, dimension) for cluster in clusters]
@@ -203,7 +205,8 @@ def fit_local_pca(f: Tensor, capsules: int, dimension: int, seed: int = 0) -> Lo
 def fit_rbm(f: Tensor, capsules: int, dimension: int, seed: int = 0) -> RBM:
     """BernoulliRBM of scikit-learn (persistent CD) on columns that are scaled to [0, 1] by their extremes."""
     x = _check(f, capsules, dimension)
-    low, width = x.amin(0), x.amax(0) - x.amin(0)
+    low = x.amin(0)
+    width = x.amax(0) - x.amin(0)
     v = torch.where(width > 0, (x - low) / width, 0.0)
     make = _sklearn().neural_network.BernoulliRBM
     found = make(capsules * dimension, random_state=seed % 2**32, **RBM_SETTINGS).fit(v.numpy())
@@ -240,7 +243,8 @@ def _principal(x: Tensor, count: int) -> _Axes:
     X = x.double() - mean
     wide = X.shape[0] < X.shape[1]
     values, vectors = torch.linalg.eigh((X @ X.T if wide else X.T @ X) / len(X))  # rising
-    values, vectors = values.flip(0)[:count], vectors.flip(1)[:, :count]
+    values = values.flip(0)[:count]
+    vectors = vectors.flip(1)[:, :count]
     axes = torch.nn.functional.normalize((X.T @ vectors if wide else vectors).T, dim=-1)  # [m p]
     real = values > 1e-10 * values[0].clamp_min(torch.finfo(values.dtype).tiny)
     padded = torch.zeros(count, 1 + x.shape[1], dtype=torch.double)

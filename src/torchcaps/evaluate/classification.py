@@ -70,7 +70,9 @@ def classification(model: Model, data: Dataset) -> dict[str, float]:
 
 def classifier_metrics(model: Model, recipe: Recipe, splits: Splits, views: int = VIEWS) -> dict[str, float]:
     """Whatever is asked of a classifier on these data; of images larger than a view, also by so many `views`."""
-    scores, test, held = class_scores(model, splits.test), splits.test, splits.validation
+    scores = class_scores(model, splits.test)
+    test = splits.test
+    held = splits.validation
     if test.labels.ndim == 2:
         found = _several(scores, test.labels, class_scores(model, held) if held else None, held)
     else:
@@ -91,7 +93,8 @@ def untrained_metrics(recipe: Recipe, splits: Splits) -> dict[str, float]:
 
 def nearest_mean_metrics(recipe: Recipe, splits: Splits) -> dict[str, float]:
     """Control: the class whose mean training image is nearest, in pixels."""
-    train, test = splits.train, splits.test
+    train = splits.train
+    test = splits.test
     means = torch.stack([_mean_image(train, j) for j in range(train.classes)])  # [j (c h w)]
     parts = torch.split(torch.arange(len(test)), 1000)
     distances = torch.cat([torch.cdist(test.model_input(rows).flatten(1), means) for rows in parts])

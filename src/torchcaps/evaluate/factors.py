@@ -157,7 +157,8 @@ def _components(data: Dataset, k: int) -> Tensor:
     """[n k] of each image the first principal components of its class; found on the half that chooses."""
     codes = torch.zeros(len(data), k)
     for rows in _rows_by_class(data).values():
-        x, first = data.model_input(rows).flatten(1), data.model_input(_halves(rows)[0]).flatten(1)
+        x = data.model_input(rows).flatten(1)
+        first = data.model_input(_halves(rows)[0]).flatten(1)
         axes = torch.linalg.svd(first - first.mean(0), full_matrices=False).Vh[:k]  # [k (c h w)], fewer of few images
         codes[rows, : len(axes)] = (x - first.mean(0)) @ axes.T
     return codes

@@ -47,7 +47,8 @@ def pixels(images: Tensor) -> Tensor:
 
 def image_grid(rows: Rows, scale: float = 0.55, notes: Mapping[int, Sequence[str]] | None = None) -> bytes:
     """Rows of images in one picture, `scale` inches an image; `notes` of row n stand above its images."""
-    plt, notes = pyplot(), notes or {}
+    plt = pyplot()
+    notes = notes or {}
     columns = max(len(images) for _, images in rows)
     tops, height = _tops(len(rows), notes)
     margin = 0.3 + 0.07 * max(len(line) for title, _ in rows for line in title.split("\n"))
@@ -68,7 +69,8 @@ def image_grid(rows: Rows, scale: float = 0.55, notes: Mapping[int, Sequence[str
 
 def _tops(rows: int, notes: Mapping[int, Sequence[str]]) -> tuple[list[float], float]:
     """Where each row begins, and the height of all."""
-    tops, height = [], 0.0
+    tops = []
+    height = 0.0
     for n in range(rows):
         height += _NOTE * max((1 + note.count("\n") for note in notes.get(n, ())), default=0)
         tops.append(height)
@@ -83,7 +85,8 @@ def _strip(images: Tensor) -> Tensor:
     h, w = images.shape[1:3]
     side = max(h, w)
     gap = max(1, round(_GAP * side))
-    down, right = side - h + 2 * gap, side - w + 2 * gap
+    down = side - h + 2 * gap
+    right = side - w + 2 * gap
     edges = (right // 2, right - right // 2, down // 2, down - down // 2)
     squares = pad(images.float(), (0, 0, *edges) if images.ndim == 4 else edges, value=1.0)
     return torch.cat(list(squares), dim=1)
@@ -105,7 +108,8 @@ def learning_curve(curves: Sequence[tuple[str, Sequence[dict[str, Any]]]], key: 
     figure, ax = plt.subplots(figsize=(6, 2.6))
     for name, entries in curves:
         kept = [entry for entry in entries if key in entry]
-        steps, values = [entry["step"] for entry in kept], [float(entry[key]) for entry in kept]
+        steps = [entry["step"] for entry in kept]
+        values = [float(entry[key]) for entry in kept]
         (line,) = ax.plot(steps, running_mean(values, len(values) // 50), label=name, linewidth=1)
         ax.plot(steps, values, color=line.get_color(), alpha=0.25, linewidth=0.5)
     if key == "loss" and all(float(entry[key]) > 0 for _, entries in curves for entry in entries if key in entry):
@@ -127,7 +131,8 @@ class Reliability(NamedTuple):
 
 def reliability(confidence: Tensor, correct: Tensor, bins: int = 15) -> Reliability:
     """Answers by their confidence [n], in the bins of `expected_calibration_error`; `correct` is [n]."""
-    p, hit = confidence.detach().double(), correct.detach().double()
+    p = confidence.detach().double()
+    hit = correct.detach().double()
     edges = torch.arange(1, bins, dtype=p.dtype, device=p.device) / bins
     place = torch.bucketize(p, edges)  # [n]
     counts = torch.bincount(place, minlength=bins)
@@ -140,10 +145,12 @@ def reliability_diagram(confidence: Tensor, correct: Tensor, bins: int = 15) -> 
 
     Below, the share of the answers in each bin: one with few says little.
     """
-    plt, error = pyplot(), expected_calibration_error(confidence, correct, bins)
+    plt = pyplot()
+    error = expected_calibration_error(confidence, correct, bins)
     shown = Reliability(*(x.cpu() for x in reliability(confidence, correct, bins)))
     figure, (ax, below) = plt.subplots(2, sharex=True, figsize=(3.6, 4.4), height_ratios=(3, 1))
-    left, some = torch.arange(bins) / bins, shown.counts > 0
+    left = torch.arange(bins) / bins
+    some = shown.counts > 0
     ax.bar(left, shown.accuracy, 1 / bins, align="edge", color="tab:blue", edgecolor="white")
     ax.plot((0, 1), (0, 1), color="gray", linewidth=1, linestyle="--")
     ax.plot(shown.confidence[some], shown.accuracy[some], "o", color="black", markersize=3)

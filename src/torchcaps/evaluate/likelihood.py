@@ -160,22 +160,26 @@ def _slice_step(state: _Chains, beta: float, experts: _Experts, make: torch.Gene
     shrinks towards θ = 0 until one lies above it. No step size, no rejection, and the boundary of the balls is never
     met; θ = π carries g to -g, from one of two opposite modes to the other.
     """
-    g, log_f = state.g.clone(), state.log_f.clone()
+    g = state.g.clone()
+    log_f = state.log_f.clone()
     level = beta * log_f + _uniform(log_f, make).log()  # [b]
     nu = torch.empty_like(g).normal_(generator=make)
     theta = 2 * math.pi * _uniform(log_f, make)  # [b]
-    low, high = theta - 2 * math.pi, theta
+    low = theta - 2 * math.pi
+    high = theta
     live = torch.arange(len(g), device=g.device)  # chains that have not yet moved
     for _ in range(_SHRINKS):
         angle = theta[:, None, None]
         trial = state.g[live] * angle.cos() + nu[live] * angle.sin()  # [live i d+2]
         height = -_free_energy(_ball(trial), experts)  # [live]
         above = beta * height >= level[live]
-        g[live[above]], log_f[live[above]] = trial[above], height[above]
+        g[live[above]] = trial[above]
+        log_f[live[above]] = height[above]
         live, theta, low, high = (v[~above] for v in (live, theta, low, high))
         if len(live) == 0:
             break
-        low, high = torch.where(theta < 0, theta, low), torch.where(theta < 0, high, theta)
+        low = torch.where(theta < 0, theta, low)
+        high = torch.where(theta < 0, high, theta)
         theta = low + (high - low) * _uniform(theta, make)
     return _Chains(g, log_f)
 

@@ -31,7 +31,8 @@ def single_error(scores: Tensor, labels: Tensor) -> float:
 
 def threshold_error(scores: Tensor, labels: Tensor, threshold: float) -> float:
     """The share of images whose set of classes with a score above the threshold is not the set of their labels."""
-    there, said = _present(scores, labels), scores.double() > threshold  # [n j]
+    there = _present(scores, labels)
+    said = scores.double() > threshold  # [n j]
     right = (there == said).all(-1) & ~scores.isnan().any(-1)
     return 1 - int(right.sum()) / len(labels)
 
@@ -50,7 +51,8 @@ def best_threshold(scores: Tensor, labels: Tensor) -> float:
     kept = low < high  # never so with a NaN
     if not bool(kept.any()):
         return 0.5
-    low, high = low[kept].clamp_min(float(x[kept].min()) - 1), high[kept]
+    low = low[kept].clamp_min(float(x[kept].min()) - 1)
+    high = high[kept]
     ends = torch.unique(torch.cat([low, high]))  # rising
     right = torch.searchsorted(low.sort().values, ends, right=True)
     right -= torch.searchsorted(high.sort().values, ends, right=True)  # [ends] images right from here to the next end

@@ -29,7 +29,8 @@ def knn(train_codes: Tensor, train_labels: Tensor, test_codes: Tensor, test_labe
     x, y = _prepare(train_codes, train_labels, test_codes, test_labels)
     if not 1 <= k <= len(y):
         raise RecipeError(f"k = {k} neighbors of {len(y)} training codes; 1 to {len(y)} is wanted")
-    labels, classes = train_labels.long(), _classes(train_labels, test_labels)
+    labels = train_labels.long()
+    classes = _classes(train_labels, test_labels)
     half = y.square().sum(-1) / 2  # [n]
     votes = []
     for part in torch.split(x, max(1, MOST // len(y))):
@@ -39,9 +40,14 @@ def knn(train_codes: Tensor, train_labels: Tensor, test_codes: Tensor, test_labe
 
 
 def linear_probe(
-    train_codes: Tensor, train_labels: Tensor, test_codes: Tensor, test_labels: Tensor, *, l2: float = 1e-4,
+    train_codes: Tensor,
+    train_labels: Tensor,
+    test_codes: Tensor,
+    test_labels: Tensor,
+    *,
+    l2: float = 1e-4,
     steps: int = 100,
-) -> float:  # fmt: skip
+) -> float:
     """Accuracy of multinomial logistic regression: min over W, b of  mean -log softmax(W x + b)_label + l2/2 |W|^2.
 
     The codes are standardized by the training mean and deviation; L-BFGS takes at most `steps` steps from 0, so the
@@ -85,7 +91,8 @@ def _prepare(
             raise DataError(f"{name} codes hold NaN or infinity: look for what diverged before measuring it")
     if train_codes.shape[1:] != test_codes.shape[1:]:
         raise ShapeError(f"training codes are {list(train_codes.shape)}, test codes {list(test_codes.shape)}")
-    y, x = train_codes.detach().flatten(1).float(), test_codes.detach().flatten(1).float()
+    y = train_codes.detach().flatten(1).float()
+    x = test_codes.detach().flatten(1).float()
     mean = y.mean(0)
     return x - mean, y - mean
 

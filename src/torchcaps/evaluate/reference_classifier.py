@@ -35,10 +35,14 @@ def train_reference_classifier(
     settings = TrainConfig(epochs=epochs, batch=min(128, len(labels)))
     steps = math.ceil(epochs * len(labels) / settings.batch)
     recipe = Recipe(
-        name="judge", seed=seed, data=data, model=CNNConfig(kernel=3), train=settings,
+        name="judge",
+        seed=seed,
+        data=data,
+        model=CNNConfig(kernel=3),
+        train=settings,
         optimizer=OptimizerConfig("Adam", RATE),
         schedule=ScheduleConfig("OneCycleLR", {"max_lr": RATE, "total_steps": steps + 1}),
-    )  # fmt: skip
+    )
     outcome = train(recipe, folder, resume=True, quiet=quiet)
     if not outcome.finished:
         raise TrainingError(f"the judge in '{folder}' is not trained to its end; run the command again to go on")

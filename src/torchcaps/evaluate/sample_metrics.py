@@ -16,7 +16,8 @@ from torchcaps.metrics import linear_cka
 
 __all__ = ["capsules_used", "cross_capsule_cka", "frechet", "sample_confidence"]
 
-CAPSULES, SAMPLES = 20, 1000
+CAPSULES = 20
+SAMPLES = 1000
 """At most so many capsules and images enter `cross_capsule_cka`."""
 
 
@@ -52,9 +53,11 @@ def frechet(a: Tensor, b: Tensor) -> float:
     matrices are decomposed. A single row has covariance 0. Few rows make it larger: compare at equal n and m.
     """
     _check_features(a, b)
-    a, b = a.detach().double(), b.detach().double()
+    a = a.detach().double()
+    b = b.detach().double()
     scale = max(float(a.abs().max()), float(b.abs().max()), torch.finfo(a.dtype).tiny)
-    (mu_a, C_a), (mu_b, C_b) = _moments(a / scale), _moments(b / scale)
+    (mu_a, C_a) = _moments(a / scale)
+    (mu_b, C_b) = _moments(b / scale)
     values, Q = _spectrum(C_a)
     R = (Q * values.sqrt()) @ Q.T  # [p p]
     shared = _spectrum(R @ C_b @ R)[0].sqrt().sum()

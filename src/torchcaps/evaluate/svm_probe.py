@@ -25,14 +25,17 @@ from torchcaps.train.recipe import Recipe, stage_names, stage_of
 
 __all__ = ["GAMMA", "READ", "SVM", "C", "ProbeData", "build_probe_data", "fit_svm", "kernel", "require_sklearn"]
 
-C, GAMMA = 100.0, 0.1
+C = 100.0
+GAMMA = 0.1
 """Those of the authors' code, for capsules whose lengths are below 1."""
 READ = 10_000
 """Training images that the read-out learns from, unless told otherwise."""
-MOST, ROOM = 16_000, 4_000_000_000
+MOST = 16_000
+ROOM = 4_000_000_000
 """Codes of two classes whose kernel is one matrix, 2 GB at the most, which is many times as fast; bytes of all such
 matrices at a time, beside those of each class with itself."""
-PART, CACHE = 1000, 2000
+PART = 1000
+CACHE = 2000
 """Test codes at a time; megabytes for parts of a kernel that is no matrix."""
 AFFNIST = {
     "mnist_svm": ("mnist", "mnist test"),
@@ -132,7 +135,8 @@ def _between(one: _Group, other: _Group, c: float, gamma: float) -> tuple[Tensor
     known = _together(one, other, gamma)
     machine = SVC(C=c, kernel="precomputed")
     if known is None:
-        machine, known = SVC(C=c, gamma=gamma, cache_size=CACHE), torch.cat([one.codes, other.codes])
+        machine = SVC(C=c, gamma=gamma, cache_size=CACHE)
+        known = torch.cat([one.codes, other.codes])
     machine.fit(known.numpy(), [1] * len(one.codes) + [-1] * len(other.codes))
     weights = torch.zeros(len(known), dtype=torch.float64)
     weights[torch.from_numpy(machine.support_).long()] = torch.from_numpy(machine.dual_coef_[0])
@@ -143,9 +147,11 @@ def _together(one: _Group, other: _Group, gamma: float) -> Tensor | None:
     """The kernel of all codes of two classes, if that of each with itself is known; no copy of it is made."""
     if one.gram is None or other.gram is None:
         return None
-    a, n = len(one.codes), len(one.codes) + len(other.codes)
+    a = len(one.codes)
+    n = len(one.codes) + len(other.codes)
     known = one.gram.new_empty(n, n)
-    known[:a, :a], known[a:, a:] = one.gram, other.gram
+    known[:a, :a] = one.gram
+    known[a:, a:] = other.gram
     known[:a, a:] = kernel(one.codes, other.codes, gamma)
     known[a:, :a] = known[:a, a:].T
     return known
@@ -194,7 +200,9 @@ def build_probe_data(recipe: Recipe, images: int = READ) -> ProbeData:
     """The images of a recipe's data; which they are does not depend on the seed, but for how training shows them."""
     if images < 1:
         raise RecipeError(f"the read-out is to learn from {images} images; at least 1 is wanted")
-    data, splits, loop = recipe.data, recipe.data.load(), stage_of(recipe, stage_names(recipe.model)[-1]).train
+    data = recipe.data
+    splits = recipe.data.load()
+    loop = stage_of(recipe, stage_names(recipe.model)[-1]).train
     train = splits.train
     if train.labels.ndim != 1:
         raise DataError("each image shows several classes; the read-out wants data of one label an image")

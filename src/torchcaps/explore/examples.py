@@ -96,11 +96,14 @@ def examples_of(
     """Those among the tensors of a checkpoint, else those of the recipe's data, else digits if they can stand in."""
     names = class_names(recipe.data, spec.classes)
     standardized = bool(getattr(recipe.data, "standardize", False))
-    data, source = _own(tensors, spec), "own"
+    data = _own(tensors, spec)
+    source = "own"
     if data is None:
-        data, source = _tested(recipe.data, spec, data_dir), "data"
+        data = _tested(recipe.data, spec, data_dir)
+        source = "data"
     if data is None:
-        data, source = _drawn(spec), "glyphs"
+        data = _drawn(spec)
+        source = "glyphs"
     return Examples(data, "none" if data is None else source, names, standardized)
 
 

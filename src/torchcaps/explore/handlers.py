@@ -41,16 +41,31 @@ def runs(shelf: RunRegistry) -> list[Answer]:
 
 def facts(number: int, opened: OpenRun) -> Answer:
     """What the page must know of a run to lay itself out."""
-    run, subject, examples = opened.run, opened.subject, opened.examples
+    run = opened.run
+    subject = opened.subject
+    examples = opened.examples
     return {
-        "id": number, "name": opened.entry.name, "kind": subject.kind, "shape": list(run.model.spec[:3]),
-        "names": list(subject.names), "dimension": subject.dimension, "iterations": subject.iterations,
-        "draws": subject.draws, "domains": list(subject.domains), "samples": subject.samples,
-        "children": subject.children, "places": list(subject.places), "examples": len(examples),
-        "source": examples.source, "about": run.recipe.about, "recipe": run.recipe.name, "steps": run.step,
-        "parameters": sum(p.numel() for p in run.model.parameters()), "classifies": run.model.is_classifier,
+        "id": number,
+        "name": opened.entry.name,
+        "kind": subject.kind,
+        "shape": list(run.model.spec[:3]),
+        "names": list(subject.names),
+        "dimension": subject.dimension,
+        "iterations": subject.iterations,
+        "draws": subject.draws,
+        "domains": list(subject.domains),
+        "samples": subject.samples,
+        "children": subject.children,
+        "places": list(subject.places),
+        "examples": len(examples),
+        "source": examples.source,
+        "about": run.recipe.about,
+        "recipe": run.recipe.name,
+        "steps": run.step,
+        "parameters": sum(p.numel() for p in run.model.parameters()),
+        "classifies": run.model.is_classifier,
         "display": "standardized" if examples.standardized else "unit",
-    }  # fmt: skip
+    }
 
 
 def example(n: int, opened: OpenRun) -> Answer:
@@ -60,15 +75,20 @@ def example(n: int, opened: OpenRun) -> Answer:
 
 
 def _look(opened: OpenRun, asked: Look) -> Answer:
-    start, subject = time.perf_counter(), opened.subject
+    start = time.perf_counter()
+    subject = opened.subject
     image, shown = _images(opened, asked.image)
-    seen, parts = subject.infer(shown), subject.draw_each(shown)
+    seen = subject.infer(shown)
+    parts = subject.draw_each(shown)
     return {
-        "activation": to_json(seen.activation), "winner": seen.winner, "pose": to_json(seen.pose),
-        "drawn": _drawn(opened, seen.drawn, image), "parts": _drawn(opened, parts, image),
+        "activation": to_json(seen.activation),
+        "winner": seen.winner,
+        "pose": to_json(seen.pose),
+        "drawn": _drawn(opened, seen.drawn, image),
+        "parts": _drawn(opened, parts, image),
         "limits": _limits(opened, seen.winner, seen.pose[seen.winner]),
         "milliseconds": to_json(1000 * (time.perf_counter() - start)),
-    }  # fmt: skip
+    }
 
 
 def _route(opened: OpenRun, asked: Route) -> Answer:
@@ -99,8 +119,10 @@ def _sample(opened: OpenRun, asked: Sample) -> Answer:
 def _wall(opened: OpenRun, asked: Wall) -> Answer:
     wall = opened.subject.sample_grid(asked.count, asked.domain, asked.seed)
     return {
-        "images": _drawn(opened, wall.images), "poses": to_json(wall.poses), "capsules": list(wall.capsules),
-    }  # fmt: skip
+        "images": _drawn(opened, wall.images),
+        "poses": to_json(wall.poses),
+        "capsules": list(wall.capsules),
+    }
 
 
 @dataclass(frozen=True)

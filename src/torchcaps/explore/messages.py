@@ -33,7 +33,7 @@ __all__ = [
     "pixels_of",
     "read",
     "to_json",
-]  # fmt: skip
+]
 
 B = TypeVar("B")
 

@@ -80,7 +80,9 @@ class Guards:
     """An ASGI application that lets through to `app` what is asked of one of `origins` in due form."""
 
     def __init__(self, app: App, origins: frozenset[str], patience: float = PATIENCE) -> None:
-        self.app, self.origins, self.patience = app, origins, patience
+        self.app = app
+        self.origins = origins
+        self.patience = patience
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -120,12 +122,15 @@ class Guards:
 
 
 async def _collected(receive: Receive) -> bytes:
-    body, size, more = bytearray(), 0, True
+    body = bytearray()
+    size = 0
+    more = True
     while more and size <= DISCARDED:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise RefusedError(400, "the body broke off")
-        piece, more = message.get("body", b""), message.get("more_body", False)
+        piece = message.get("body", b"")
+        more = message.get("more_body", False)
         size += len(piece)
         if size <= LARGEST:
             body += piece

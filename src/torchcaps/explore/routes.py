@@ -36,10 +36,15 @@ from torchcaps.explore.run_registry import OpenRun, RunRegistry
 __all__ = ["Explorer", "application", "files"]
 
 TYPES = {
-    "html": "text/html; charset=utf-8", "css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8",
-    "json": "application/json", "svg": "image/svg+xml", "png": "image/png", "ico": "image/x-icon",
+    "html": "text/html; charset=utf-8",
+    "css": "text/css; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "json": "application/json",
+    "svg": "image/svg+xml",
+    "png": "image/png",
+    "ico": "image/x-icon",
     "woff2": "font/woff2",
-}  # fmt: skip
+}
 """The files that are served, by the end of their names."""
 
 
@@ -69,7 +74,9 @@ class Explorer:
     """The endpoints."""
 
     def __init__(self, shelf: RunRegistry, queue: Queue) -> None:
-        self.shelf, self.queue, self.files = shelf, queue, files()
+        self.shelf = shelf
+        self.queue = queue
+        self.files = files()
 
     def routes(self) -> list[Route]:
         """Path -> endpoint."""
@@ -97,7 +104,8 @@ class Explorer:
         return await self._answer(request, lambda: facts(number, self._open(number)))
 
     async def example(self, request: Request) -> Response:
-        number, n = self._run(request), _number(request.path_params["n"])
+        number = self._run(request)
+        n = _number(request.path_params["n"])
 
         def work() -> Answer:
             opened = self._open(number)
@@ -108,7 +116,8 @@ class Explorer:
         return await self._answer(request, work)
 
     async def question(self, request: Request) -> Response:
-        number, question = self._run(request), QUESTIONS.get(request.path_params["question"])
+        number = self._run(request)
+        question = QUESTIONS.get(request.path_params["question"])
         if question is None:
             raise HTTPException(404)
         body = await request.body()

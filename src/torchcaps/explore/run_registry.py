@@ -22,11 +22,16 @@ from torchcaps.train.run import TrainedRun, checkpoint_path, load_run
 __all__ = ["KINDS", "OPEN", "Entry", "OpenRun", "RunRegistry", "find_runs", "shipped_run"]
 
 KINDS = {
-    "capsnet": "capsnet", "capsnet-small": "capsnet",
-    "matrix": "matrix", "matrix-small": "matrix", "matrix-test": "matrix",
-    "sparse": "sparse", "sparse-small": "sparse", "sparse-matrix": "sparse",
+    "capsnet": "capsnet",
+    "capsnet-small": "capsnet",
+    "matrix": "matrix",
+    "matrix-small": "matrix",
+    "matrix-test": "matrix",
+    "sparse": "sparse",
+    "sparse-small": "sparse",
+    "sparse-matrix": "sparse",
     "poe": "poe",
-}  # fmt: skip
+}
 """The name in a recipe's [model] table -> the kind of subject."""
 
 OPEN = 6
@@ -89,7 +94,8 @@ def find_runs(runs: Sequence[Path], data_dir: Path | None = None, root: Path = P
         raise DataError(f"'{data_dir}' is no folder; name one that holds data sets, or leave --data-dir out")
     if runs:
         return RunRegistry(tuple(_named(folder) for folder in runs), data_dir)
-    shipped, folders = shipped_run(), sorted(root.iterdir()) if root.is_dir() else []
+    shipped = shipped_run()
+    folders = sorted(root.iterdir()) if root.is_dir() else []
     found = [entry for folder in folders if (entry := _found(folder))]
     entries = (*([shipped] if shipped else []), *found)
     if not entries:

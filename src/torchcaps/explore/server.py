@@ -101,17 +101,32 @@ def address_of(listener: socket.socket) -> str:
 
 
 def server_on(
-    listener: socket.socket, shelf: RunRegistry, host: str, ready: Callable[[], object], *,
-    queue: Queue | None = None, patience: float = PATIENCE,
-) -> uvicorn.Server:  # fmt: skip
+    listener: socket.socket,
+    shelf: RunRegistry,
+    host: str,
+    ready: Callable[[], object],
+    *,
+    queue: Queue | None = None,
+    patience: float = PATIENCE,
+) -> uvicorn.Server:
     """The server, to be run with `listener` as its socket; `host` is what that was asked to listen on."""
     origins = origins_of(host, listener.getsockname()[1])
     app: Any = application(shelf, origins, queue or Queue(), patience)
     config = uvicorn.Config(
-        app, http=_Impatient, ws="none", loop="asyncio", lifespan="on", log_config=None, log_level="critical",
-        access_log=False, server_header=False, proxy_headers=False, timeout_keep_alive=5, timeout_graceful_shutdown=2,
+        app,
+        http=_Impatient,
+        ws="none",
+        loop="asyncio",
+        lifespan="on",
+        log_config=None,
+        log_level="critical",
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=5,
+        timeout_graceful_shutdown=2,
         limit_concurrency=CONNECTIONS,
-    )  # fmt: skip
+    )
     return _Server(config, ready)
 
 

@@ -20,7 +20,11 @@ class Tiled:
     """The passes (`kernels.dynamic.Passes`) over children x [b i d] with weights W [i j k d]."""
 
     def __init__(self, x: Tensor, W: Tensor, *, cosine: bool, over: str, share: float) -> None:
-        self.x, self.W, self.cosine, self.over, self.share = x, W, cosine, over, share
+        self.x = x
+        self.W = W
+        self.cosine = cosine
+        self.over = over
+        self.share = share
 
     def coupling(self) -> Tensor:
         """Room for C [i j b]."""
@@ -28,7 +32,8 @@ class Tiled:
 
     def marks(self, count: int) -> Tensor:
         """Room for Z [t 3 b i j], with a single child or a single parent."""
-        (b, i, _), j = self.x.shape, self.W.shape[1]
+        (b, i, _) = self.x.shape
+        j = self.W.shape[1]
         return self.x.new_empty(count, 3, b, *((i, 1) if self.over == "parents" else (1, j)))
 
     def seen(self, C: Tensor) -> Tensor:
@@ -41,7 +46,8 @@ class Tiled:
 
     def again(self, q: Tensor, C: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """s = sum_i c V with c = softmax(V . q), which goes into C; top and part [2 j b] of one over children."""
-        c, s = self.seen(self.coupling() if C is None else C), torch.zeros_like(q)
+        c = self.seen(self.coupling() if C is None else C)
+        s = torch.zeros_like(q)
         for n, V in self._votes():
             c[:, n] = self._logits(V, q)
         scale = _exponentials(c, 2 if self.over == "parents" else 1)
@@ -65,7 +71,8 @@ class Tiled:
 
     def scatter(self, q: list[Tensor], ds: list[Tensor], Z: Tensor, base: Tensor) -> tuple[Tensor, Tensor]:
         """dx [b i d] and dW [i j k d]."""
-        dx, dW = torch.empty_like(self.x), torch.empty_like(self.W)
+        dx = torch.empty_like(self.x)
+        dW = torch.empty_like(self.W)
         for n, V in self._votes():
             dV = base.unsqueeze(1).expand_as(V).clone()
             for q_t, ds_t, Z_t in zip(q, ds, Z, strict=True):
@@ -78,7 +85,8 @@ class Tiled:
 
     def straight(self, c: Tensor, ds: Tensor) -> tuple[Tensor, Tensor]:
         """dx [b i d] and dW [i j k d] for dV = c ds."""
-        dx, dW = torch.empty_like(self.x), torch.empty_like(self.W)
+        dx = torch.empty_like(self.x)
+        dW = torch.empty_like(self.W)
         for n in self._tiles():
             dx[:, n], dW[n] = self._back(n, c[:, n].unsqueeze(-1) * ds.unsqueeze(1))
         return dx, dW
@@ -99,7 +107,8 @@ class Tiled:
 
     def _tiles(self) -> Iterator[slice]:
         """Some children at a time."""
-        (b, i, _), (_, j, k, _) = self.x.shape, self.W.shape
+        (b, i, _) = self.x.shape
+        (_, j, k, _) = self.W.shape
         rows = max(1, TILE // max(1, b * j * k))
         return (slice(first, first + rows) for first in range(0, i, rows))
 

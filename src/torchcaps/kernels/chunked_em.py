@@ -19,7 +19,10 @@ from torchcaps.math.pose import as_matrix
 __all__ = ["FIT", "LOGIT", "LSE", "MASS", "POSE", "Layer", "Slopes", "backward", "forward"]
 
 POSE = 16
-LSE, MASS, LOGIT, FIT = 32, 33, 34, 35
+LSE = 32
+MASS = 33
+LOGIT = 34
+FIT = 35
 """Rows of a parent's Gaussian after mean 16 and variance 16: log sum_c exp s, mass, logit of the switch."""
 
 
@@ -104,7 +107,8 @@ def _fit(layer: Layer, V: Tensor, log_R: Tensor, log_a: Tensor, previous: Tensor
     """M-step of one parent: V [b s c 16], log R and log a [b s c], previous mean [b s 16] -> [b s FIT]."""
     most = log_a.amax(-1, keepdim=True)
     total = log_R + (log_a - most)
-    w, lse = total.softmax(-1), total.logsumexp(-1)
+    w = total.softmax(-1)
+    lse = total.logsumexp(-1)
     mean = torch.einsum("bsc,bsck->bsk", w, V)
     mean = mean + layer.damping * (previous - mean)
     variance = torch.einsum("bsc,bsck->bsk", w, (V - mean.unsqueeze(2)).square()) + layer.min_variance
@@ -123,7 +127,9 @@ def _energy(layer: Layer, fit: Tensor, j: int) -> Tensor:
 
 def _bid(layer: Layer, V: Tensor, fit: Tensor, j: int) -> Tensor:
     """E-step of one parent: logits [b s c]."""
-    mean, variance, logit = fit[..., None, :POSE], fit[..., None, POSE:LSE], fit[..., LOGIT]
+    mean = fit[..., None, :POSE]
+    variance = fit[..., None, POSE:LSE]
+    logit = fit[..., LOGIT]
     far = 0.5 * ((V - mean).square() / variance).sum(-1)  # [b s c]
     if layer.descent:
         return -logit.sigmoid().unsqueeze(-1) * (far + _energy(layer, fit, j).unsqueeze(-1))
@@ -134,11 +140,14 @@ def _bid(layer: Layer, V: Tensor, fit: Tensor, j: int) -> Tensor:
 def forward(layer: Layer) -> tuple[Tensor, Tensor]:
     """log R of all iterations but the first [b t-1 s j c] and all Gaussians [b t s j FIT]."""
     W = layer.W[layer.row()].unbind(1)  # J times [c 4 4]
-    M, log_a = as_matrix(layer.gather(layer.pose)), layer.gather(layer.log_a)
+    M = as_matrix(layer.gather(layer.pose))
+    log_a = layer.gather(layer.log_a)
     log_R = layer.first[layer.who].expand(len(M), len(W), -1, -1).transpose(1, 2)  # [b s j c]
-    shares, fits = [], [M.new_zeros(*log_R.shape[:3], FIT)]
+    shares = []
+    fits = [M.new_zeros(*log_R.shape[:3], FIT)]
     for t in range(len(layer.lam)):
-        now, bids = [], []
+        now = []
+        bids = []
         for j, W_j in enumerate(W):
             V = _votes(layer, M, W_j)
             now.append(_fit(layer, V, log_R[:, :, j], log_a, fits[-1][:, :, j, :POSE], t, j))
@@ -154,49 +163,74 @@ def forward(layer: Layer) -> tuple[Tensor, Tensor]:
 
 def backward(layer: Layer, shares: Tensor, fits: Tensor, g_mean: Tensor, g_logit: Tensor) -> Slopes:
     """From the derivatives by the last mean [b s j 16] and logit [b s j]; see `loops.em_backward` for the equations."""
-    W, T = layer.W[layer.row()].unbind(1), len(layer.lam)
-    M, log_a = as_matrix(layer.gather(layer.pose)), layer.gather(layer.log_a)
+    W = layer.W[layer.row()].unbind(1)
+    T = len(layer.lam)
+    M = as_matrix(layer.gather(layer.pose))
+    log_a = layer.gather(layer.log_a)
     first = layer.first[layer.who].expand(len(M), len(W), -1, -1).transpose(1, 2)
     log_R = [first, *shares.unbind(1)]  # [b s j c] each
     total = (log_a - log_a.amax(-1, keepdim=True)).unsqueeze(2)  # [b s 1 c]
     w = [(r + total - fits[:, t, ..., LSE, None]).exp() for t, r in enumerate(log_R)]
-    beta_a, beta_u = torch.zeros_like(layer.beta_a), torch.zeros_like(layer.beta_u)
+    beta_a = torch.zeros_like(layer.beta_a)
+    beta_u = torch.zeros_like(layer.beta_u)
     g_s: list[Tensor] = []
     g_l: list[Tensor | None] = [None] * T
     slopes: list[tuple[Tensor, Tensor]] = [(g_mean, g_mean)] * T
     for t in reversed(range(T)):
         if t + 1 < T:
             g_l[t] = g_s[-1] - log_R[t + 1].exp() * layer.rivals(g_s[-1])
-        each = [_parent_back(layer, _votes(layer, M, W[j]), w[t], fits, g_l[t], slopes, g_mean, g_logit, t, j) for j in
-                range(len(W))]  # fmt: skip
+        each = [
+            _parent_back(layer, _votes(layer, M, W[j]), w[t], fits, g_l[t], slopes, g_mean, g_logit, t, j)
+            for j in range(len(W))
+        ]
         g_mu, g_v, g, a, u = (torch.stack(part, 2) for part in zip(*each, strict=True))
         slopes[t] = g_mu, g_v
         g_s.append(g)
-        beta_a, beta_u = beta_a + a.sum((0, 1)), beta_u + u.sum((0, 1))
-    g_M, g_W = torch.zeros_like(M), torch.zeros_like(layer.W)
+        beta_a = beta_a + a.sum((0, 1))
+        beta_u = beta_u + u.sum((0, 1))
+    g_M = torch.zeros_like(M)
+    g_W = torch.zeros_like(layer.W)
     for j, W_j in enumerate(W):
         G = as_matrix(_votes_back(layer, _votes(layer, M, W_j), w, fits, g_l, slopes, j))
         g_M = g_M + torch.einsum("bscrq,ckq->bscrk", G, W_j)
         g_W[:, j] = torch.zeros_like(g_W[:, j]).index_add_(0, layer.row(), torch.einsum("bscrk,bscrq->ckq", M, G))
-    g_pose, g_log_a = layer.scatter(g_M.flatten(3)), layer.scatter(sum(g_s[1:], g_s[0]).sum(2))
+    g_pose = layer.scatter(g_M.flatten(3))
+    g_log_a = layer.scatter(sum(g_s[1:], g_s[0]).sum(2))
     return Slopes(g_pose.view_as(layer.pose), g_log_a.view_as(layer.log_a), g_W, beta_a, beta_u)
 
 
 def _parent_back(
-    layer: Layer, V: Tensor, w: Tensor, fits: Tensor, g_l: Tensor | None, slopes: list[tuple[Tensor, Tensor]],
-    g_mean: Tensor, g_logit: Tensor, t: int, j: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    layer: Layer,
+    V: Tensor,
+    w: Tensor,
+    fits: Tensor,
+    g_l: Tensor | None,
+    slopes: list[tuple[Tensor, Tensor]],
+    g_mean: Tensor,
+    g_logit: Tensor,
+    t: int,
+    j: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Steps 1 and 2 for parent j: g_mu, g_v [b s 16], g_s [b s c], and what beta_a and beta_u get [b s]."""
-    fit, least, damping = fits[:, t, :, j], layer.min_variance, layer.damping
-    mean, v, mass = fit[..., :POSE], fit[..., POSE:LSE], fit[..., MASS]
-    d, on = V - mean.unsqueeze(2), fit[..., LOGIT].sigmoid()
+    fit = fits[:, t, :, j]
+    least = layer.min_variance
+    damping = layer.damping
+    mean = fit[..., :POSE]
+    v = fit[..., POSE:LSE]
+    mass = fit[..., MASS]
+    d = V - mean.unsqueeze(2)
+    on = fit[..., LOGIT].sigmoid()
     u = torch.zeros_like(on)
     if g_l is None:
-        g_mu, g_v, g_z = g_mean[:, :, j], torch.zeros_like(mean), g_logit[:, :, j]
+        g_mu = g_mean[:, :, j]
+        g_v = torch.zeros_like(mean)
+        g_z = g_logit[:, :, j]
     else:
         g = g_l[:, :, j]
-        S0, k = g.sum(-1), (on if layer.descent else torch.ones_like(on)).unsqueeze(-1)
-        S1, S2 = torch.einsum("bsc,bsck->bsk", g, d), torch.einsum("bsc,bsck->bsk", g, d * d)
+        S0 = g.sum(-1)
+        k = (on if layer.descent else torch.ones_like(on)).unsqueeze(-1)
+        S1 = torch.einsum("bsc,bsck->bsk", g, d)
+        S2 = torch.einsum("bsc,bsck->bsk", g, d * d)
         more = least * S0.unsqueeze(-1) if layer.descent else torch.zeros_like(S2)
         g_mu = k * S1 / v + damping * slopes[t + 1][0][:, :, j]
         g_v = k * ((S2 + more) / v - S0.unsqueeze(-1)) / (2 * v)
@@ -217,13 +251,19 @@ def _parent_back(
 
 
 def _votes_back(
-    layer: Layer, V: Tensor, w: list[Tensor], fits: Tensor, g_l: list[Tensor | None],
-    slopes: list[tuple[Tensor, Tensor]], j: int,
-) -> Tensor:  # fmt: skip
+    layer: Layer,
+    V: Tensor,
+    w: list[Tensor],
+    fits: Tensor,
+    g_l: list[Tensor | None],
+    slopes: list[tuple[Tensor, Tensor]],
+    j: int,
+) -> Tensor:
     """Step 3 for parent j: g_V [b s c 16]."""
     G = torch.zeros_like(V)
     for t, (g_mu, g_v) in enumerate(slopes):
-        d, w_t = V - fits[:, t, :, None, j, :POSE], w[t][:, :, j].unsqueeze(-1)
+        d = V - fits[:, t, :, None, j, :POSE]
+        w_t = w[t][:, :, j].unsqueeze(-1)
         G = G + w_t * ((1 - layer.damping) * g_mu[:, :, None, j] + 2 * g_v[:, :, None, j] * d)
         g = g_l[t]
         if g is not None:

@@ -60,7 +60,8 @@ def route(
         )
         totals, _, C = iterate(passes, iterations, agreement, logits)
         return passes.seen(C).to(x.dtype), totals[-1].to(x.dtype)  # [b i j], [b j k]
-    x_t, P = _turn(x).to(wide), _ordered(W).to(wide)  # [d i b], [d i j k]
+    x_t = _turn(x).to(wide)
+    P = _ordered(W).to(wide)  # [d i b], [d i j k]
     inverse = _inverse_lengths(x_t, P) if agreement == "cosine" and iterations > 1 else None
     b: Tensor | None = None
     c: Tensor | float = _uniform(W, over)
@@ -90,7 +91,8 @@ def reverse(h: Tensor, W: Tensor, c: Tensor | float) -> Tensor:
     """sum_j c_ij W_ij^T h_j: parents [b j k] and coupling [b i j], or one number for all, -> [b i d], a view."""
     if isinstance(c, Tensor) and _loops(h, W, c):
         return simd_layout.reverse(W, simd_layout.shares(c), simd_layout.to_lanes(h), len(h))
-    P, c = _ordered(W), _turned(c)
+    P = _ordered(W)
+    c = _turned(c)
     d, i, j, k = P.shape
     if not isinstance(c, Tensor):
         y = torch.mm(P.view(d * i, j * k), h.flatten(1).t()).mul_(c)  # [(d i) b]
@@ -111,12 +113,14 @@ def grad(x: Tensor, c: Tensor | float, a: Tensor, onto: Tensor | None = None) ->
 
     With a = 2 z / (1 + |z|^2) it is one phase of Hauser 2019, eq. 18, summed over the batch.
     """
-    (_, i, d), (_, j, k) = x.shape, a.shape
+    (_, i, d) = x.shape
+    (_, j, k) = a.shape
     if isinstance(c, Tensor) and _loops(x, a, c):
         return simd_layout.grad(
             simd_layout.to_lanes(x, children=True), simd_layout.shares(c), simd_layout.to_lanes(a), onto
         )
-    x_t, c = _turn(x), _turned(c)
+    x_t = _turn(x)
+    c = _turned(c)
     total = a.new_empty(d, i, j, k)
     if not isinstance(c, Tensor):
         torch.mm(x_t.view(d * i, -1), a.flatten(1), out=total.view(d * i, j * k)).mul_(c)
@@ -162,7 +166,8 @@ def _forward(x: Tensor, P: Tensor, c: Tensor | float) -> Tensor:
     d, i, j, k = P.shape
     if not isinstance(c, Tensor):
         return torch.mm(x.view(d * i, -1).t(), P.view(d * i, j * k)).mul_(c).view(-1, j, k)
-    z, buffer = x.new_empty(x.shape[2], j, k), torch.empty_like(x)
+    z = x.new_empty(x.shape[2], j, k)
+    buffer = torch.empty_like(x)
     for n, P_n in _parents(P):
         torch.mul(x, c[n], out=buffer)
         torch.mm(buffer.view(d * i, -1).t(), P_n, out=z[:, n])
@@ -171,7 +176,8 @@ def _forward(x: Tensor, P: Tensor, c: Tensor | float) -> Tensor:
 
 def _agree(x: Tensor, P: Tensor, v: Tensor, inverse: Tensor | None) -> Tensor:
     """x_i . (W_ij^T v_j) [j i b], times 1 / |V_ij| where that is given, which makes it a cosine."""
-    agreed, buffer = x.new_empty(P.shape[2], *x.shape[1:]), torch.empty_like(x)
+    agreed = x.new_empty(P.shape[2], *x.shape[1:])
+    buffer = torch.empty_like(x)
     for n, P_n in _parents(P):
         torch.mm(P_n, v[:, n].t(), out=buffer.flatten(0, 1))
         torch.sum(buffer.mul_(x), 0, out=agreed[n])
@@ -180,7 +186,8 @@ def _agree(x: Tensor, P: Tensor, v: Tensor, inverse: Tensor | None) -> Tensor:
 
 def _inverse_lengths(x: Tensor, P: Tensor) -> Tensor:
     """1 / |W_ij x_i| [j i b], and 0 for a vote of length 0, which agrees with nobody."""
-    (_, i, j, k), b = P.shape, x.shape[2]
+    (_, i, j, k) = P.shape
+    b = x.shape[2]
     square = x.new_empty(j, i, b)
     rows = max(1, TILE // (b * j * k))
     for n in range(0, i, rows):

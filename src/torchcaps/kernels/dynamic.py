@@ -80,9 +80,11 @@ def _forward(
     with torch.no_grad():
         passes = _passes(x, W, agreement, over)
         totals, scales, C = iterate(passes, iterations, agreement, logits)
-        total, earlier = totals[-1], totals[:-1]
+        total = totals[-1]
+        earlier = totals[:-1]
         if gradient == "last":
-            earlier, scales = [], []
+            earlier = []
+            scales = []
         return total, _kept(earlier, x, total.shape), _kept(scales, x, _scale(x, W, over)), passes.seen(C)
 
 
@@ -90,7 +92,8 @@ def _forward(
 def _(
     x: Tensor, W: Tensor, iterations: int, agreement: str, over: str, logits: str, gradient: str
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    (b, i, _), (_, j, k, _) = x.shape, W.shape
+    (b, i, _) = x.shape
+    (_, j, k, _) = W.shape
     kept = 0 if gradient == "last" else iterations - 1
     coupling = x.new_empty(i, j, b).movedim(-1, 0)
     return x.new_empty(b, j, k), x.new_empty(kept, b, j, k), x.new_empty(kept, *_scale(x, W, over)), coupling
@@ -159,7 +162,9 @@ def _passes(x: Tensor, W: Tensor, agreement: str, over: str) -> Passes:
 def iterate(passes: Passes, iterations: int, agreement: str, logits: str) -> tuple[list[Tensor], list[Tensor], Tensor]:
     """The totals of all iterations, the scales of all but the first, and the last coupling C."""
     C = passes.coupling()
-    totals, scales, q = [passes.first()], [], None
+    totals = [passes.first()]
+    scales = []
+    q = None
     for n in range(iterations - 1):
         v = _parent(totals[-1], agreement)
         q = v if q is None or logits == "replaced" else q + v

@@ -29,10 +29,22 @@ BYTES = 32
 
 
 def em_routing(
-    pose: Tensor, activation: Tensor, W: Tensor, offset: Tensor | None, beta_a: Tensor, beta_u: Tensor, seen: Tensor, *,
-    iterations: int = 3, final_inverse_temperature: float = 0.01, decay: float = 0.95, min_variance: float = 5e-4,
-    damping: float = 0.0, assignment: str = "paper", competition: str = "all",
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    pose: Tensor,
+    activation: Tensor,
+    W: Tensor,
+    offset: Tensor | None,
+    beta_a: Tensor,
+    beta_u: Tensor,
+    seen: Tensor,
+    *,
+    iterations: int = 3,
+    final_inverse_temperature: float = 0.01,
+    decay: float = 0.95,
+    min_variance: float = 5e-4,
+    damping: float = 0.0,
+    assignment: str = "paper",
+    competition: str = "all",
+) -> tuple[Tensor, Tensor, Tensor]:
     """Children [b P i 16] at P places and their activations [b P i] -> parents at each of p window positions.
 
     W [m j 4 4]    slot c = (n i) of a window takes row c % m: m = n * i, or m = i if all places share W
@@ -56,9 +68,20 @@ def em_routing(
 
 @torch.library.custom_op("torchcaps::em_routing", mutates_args=())
 def _forward(
-    pose: Tensor, log_a: Tensor, W: Tensor, offset: Tensor | None, beta_a: Tensor, beta_u: Tensor, seen: Tensor,
-    lam: list[float], min_variance: float, damping: float, descent: bool, across: bool, keep: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    pose: Tensor,
+    log_a: Tensor,
+    W: Tensor,
+    offset: Tensor | None,
+    beta_a: Tensor,
+    beta_u: Tensor,
+    seen: Tensor,
+    lam: list[float],
+    min_variance: float,
+    damping: float,
+    descent: bool,
+    across: bool,
+    keep: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """mean, logit, coupling; and for the backward pass log R [blocks t-1 p j c L] and the Gaussians
     [blocks t p j FIT L]."""
     layer = Layer(pose, log_a, W, offset, beta_a, beta_u, seen, lam, min_variance, damping, descent, across)
@@ -69,16 +92,30 @@ def _forward(
     log_R = shares[:, -1] if len(lam) > 1 else layer.first[layer.who].unsqueeze(1).expand(len(pose), -1, W.shape[1], -1)
     coupling = log_R.exp().transpose(2, 3).contiguous()
     if not keep:
-        shares, fits = shares[:, :0], fits[:, -1:]
+        shares = shares[:, :0]
+        fits = fits[:, -1:]
     return last[..., :POSE].clone(), last[..., LOGIT].clone(), coupling, shares[..., None], fits[..., None].clone()
 
 
 @torch.library.custom_op("torchcaps::em_routing_backward", mutates_args=())
 def _backward(
-    g_mean: Tensor, g_logit: Tensor, shares: Tensor, fits: Tensor,
-    pose: Tensor, log_a: Tensor, W: Tensor, offset: Tensor | None, beta_a: Tensor, beta_u: Tensor, seen: Tensor,
-    lam: list[float], min_variance: float, damping: float, descent: bool, across: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    g_mean: Tensor,
+    g_logit: Tensor,
+    shares: Tensor,
+    fits: Tensor,
+    pose: Tensor,
+    log_a: Tensor,
+    W: Tensor,
+    offset: Tensor | None,
+    beta_a: Tensor,
+    beta_u: Tensor,
+    seen: Tensor,
+    lam: list[float],
+    min_variance: float,
+    damping: float,
+    descent: bool,
+    across: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The derivatives by pose, log_a, W, beta_a and beta_u."""
     layer = Layer(pose, log_a, W, offset, beta_a, beta_u, seen, lam, min_variance, damping, descent, across)
     if suits(pose):
@@ -88,18 +125,42 @@ def _backward(
 
 @_forward.register_fake
 def _(
-    pose: Tensor, log_a: Tensor, W: Tensor, offset: Tensor | None, beta_a: Tensor, beta_u: Tensor, seen: Tensor,
-    lam: list[float], min_variance: float, damping: float, descent: bool, across: bool, keep: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    pose: Tensor,
+    log_a: Tensor,
+    W: Tensor,
+    offset: Tensor | None,
+    beta_a: Tensor,
+    beta_u: Tensor,
+    seen: Tensor,
+    lam: list[float],
+    min_variance: float,
+    damping: float,
+    descent: bool,
+    across: bool,
+    keep: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     return _empty(pose, W, seen, len(lam), keep, lanes(pose.dtype, BYTES) if suits(pose) else 1)
 
 
 @_backward.register_fake
 def _(
-    g_mean: Tensor, g_logit: Tensor, shares: Tensor, fits: Tensor,
-    pose: Tensor, log_a: Tensor, W: Tensor, offset: Tensor | None, beta_a: Tensor, beta_u: Tensor, seen: Tensor,
-    lam: list[float], min_variance: float, damping: float, descent: bool, across: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    g_mean: Tensor,
+    g_logit: Tensor,
+    shares: Tensor,
+    fits: Tensor,
+    pose: Tensor,
+    log_a: Tensor,
+    W: Tensor,
+    offset: Tensor | None,
+    beta_a: Tensor,
+    beta_u: Tensor,
+    seen: Tensor,
+    lam: list[float],
+    min_variance: float,
+    damping: float,
+    descent: bool,
+    across: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     inputs = (pose, log_a, W, beta_a, beta_u)
     a, b, c, d, e = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in inputs)
     return a, b, c, d, e
@@ -107,9 +168,11 @@ def _(
 
 def _empty(
     pose: Tensor, W: Tensor, seen: Tensor, t: int, keep: bool, lanes: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The shapes of what the forward operator returns."""
-    (b, _, i, _), (p, n), j = pose.shape, seen.shape, W.shape[1]
+    (b, _, i, _) = pose.shape
+    (p, n) = seen.shape
+    j = W.shape[1]
     blocks = -(-b // lanes)
     shares = pose.new_empty(blocks, t - 1 if keep else 0, p, j, n * i, lanes)
     fits = pose.new_empty(blocks, t if keep else 1, p, j, FIT, lanes)
@@ -148,7 +211,8 @@ def _samples(rows: Tensor, like: Tensor) -> Tensor:
 
 def _arrays(layer: Layer) -> tuple[Any, ...]:
     """X, A, W [j m 16], offset [c 16], beta_a, beta_u, who, first, lam as the loops want them."""
-    x, who = layer.pose, layer.who
+    x = layer.pose
+    who = layer.who
     W = layer.W.transpose(0, 1).reshape(layer.W.shape[1], -1, POSE)
     offset = x.new_zeros(who.shape[1], POSE) if layer.offset is None else layer.offset.to(x.dtype)
     lam = torch.tensor(layer.lam, dtype=torch.float64)
@@ -184,12 +248,16 @@ def _backward_loops(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     from torchcaps.kernels.loops import em_backward
 
-    pose, W = layer.pose, layer.W
+    pose = layer.pose
+    W = layer.W
     X, A, W_j, offsets, _, *rest = _arrays(layer)
     record = shares.flatten(0, -2).numpy(), fits.flatten(0, -2).numpy()
     g = _rows(g_mean).numpy(), _rows(g_logit).numpy()
-    blocks, j, L = len(fits), W.shape[1], fits.shape[-1]
-    g_X, g_A = pose.new_zeros(X.shape), pose.new_zeros(A.shape)
+    blocks = len(fits)
+    j = W.shape[1]
+    L = fits.shape[-1]
+    g_X = pose.new_zeros(X.shape)
+    g_A = pose.new_zeros(A.shape)
     g_W = pose.new_zeros(torch.get_num_threads(), *W_j.shape)
     g_beta = pose.new_zeros(blocks * j * 2, L)
     out = g_X.numpy(), g_A.numpy(), g_W.numpy(), g_beta.numpy()
@@ -201,5 +269,6 @@ def _backward_loops(
     in_threads(work, blocks)
     beta = g_beta.view(blocks, j, 2, L).sum((0, 3))
     weights = g_W.sum(0).transpose(0, 1).reshape(W.shape)
-    poses, log_as = _samples(g_X, pose), _samples(g_A, layer.log_a)
+    poses = _samples(g_X, pose)
+    log_as = _samples(g_A, layer.log_a)
     return poses, log_as, weights.contiguous(), beta[:, 0].clone(), beta[:, 1].clone()

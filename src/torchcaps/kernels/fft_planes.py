@@ -30,10 +30,13 @@ class Planes:
     A sign of -1 stands for conjugate spectra.
     """
 
-    def __init__(
-        self, x: Tensor, s: int, N: tuple[int, int], places: tuple[int, int], sign: int, room: Tensor
-    ) -> None:  # fmt: skip
-        self.x, self.s, self.N, self.places, self.sign, self.D = x, s, N, places, sign, room
+    def __init__(self, x: Tensor, s: int, N: tuple[int, int], places: tuple[int, int], sign: int, room: Tensor) -> None:
+        self.x = x
+        self.s = s
+        self.N = N
+        self.places = places
+        self.sign = sign
+        self.D = room
 
     @staticmethod
     def shape(x: Tensor, s: int, N: tuple[int, int], at_once: int) -> tuple[int, ...]:
@@ -47,14 +50,16 @@ class Planes:
 
     def spectra(self, ks: range) -> Tensor:
         """The same, filled."""
-        x, D = self.x.numpy(), self.D[: len(ks)].numpy()
+        x = self.x.numpy()
+        D = self.D[: len(ks)].numpy()
         waves = self._waves(ks, back=False)
         in_threads(lambda _, start, stop: _loops().to_spectra(x, D, self.s, *waves, start, stop), self._vectors)
         return self.some(ks)
 
     def add(self, ks: range) -> None:
         """What the room holds of these column frequencies goes back to the places and is added there."""
-        x, D = self.x.numpy(), self.D[: len(ks)].numpy()
+        x = self.x.numpy()
+        D = self.D[: len(ks)].numpy()
         waves = self._waves(ks, back=True)
         in_threads(lambda _, start, stop: _loops().from_spectra(D, x, self.s, *waves, start, stop), self._vectors)
 
@@ -67,8 +72,11 @@ class Planes:
 
         On the way back these have the weight of a frequency: twice that where one also stands for its conjugate.
         """
-        (n, m), (a, b), dtype = self.N, self.places, self.x.dtype
-        rows, columns = _waves(n, range(n // 2 + 1), a, dtype, self.sign), _waves(m, ks, b, dtype, self.sign)
+        (n, m) = self.N
+        (a, b) = self.places
+        dtype = self.x.dtype
+        rows = _waves(n, range(n // 2 + 1), a, dtype, self.sign)
+        columns = _waves(m, ks, b, dtype, self.sign)
         if back:
             columns = columns * columns.new_tensor([(1 + (0 < k < m - k)) / (n * m) for k in ks])[:, None]
         return rows.numpy(), columns.numpy()

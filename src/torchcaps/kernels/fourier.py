@@ -47,9 +47,12 @@ def is_faster(x: Tensor, w: Tensor, stride: int) -> bool:
     """Whether spectra cost less than a direct convolution of such images and kernels, and can be had."""
     if not (switched_on() and suits(x, w) and _fit(x, w)) or any(n % lanes(x.dtype) for n in w.shape[:2]):
         return False
-    z, b, (o, c, t, u) = _Sizes.of(x, w, stride), len(x), w.shape
+    z = _Sizes.of(x, w, stride)
+    b = len(x)
+    (o, c, t, u) = w.shape
     deep = c * stride * stride
-    products, numbers = 4 * b * deep * o, deep * o + b * deep + b * o
+    products = 4 * b * deep * o
+    numbers = deep * o + b * deep + b * o
     direct = z.M[0] * z.M[1] * t * u * b * c * o
     return z.N[0] * len(z.columns) * (products + DEARNESS * numbers) < direct
 
@@ -78,7 +81,8 @@ class _Sizes(NamedTuple):
 
     @classmethod
     def of(cls, x: Tensor, w: Tensor, s: int) -> _Sizes:
-        sides, taps = (x.shape[2], x.shape[3]), (w.shape[2], w.shape[3])
+        sides = (x.shape[2], x.shape[3])
+        taps = (w.shape[2], w.shape[3])
         N, T = ((-(-n // s), -(-m // s)) for n, m in (sides, taps))
         M = ((sides[0] - taps[0]) // s + 1, (sides[1] - taps[1]) // s + 1)
         room = max(1, ROOM // (N[0] * s * s * w.shape[0] * w.shape[1]))
@@ -115,8 +119,10 @@ def _taps(w: Tensor) -> Tensor:
 @torch.library.custom_op("torchcaps::fourier_conv", mutates_args=())
 def _forward(x: Tensor, w: Tensor, stride: int) -> Tensor:
     """[b o h' w'], channels_last."""
-    z, o = _Sizes.of(x, w, stride), len(w)
-    images, kernels = _planes(_last(x), stride, z, z.N), _planes(_taps(w), stride, z, z.T, -1)
+    z = _Sizes.of(x, w, stride)
+    o = len(w)
+    images = _planes(_last(x), stride, z, z.N)
+    kernels = _planes(_taps(w), stride, z, z.T, -1)
     results = _planes(x.new_zeros(len(x), *z.M, o), 1, z, z.M)
     for ks in z.groups:
         W = torch.unflatten(kernels.spectra(ks)[:, 0], 1, (-1, o))  # conj(W) [(k n) (p q c) o]
@@ -133,13 +139,16 @@ def _(x: Tensor, w: Tensor, stride: int) -> Tensor:
 @torch.library.custom_op("torchcaps::fourier_conv_backward", mutates_args=())
 def _backward(g: Tensor, x: Tensor, w: Tensor, stride: int) -> tuple[Tensor, Tensor]:
     """dx [b c h w] and dw [o c t t] for the derivative g [b o h' w'] of the result."""
-    z, (o, c, t, u) = _Sizes.of(x, w, stride), w.shape
-    above, images = _planes(_last(g), 1, z, z.M, -1), _planes(_last(x), stride, z, z.N)
+    z = _Sizes.of(x, w, stride)
+    (o, c, t, u) = w.shape
+    above = _planes(_last(g), 1, z, z.M, -1)
+    images = _planes(_last(x), stride, z, z.N)
     kernels = _planes(_taps(w), stride, z, z.T, -1)
     dx = _planes(torch.zeros_like(images.x), stride, z, z.N, -1, images.D)
     dw = _planes(torch.zeros_like(kernels.x), stride, z, z.T, 1, kernels.D)
     for ks in z.groups:
-        G, W = above.spectra(ks), torch.unflatten(kernels.spectra(ks)[:, 0], 1, (-1, o))  # conj(dY), conj(W)
+        G = above.spectra(ks)
+        W = torch.unflatten(kernels.spectra(ks)[:, 0], 1, (-1, o))  # conj(dY), conj(W)
         torch.bmm(G, W.transpose(1, 2), out=dx.some(ks))
         dx.add(ks)
         torch.bmm(images.spectra(ks).transpose(1, 2), G, out=torch.unflatten(dw.some(ks)[:, 0], 1, (-1, o)))

@@ -57,10 +57,12 @@ def _array(t: Tensor) -> Any:
 
 def to_lanes(x: Tensor, *, children: bool = False, size: int = BYTES) -> Tensor:
     """[b j k] -> [n j k L], or of children [b i d] -> [i n d L]; samples that fill the last block are 0."""
-    (b, i, d), L = x.shape, lanes(x.dtype, size)
+    (b, i, d) = x.shape
+    L = lanes(x.dtype, size)
     n = -(-b // L)
     X = x.new_empty(i, n, d, L) if children else x.new_empty(n, i, d, L)
-    flat, blocks = _array(x), (X.transpose(0, 1) if children else X).numpy()
+    flat = _array(x)
+    blocks = (X.transpose(0, 1) if children else X).numpy()
     in_threads(lambda _, start, stop: _loops("layout").to_lanes(flat, blocks, start, stop), n)
     return X
 
@@ -107,7 +109,8 @@ def reverse(W: Tensor, C: Tensor, H: Tensor, b: int) -> Tensor:
 
 def grad(X: Tensor, C: Tensor, A: Tensor, onto: Tensor | None = None) -> Tensor:
     """sum_b c_ij a_j x_i^T: X [i n d L], C [i j (n L)] and A [n j k L] -> [i j k d]; added `onto` one, if given."""
-    (i, _, d, _), (_, j, k, _) = X.shape, A.shape
+    (i, _, d, _) = X.shape
+    (_, j, k, _) = A.shape
     dW = X.new_zeros(i, j, k, d) if onto is None else onto
     arrays = *map(_array, (X, C, A)), dW.numpy()
     in_threads(lambda _, start, stop: _loops("dynamic_grads").grad(*arrays, start, stop), i)
@@ -118,8 +121,12 @@ class Looped:
     """The passes of dynamic routing (`kernels.dynamic.Passes`) over children x [b i d] with weights W [i j k d]."""
 
     def __init__(self, x: Tensor, W: Tensor, *, cosine: bool, over: str, share: float) -> None:
-        self.x, self.W, self.b = x.detach().contiguous(), W.detach().contiguous(), len(x)
-        self.floor, self.over, self.share = _floor(x.dtype) if cosine else 0.0, over, share
+        self.x = x.detach().contiguous()
+        self.W = W.detach().contiguous()
+        self.b = len(x)
+        self.floor = _floor(x.dtype) if cosine else 0.0
+        self.over = over
+        self.share = share
 
     @cached_property
     def X(self) -> Tensor:
@@ -147,7 +154,8 @@ class Looped:
     def again(self, q: Tensor, C: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """s = sum_i c V with c = softmax(V . q), which goes into C; top and part [2 j b] of one over children."""
         Q = to_lanes(q)
-        (n, j, _, L), S = Q.shape, torch.zeros_like(Q)
+        (n, j, _, L) = Q.shape
+        S = torch.zeros_like(Q)
         Z = Q.new_empty(2, 0 if self.over == "parents" else j, n * L)
         given = Q.new_empty(0, 0, 0) if C is None else C
         arrays = *map(_array, (self.W, self.X, Q)), self.floor, _array(given), S.numpy()
@@ -159,8 +167,10 @@ class Looped:
 
     def pull(self, q: Tensor, s: Tensor, ds: Tensor, scale: Tensor, Z: Tensor) -> Tensor:
         """dq; fills Z."""
-        Q, dS = to_lanes(q), to_lanes(ds)
-        (n, j, _, _), dQ = Q.shape, torch.zeros_like(Q)
+        Q = to_lanes(q)
+        dS = to_lanes(ds)
+        (n, j, _, _) = Q.shape
+        dQ = torch.zeros_like(Q)
         arrays = *map(_array, (self.W, self.X, Q)), self.floor, _array(dS), Z.numpy(), dQ.numpy()
         loops = _loops("dynamic_backward")
         if self.over == "parents":
@@ -174,7 +184,9 @@ class Looped:
     def scatter(self, q: list[Tensor], ds: list[Tensor], Z: Tensor, base: Tensor) -> tuple[Tensor, Tensor]:
         """dx [b i d] and dW [i j k d]; no pass comes after it, so X makes room for dx."""
         vars(self).pop("X", None)
-        B, dx, dW = to_lanes(base), torch.empty_like(self.x), torch.zeros_like(self.W)
+        B = to_lanes(base)
+        dx = torch.empty_like(self.x)
+        dW = torch.zeros_like(self.W)
         none = B.new_empty(0, *B.shape)
         Q, dS = (torch.stack([to_lanes(t) for t in each]) if each else none for each in (q, ds))
         read = *map(_array, (self.W, self.x, Q)), self.floor, *map(_array, (dS, Z, B))
@@ -184,5 +196,6 @@ class Looped:
 
     def straight(self, c: Tensor, ds: Tensor) -> tuple[Tensor, Tensor]:
         """dx [b i d] and dW [i j k d] for dV = c ds."""
-        C, H = shares(c), to_lanes(ds)
+        C = shares(c)
+        H = to_lanes(ds)
         return reverse(self.W, C, H, self.b), grad(self.X, C, H)

@@ -29,8 +29,11 @@ class PerTypeBatchNorm(nn.Module):
     def __init__(self, types: int, axis: int, *, momentum: float = 0.1, eps: float = 1e-5) -> None:
         super().__init__()
         check_positive(types=types)
-        self.axis, self.momentum, self.eps = axis, momentum, eps
-        self.scale, self.shift = nn.Parameter(torch.ones(types)), nn.Parameter(torch.zeros(types))
+        self.axis = axis
+        self.momentum = momentum
+        self.eps = eps
+        self.scale = nn.Parameter(torch.ones(types))
+        self.shift = nn.Parameter(torch.zeros(types))
         self.register_buffer("mean", torch.zeros(types))
         self.register_buffer("variance", torch.ones(types))
 

@@ -60,9 +60,16 @@ class DenseCapsules(_Routed):
     """Every child votes for every parent: children [b i d] or [b h w i d] -> parents [b j k]."""
 
     def __init__(
-        self, children: int, parents: int, child_dimension: int, parent_dimension: int, *,
-        routing: Any = None, pose: str = "vector", std: float = 0.1,
-    ) -> None:  # fmt: skip
+        self,
+        children: int,
+        parents: int,
+        child_dimension: int,
+        parent_dimension: int,
+        *,
+        routing: Any = None,
+        pose: str = "vector",
+        std: float = 0.1,
+    ) -> None:
         check_positive(children=children, parents=parents)
         shape = _weight_shape(children, parents, child_dimension, parent_dimension, pose)
         super().__init__(shape, routing or Dynamic(), std)
@@ -88,16 +95,27 @@ class ConvCapsules(_Routed):
     """
 
     def __init__(
-        self, grid: Grid, child_types: int, parent_types: int, *, kernel: int = 3, stride: int = 1,
-        routing: Any = None, pose: str = "matrix", child_dimension: int = 16, parent_dimension: int = 16,
+        self,
+        grid: Grid,
+        child_types: int,
+        parent_types: int,
+        *,
+        kernel: int = 3,
+        stride: int = 1,
+        routing: Any = None,
+        pose: str = "matrix",
+        child_dimension: int = 16,
+        parent_dimension: int = 16,
         std: float = 0.3,
-    ) -> None:  # fmt: skip
+    ) -> None:
         check_positive(child_types=child_types, parent_types=parent_types)
         window = grid.window(kernel, stride)
         children = kernel * kernel * child_types
         shape = _weight_shape(children, parent_types, child_dimension, parent_dimension, pose)
         super().__init__(shape, routing or EM(), std)
-        self.window, self.grid, self.pose = window, window.out, pose
+        self.window = window
+        self.grid = window.out
+        self.pose = pose
 
     def forward(self, children: Capsules, *, trace: bool = False) -> tuple[Capsules, RoutingInfo]:
         return self._route(children, self.W, pose=self.pose, window=self.window, trace=trace)
@@ -111,13 +129,23 @@ class ClassCapsules(_Routed):
     """
 
     def __init__(
-        self, grid: Grid, child_types: int, classes: int, *, routing: Any = None, pose: str = "matrix",
-        child_dimension: int = 16, parent_dimension: int = 16, coordinate_scale: float = 0.01, std: float = 0.01,
-    ) -> None:  # fmt: skip
+        self,
+        grid: Grid,
+        child_types: int,
+        classes: int,
+        *,
+        routing: Any = None,
+        pose: str = "matrix",
+        child_dimension: int = 16,
+        parent_dimension: int = 16,
+        coordinate_scale: float = 0.01,
+        std: float = 0.01,
+    ) -> None:
         check_positive(child_types=child_types, classes=classes)
         shape = _weight_shape(child_types, classes, child_dimension, parent_dimension, pose)
         super().__init__(shape, routing or EM(), std)
-        self.grid, self.pose = grid, pose
+        self.grid = grid
+        self.pose = pose
         centers = grid.centers(coordinate_scale).repeat_interleave(child_types, 0)  # [(h w i) 2]
         self.offset: Tensor
         self.register_buffer("offset", add_coordinates(centers, parent_dimension), persistent=False)
@@ -142,9 +170,17 @@ class SharedCapsules(DenseCapsules):
     """
 
     def __init__(
-        self, grid: Grid, child_types: int, parents: int, child_dimension: int, parent_dimension: int, *,
-        routing: Any = None, coordinate_scale: float = 0.02, std: float = 0.1,
-    ) -> None:  # fmt: skip
+        self,
+        grid: Grid,
+        child_types: int,
+        parents: int,
+        child_dimension: int,
+        parent_dimension: int,
+        *,
+        routing: Any = None,
+        coordinate_scale: float = 0.02,
+        std: float = 0.1,
+    ) -> None:
         check_positive(child_types=child_types)
         super().__init__(child_types, parents, child_dimension, parent_dimension, routing=routing, std=std)
         self.grid = grid

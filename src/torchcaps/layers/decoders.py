@@ -16,7 +16,9 @@ from torchcaps.math.squash import norm
 __all__ = ["ConvDecoder", "DenseDecoder", "FrameDecoder", "mask_all_but"]
 
 _OUTPUTS: dict[str, type[nn.Module]] = {"logistic": nn.Sigmoid, "linear": nn.Identity}
-_LOOSE, _PAPER, _FAR = 0.05, -4.0, 3.0
+_LOOSE = 0.05
+_PAPER = -4.0
+_FAR = 3.0
 """Of frames: how far they are from the middle at first, what is where there is no ink, and how much more a number
 shifts a frame than it turns or stretches it."""
 
@@ -49,15 +51,22 @@ class DenseDecoder(nn.Module):
     """
 
     def __init__(
-        self, capsules: int, dimension: int, image: tuple[int, int, int], hidden: Sequence[int] = (512, 1024), *,
+        self,
+        capsules: int,
+        dimension: int,
+        image: tuple[int, int, int],
+        hidden: Sequence[int] = (512, 1024),
+        *,
         output: str = "logistic",
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
         if output not in _OUTPUTS:
             raise RecipeError(f"unknown output '{output}'{suggestion(output, _OUTPUTS)}")
         check_positive(capsules=capsules, dimension=dimension, channels=image[0], height=image[1], width=image[2])
         check_positive(hidden=min(hidden, default=1))
-        self.capsules, self.dimension, self.image = capsules, dimension, image
+        self.capsules = capsules
+        self.dimension = dimension
+        self.image = image
         sizes = [capsules * dimension, *hidden]
         steps = [m for a, b in pairwise(sizes) for m in (nn.Linear(a, b), nn.ReLU())]
         self.net = nn.Sequential(*steps, nn.Linear(sizes[-1], image[0] * image[1] * image[2]), _OUTPUTS[output]())
@@ -81,7 +90,9 @@ class ConvDecoder(nn.Module):
         super().__init__()
         check_positive(capsules=capsules, dimension=dimension, channels=image[0], height=image[1], width=image[2])
         check_positive(stages=len(widths), width=min(widths, default=1))
-        self.capsules, self.dimension, self.image = capsules, dimension, image
+        self.capsules = capsules
+        self.dimension = dimension
+        self.image = image
         factor = 2 ** len(widths)
         self.start = (widths[0], -(-image[1] // factor), -(-image[2] // factor))
         self.lift = nn.Linear(capsules * dimension, self.start[0] * self.start[1] * self.start[2])
@@ -109,13 +120,21 @@ class FrameDecoder(nn.Module):
     """
 
     def __init__(
-        self, capsules: int, dimension: int, image: tuple[int, int, int], hidden: Sequence[int] = (128, 256), *,
+        self,
+        capsules: int,
+        dimension: int,
+        image: tuple[int, int, int],
+        hidden: Sequence[int] = (128, 256),
+        *,
         side: int = 28,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
         check_positive(capsules=capsules, dimension=dimension, channels=image[0], height=image[1], width=image[2])
         check_positive(layers=len(hidden), hidden=min(hidden, default=1), side=side)
-        self.capsules, self.dimension, self.image, self.side = capsules, dimension, image, side
+        self.capsules = capsules
+        self.dimension = dimension
+        self.image = image
+        self.side = side
         self.E = nn.Parameter(torch.randn(capsules, dimension, hidden[0]) / dimension**0.5)
         self.e = nn.Parameter(torch.zeros(capsules, hidden[0]))
         self.F = nn.Parameter(torch.randn(capsules, dimension, 6) * _LOOSE)

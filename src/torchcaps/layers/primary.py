@@ -34,15 +34,25 @@ class PrimaryCapsules(nn.Module):
     """
 
     def __init__(
-        self, grid: Grid, channels: int, types: int, dimension: int, *, kernel: int = 1, stride: int = 1,
+        self,
+        grid: Grid,
+        channels: int,
+        types: int,
+        dimension: int,
+        *,
+        kernel: int = 1,
+        stride: int = 1,
         activation: Literal["length", "logistic"] = "length",
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
         check_positive(channels=channels, types=types, dimension=dimension)
         if activation not in ("length", "logistic"):
             raise RecipeError(f"unknown activation '{activation}'{suggestion(activation, ('length', 'logistic'))}")
         self.window = grid.window(kernel, stride)
-        self.grid, self.types, self.dimension, self.activation = self.window.out, types, dimension, activation
+        self.grid = self.window.out
+        self.types = types
+        self.dimension = dimension
+        self.activation = activation
         self.pose = Convolution(channels, types * dimension, kernel, stride)
         self.on = nn.Conv2d(channels, types, kernel, stride) if activation == "logistic" else None
 

@@ -56,9 +56,18 @@ class SparseMask(nn.Module):
     usual: Tensor
 
     def __init__(
-        self, capsules: int, *, gamma: float = 12.0, cut: float = 0.01, alpha: float = 0.99, delta: float = 0.1,
-        every: int = 50, band: tuple[float, float] | None = None, relative: bool = False, ramp: int = 0,
-    ) -> None:  # fmt: skip
+        self,
+        capsules: int,
+        *,
+        gamma: float = 12.0,
+        cut: float = 0.01,
+        alpha: float = 0.99,
+        delta: float = 0.1,
+        every: int = 50,
+        band: tuple[float, float] | None = None,
+        relative: bool = False,
+        ramp: int = 0,
+    ) -> None:
         super().__init__()
         check_positive(capsules=capsules, every=every)
         low, high = band or (0.64 / capsules, 1.6 / capsules)
@@ -66,8 +75,15 @@ class SparseMask(nn.Module):
             raise RecipeError(f"the band of lifetime frequencies is ({low}, {high}); 0 <= low <= high is wanted")
         if ramp < 0:
             raise RecipeError(f"ramp = {ramp}; 0 batches or more are wanted")
-        self.gamma, self.cut, self.alpha, self.delta, self.every = gamma, cut, alpha, delta, every
-        self.low, self.high, self.relative, self.ramp = low, high, relative, ramp
+        self.gamma = gamma
+        self.cut = cut
+        self.alpha = alpha
+        self.delta = delta
+        self.every = every
+        self.low = low
+        self.high = high
+        self.relative = relative
+        self.ramp = ramp
         if relative:
             self.register_buffer("usual", torch.ones(capsules))
         self.register_buffer("frequency", torch.full((capsules,), 1 / capsules))

@@ -84,7 +84,8 @@ class Window:
     @property
     def out(self) -> Grid:
         """The grid of window positions, each at the center of what it sees."""
-        below, reach = self.grid, self.kernel
+        below = self.grid
+        reach = self.kernel
         return Grid(
             (below.height - reach) // self.stride + 1,
             (below.width - reach) // self.stride + 1,
@@ -110,7 +111,8 @@ class Window:
         `across_parents`, sum to 1. `types` is i, the number of children at one place.
         """
         n = self.kernel * self.kernel
-        p, j = self.out.places, logits.shape[-1]
+        p = self.out.places
+        j = logits.shape[-1]
         slots = logits.reshape(-1, p * n, types, j)  # [b (p n) i j]
         top, total = self._log_total(slots, across_parents)  # [b (h w) i 1|j]
         seen = _seen_places(self).to(logits.device).flatten()
@@ -129,7 +131,8 @@ class Window:
 
 def _seen(window: Window) -> list[list[int]]:
     """For each window position, the flat places that it sees, in row order. Plain lists: compilers follow them."""
-    out, width = window.out, window.grid.width
+    out = window.out
+    width = window.grid.width
     inside = [row * width + column for row in range(window.kernel) for column in range(window.kernel)]
     corners = [(row * width + column) * window.stride for row in range(out.height) for column in range(out.width)]
     return [[corner + place for place in inside] for corner in corners]

@@ -45,5 +45,6 @@ def add_coordinates(centers: Tensor, dimension: int) -> Tensor:
         raise ShapeError(f"a pose of {dimension} number cannot hold a row and a column; at least 2 are wanted")
     offset = centers.new_zeros(centers.shape[0], dimension)  # [i k]
     row, column = (MATRIX - 1, 2 * MATRIX - 1) if dimension == MATRIX * MATRIX else (0, 1)
-    offset[:, row], offset[:, column] = centers[:, 0], centers[:, 1]
+    offset[:, row] = centers[:, 0]
+    offset[:, column] = centers[:, 1]
     return offset

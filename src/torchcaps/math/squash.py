@@ -51,5 +51,6 @@ def unsquash(x: Tensor) -> Tensor:
 
 def cosine(x: Tensor, y: Tensor) -> Tensor:
     """Cosine of the angle between x and y over the last axis; 0 where either has no direction."""
-    x, y = x / norm(x, keepdim=True), y / norm(y, keepdim=True)
+    x = x / norm(x, keepdim=True)
+    y = y / norm(y, keepdim=True)
     return (x * y).sum(-1)

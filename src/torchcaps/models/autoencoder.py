@@ -56,7 +56,8 @@ class Autoencoder(Model):
     def __init__(self, config: AutoencoderConfig, spec: ImageSpec) -> None:
         super().__init__()
         check_spec(spec, smallest=2 * config.kernel - 1)
-        self.config, self.spec = config, spec
+        self.config = config
+        self.spec = spec
         C1, C2 = config.channels
         middle = Grid.of_image(spec.height, spec.width).window(config.kernel, 1).out
         places = middle.window(config.kernel, config.stride).out
@@ -91,7 +92,9 @@ class Autoencoder(Model):
     def logits(self, features: Tensor) -> Tensor:
         """[b c h w] the image before its sigmoid; in training with dropout on the features."""
         self._check_features(features)
-        h, w1, w2 = self._dropped(features), self.conv1.weight, self.conv2.weight
+        h = self._dropped(features)
+        w1 = self.conv1.weight
+        w2 = self.conv2.weight
         g = conv_transpose2d(h, w2, self.e1, self.config.stride, output_padding=self._unreached)  # [b C1 h-K+1 w-K+1]
         return conv_transpose2d(self._leaky(g), w1, self.e0)  # [b c h w]
 

@@ -56,7 +56,8 @@ class CNN(Model):
         shrink = config.pool ** len(config.widths)
         check_spec(spec, smallest=shrink)
         check_classes(spec)
-        self.config, self.spec = config, spec
+        self.config = config
+        self.spec = spec
         stages: list[nn.Module] = []
         for below, above in pairwise([spec.channels, *config.widths]):
             stages += [nn.Conv2d(below, above, config.kernel, padding="same"), nn.ReLU(), nn.MaxPool2d(config.pool)]

@@ -80,7 +80,8 @@ class CapsNet(Model):
     def __init__(self, config: CapsNetConfig, spec: ImageSpec) -> None:
         super().__init__()
         check_classes(spec)
-        self.config, self.spec = config, spec
+        self.config = config
+        self.spec = spec
         self.conv, self.primary = build_stem(config, spec)
         self.classes = build_routed_layer(config, self.primary, spec.classes)
         self.decoder = DenseDecoder(spec.classes, config.dimension, spec[:3], config.decoder)

@@ -46,15 +46,20 @@ def build_stem(config: StemConfig, spec: ImageSpec) -> tuple[Convolution, Primar
     below = Grid.of_image(spec.height, spec.width).window(config.kernel, config.stride)
     conv = Convolution(spec.channels, config.channels, config.kernel, config.stride)
     primary = PrimaryCapsules(
-        below.out, config.channels, config.types, config.type_dimension,
-        kernel=config.primary_kernel, stride=config.primary_stride,
-    )  # fmt: skip
+        below.out,
+        config.channels,
+        config.types,
+        config.type_dimension,
+        kernel=config.primary_kernel,
+        stride=config.primary_stride,
+    )
     return conv, primary
 
 
 def build_routed_layer(config: StemConfig, primary: PrimaryCapsules, parents: int) -> DenseCapsules:
     """The layer above primary capsules: each place has its own W, or all places share one and votes say where from."""
-    d, k = config.type_dimension, config.dimension
+    d = config.type_dimension
+    k = config.dimension
     if config.shared:
         return SharedCapsules(
             primary.grid, config.types, parents, d, k, routing=config.routing, coordinate_scale=config.coordinates

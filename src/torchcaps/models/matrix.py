@@ -186,24 +186,44 @@ class MatrixCaps(Model):
     def __init__(self, config: MatrixConfig, spec: ImageSpec) -> None:
         super().__init__()
         check_spec(spec, smallest=config.smallest)
-        self.config, self.spec = config, spec
+        self.config = config
+        self.spec = spec
         A, B, C, D = config.sizes
-        init, kernel, (first, second) = config.init, config.capsule_kernel, config.capsule_strides
+        init = config.init
+        kernel = config.capsule_kernel
+        (first, second) = config.capsule_strides
         trunk = Grid.of_image(spec.height, spec.width).window(config.kernel, config.stride).out
         self.conv = nn.Conv2d(spec.channels, A, config.kernel, config.stride)
         self.primary = PrimaryCapsules(trunk, A, B, MATRIX**2, activation="logistic")
         self.first = ConvCapsules(
-            self.primary.grid, B, C, kernel=kernel, stride=first,
-            routing=config.routing, pose=config.pose, std=init.capsules,
-        )  # fmt: skip
+            self.primary.grid,
+            B,
+            C,
+            kernel=kernel,
+            stride=first,
+            routing=config.routing,
+            pose=config.pose,
+            std=init.capsules,
+        )
         self.second = ConvCapsules(
-            self.first.grid, C, D, kernel=kernel, stride=second,
-            routing=config.routing, pose=config.pose, std=init.capsules,
-        )  # fmt: skip
+            self.first.grid,
+            C,
+            D,
+            kernel=kernel,
+            stride=second,
+            routing=config.routing,
+            pose=config.pose,
+            std=init.capsules,
+        )
         self.classes = ClassCapsules(
-            self.second.grid, D, spec.classes, routing=config.class_routing, pose=config.pose,
-            coordinate_scale=config.coordinates, std=init.classes,
-        )  # fmt: skip
+            self.second.grid,
+            D,
+            spec.classes,
+            routing=config.class_routing,
+            pose=config.pose,
+            coordinate_scale=config.coordinates,
+            std=init.classes,
+        )
         self.features_norm = PerTypeBatchNorm(A, 1) if config.norm else nn.Identity()
         self.norms = nn.ModuleList(  # of the four layers of capsules; no loss asks for the classes' poses
             CapsuleBatchNorm(types, poses=part is not self.classes) if config.norm else nn.Identity()

@@ -137,10 +137,16 @@ def support(coupling: Tensor, types: int) -> Tensor:
 def build_mask(config: SparseConfigBase) -> SparseMask:
     """The mask by which capsules compete; that of the dense control lets all through and boosts none."""
     return SparseMask(
-        config.capsules, gamma=config.gamma if config.sparse else 0.0, cut=config.cut, alpha=config.alpha,
-        delta=config.boost if config.sparse else 0.0, every=config.every, band=config.band,
-        relative=config.relative, ramp=config.ramp,
-    )  # fmt: skip
+        config.capsules,
+        gamma=config.gamma if config.sparse else 0.0,
+        cut=config.cut,
+        alpha=config.alpha,
+        delta=config.boost if config.sparse else 0.0,
+        every=config.every,
+        band=config.band,
+        relative=config.relative,
+        ramp=config.ramp,
+    )
 
 
 class SparseModel(Model):

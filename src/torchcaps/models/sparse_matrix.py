@@ -50,10 +50,16 @@ class SparseMatrixConfig(SparseConfigBase):
     def matrix(self) -> MatrixConfig:
         """The network below the mask."""
         return MatrixConfig(
-            sizes=self.sizes, kernel=self.kernel, stride=self.stride, capsule_kernel=self.capsule_kernel,
-            capsule_strides=self.capsule_strides, routing=self.routing, class_cooling=self.class_cooling,
-            coordinates=self.coordinates, init=self.init,
-        )  # fmt: skip
+            sizes=self.sizes,
+            kernel=self.kernel,
+            stride=self.stride,
+            capsule_kernel=self.capsule_kernel,
+            capsule_strides=self.capsule_strides,
+            routing=self.routing,
+            class_cooling=self.class_cooling,
+            coordinates=self.coordinates,
+            init=self.init,
+        )
 
     def build(self, spec: ImageSpec) -> SparseMatrixCaps:
         return SparseMatrixCaps(self, spec)
@@ -73,7 +79,9 @@ class SparseMatrixCaps(SparseModel):
 
     def forward(self, images: Tensor, *, trace: bool = False) -> SparseOutput:
         out: MatrixOutput = self.matrix(images, trace=trace)
-        latent, below, info = out.classes, out.below[-1], out.infos[-1]
+        latent = out.classes
+        below = out.below[-1]
+        info = out.infos[-1]
         assigned = info.coupling[-1] * below.flat().activation.detach().unsqueeze(-1)  # R_ij a_i [b (h w i) j]
         psi = support(assigned, self.config.sizes[-1])
         m, ranks = self.mask(psi)  # [b j]

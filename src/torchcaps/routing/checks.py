@@ -31,7 +31,9 @@ def check_input(
     _check_types({"pose": children.pose, "activation": children.activation, "weights": weights, **added, **learned})
     _check_children(children, window)
     _check_weights(children, weights, pose, window)
-    i, j, k = weights.shape[0], weights.shape[1], 16 if pose == "matrix" else weights.shape[2]
+    i = weights.shape[0]
+    j = weights.shape[1]
+    k = 16 if pose == "matrix" else weights.shape[2]
     if offset is not None and tuple(offset.shape) != (i, k):
         raise ShapeError(f"offset has shape {list(offset.shape)}; [i k] = [{i}, {k}] is wanted")
     for name, value in learned.items():
@@ -60,13 +62,15 @@ def _check_children(children: Capsules, window: Window | None) -> None:
     if x.numel() == 0:
         raise ShapeError(f"empty batch or no capsules: the children's pose has shape {list(x.shape)}")
     if window and tuple(x.shape[1:3]) != (window.grid.height, window.grid.width):
-        here, wanted = f"{x.shape[1]}x{x.shape[2]}", f"{window.grid.height}x{window.grid.width}"
+        here = f"{x.shape[1]}x{x.shape[2]}"
+        wanted = f"{window.grid.height}x{window.grid.width}"
         raise ShapeError(f"children stand at {here} places; the window is for {wanted}")
 
 
 def _check_weights(children: Capsules, weights: Tensor, pose: str, window: Window | None) -> None:
     x = children.pose
-    i, d = x.shape[-2] * (window.kernel**2 if window else 1), x.shape[-1]
+    i = x.shape[-2] * (window.kernel**2 if window else 1)
+    d = x.shape[-1]
     if weights.ndim != 4 or weights.shape[0] != i or weights.numel() == 0:
         raise ShapeError(f"weights have shape {list(weights.shape)}; {i} children want [{i}, j, k, d]")
     if pose == "vector" and weights.shape[3] != d:

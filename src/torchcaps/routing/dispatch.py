@@ -26,9 +26,14 @@ FEWEST = 4
 
 
 def route_without_votes(
-    children: Capsules, weights: Tensor, settings: Any, pose: str, window: Window | None, offset: Tensor | None,
+    children: Capsules,
+    weights: Tensor,
+    settings: Any,
+    pose: str,
+    window: Window | None,
+    offset: Tensor | None,
     learned: dict[str, Tensor],
-) -> tuple[Capsules, RoutingInfo] | None:  # fmt: skip
+) -> tuple[Capsules, RoutingInfo] | None:
     """Parents and the last iteration's coupling, shaped as `route` returns them; None where the votes are needed.
 
     There are kernels for vector poses with dynamic routing at one place, and for matrix poses with EM routing whose
@@ -76,9 +81,15 @@ def _em(
         parents, info = _em(one, W, settings, Grid(1, 1).window(1, 1), offset, learned)
         return Capsules(parents.pose[:, 0, 0], parents.activation[:, 0, 0]), info
     mean, logit, R = em_routing(
-        children.pose.flatten(1, 2), children.activation.flatten(1, 2), W, offset, learned["beta_a"], learned["beta_u"],
-        window.seen(W.device), **{name: value for name, value in asdict(settings).items() if name != "switch"},
-    )  # fmt: skip
+        children.pose.flatten(1, 2),
+        children.activation.flatten(1, 2),
+        W,
+        offset,
+        learned["beta_a"],
+        learned["beta_u"],
+        window.seen(W.device),
+        **{name: value for name, value in asdict(settings).items() if name != "switch"},
+    )
     out = (window.out.height, window.out.width)
     info = RoutingInfo(R.flatten(0, 1).unsqueeze(0))  # [1 (b p) (n i) j]
     return Capsules(torch.unflatten(mean, 1, out), torch.unflatten(logit, 1, out).sigmoid()), info

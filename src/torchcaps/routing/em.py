@@ -131,7 +131,8 @@ def _proportion(problem: Problem, log_share: Tensor) -> Tensor:
 
     Activations count relative to the largest of an image, as in `_weights`.
     """
-    p, log_i = places_of(problem.compete), log_floor(problem.activation)  # [(b p) i]
+    p = places_of(problem.compete)
+    log_i = log_floor(problem.activation)  # [(b p) i]
     relative = log_i.reshape(-1, p * log_i.shape[1])  # [b (p i)]
     relative = (relative - relative.detach().amax(1, keepdim=True)).view_as(log_i)
     mass = (log_share + relative.unsqueeze(-1)).logsumexp(1).view(-1, p * log_share.shape[-1])  # [b (p j)], a logarithm

@@ -48,7 +48,8 @@ def load_attack_runs(folders: Sequence[Path], source: Path | None = None) -> Att
 
 def attack_runs(contest: AttackRuns, attacks: Sequence[str] | None = None, **settings: Any) -> dict[str, AttackCurves]:
     """`attack_curves` of every run by its label, with its settings; nothing is transferred to the source itself."""
-    source, found = contest.source, {}
+    source = contest.source
+    found = {}
     if settings.get("loss") == "own" and any(isinstance(run.model, SVMClassifier) for run, _ in contest.runs.values()):
         raise RecipeError("a read-out was trained by no loss that an attack could climb; leave --loss out")
     wanted = {label: _own_attacks(label, run, source, attacks) for label, (run, _) in contest.runs.items()}

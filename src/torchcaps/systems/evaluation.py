@@ -106,7 +106,8 @@ def judge_folder(recipe: Recipe, folder: Path) -> Path:
 
 def _check_same(runs: Sequence[TrainedRun], folders: Sequence[Path]) -> None:
     """One recipe, and each seed once."""
-    first, seeds = runs[0].recipe, [run.recipe.seed for run in runs]
+    first = runs[0].recipe
+    seeds = [run.recipe.seed for run in runs]
     if len(set(seeds)) < len(seeds):
         raise RecipeError(f"the runs have the seeds {seeds}; a seed counts once")
     for run, folder in zip(runs, folders, strict=True):
@@ -152,9 +153,13 @@ def _trained(runs: Sequence[TrainedRun], views: int) -> dict[str, Metrics]:
 
 
 def _capsules(
-    runs: Sequence[TrainedRun], folders: Sequence[Path], controls: Sequence[Path], images: int, names: Sequence[str],
+    runs: Sequence[TrainedRun],
+    folders: Sequence[Path],
+    controls: Sequence[Path],
+    images: int,
+    names: Sequence[str],
     judge: Path | None,
-) -> Result:  # fmt: skip
+) -> Result:
     """Products of expert capsules. Peak memory (MB) and the judge's accuracy on test images are in the budget."""
     first = runs[0].recipe
     if images < 1:
@@ -167,7 +172,8 @@ def _capsules(
     cnn = train_reference_classifier(
         first.data, judge or judge_folder(first, folders[0]), epochs=max(5.0, JUDGE_STEPS / steps)
     )
-    own, beside = [], []
+    own = []
+    beside = []
     for run, folder in zip(runs, folders, strict=True):
         material = _material(run, splits, cnn, images)
         row, rows = run_and_controls(run.recipe, folder, material, names)
@@ -213,7 +219,8 @@ def _check_alike(run: TrainedRun, folder: Path, first: Recipe, kind: type) -> No
 def _check_comparable(run: TrainedRun, folder: Path, first: Recipe) -> None:
     """Products of expert capsules on the same data, trained to their end."""
     _check_alike(run, folder, first, PoEConfig)
-    meta, last = read_checkpoint(checkpoint_path(folder)).meta, stage_names(run.recipe.model)[-1]
+    meta = read_checkpoint(checkpoint_path(folder)).meta
+    last = stage_names(run.recipe.model)[-1]
     if meta.get("stage") != last or meta.get("finished") is not True:
         raise TrainingError(
             f"'{folder}' is not trained to its end (stage '{meta.get('stage')}'); go on with: torchcaps train --resume"

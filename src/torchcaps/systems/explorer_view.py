@@ -31,7 +31,8 @@ from torchcaps.utils.random import permutation
 
 __all__ = ["COLUMNS", "ROWS", "ExplorerView"]
 
-COLUMNS, ROWS = 20, 8
+COLUMNS = 20
+ROWS = 8
 """A wall of samples has so many capsules and samples at most."""
 
 _CHUNK = 50
@@ -50,7 +51,8 @@ class ExplorerView(ABC, Generic[M]):
     """Whether a capsule stands for a class of the data."""
 
     def __init__(self, model: M, names: Sequence[str] = (), examples: Tensor | None = None) -> None:
-        self.model, self.spec = model.eval(), model.spec
+        self.model = model.eval()
+        self.spec = model.spec
         with torch.no_grad():
             self.layer = self._layer(model)
         self.names = self._named(tuple(names))
@@ -91,7 +93,8 @@ class ExplorerView(ABC, Generic[M]):
     def infer(self, image: Tensor) -> CapsuleReading:
         """Capsules of an image, and the image redrawn from them."""
         seen = self._encode(image.unsqueeze(0))
-        (pose, activation), winner = (x[0] for x in seen.capsules), int(seen.winner)
+        (pose, activation) = (x[0] for x in seen.capsules)
+        winner = int(seen.winner)
         return CapsuleReading(activation, winner, pose, self._redrawn(pose, winner) if self.draws else None)
 
     @torch.inference_mode()
@@ -109,7 +112,8 @@ class ExplorerView(ABC, Generic[M]):
             if not 0 <= child < self.children:
                 raise ShapeError(f"child {child} is wanted; there are 0 to {self.children - 1}")
         below = self._encode(image.unsqueeze(0)).children
-        trace, votes = self._trace(below), compute_votes(below, self.layer)
+        trace = self._trace(below)
+        votes = compute_votes(below, self.layer)
         sent = self._sent(below, trace, votes[:, parent], parent)
         return read_routing(trace, self.layer, votes, sent, parent, children)
 
@@ -125,7 +129,8 @@ class ExplorerView(ABC, Generic[M]):
         if steps < 2:
             raise RecipeError(f"steps = {steps}; a sweep has at least 2, its limits")
         low, high = self.limits(capsule, pose)
-        number, way = torch.arange(self.dimension), torch.linspace(0, 1, steps, dtype=pose.dtype)
+        number = torch.arange(self.dimension)
+        way = torch.linspace(0, 1, steps, dtype=pose.dtype)
         poses = pose.repeat(self.dimension, steps, 1)  # [k n k]
         poses[number, :, number] = torch.lerp(low.unsqueeze(1), high.unsqueeze(1), way)
         images = self._alone([capsule] * (self.dimension * steps), poses.flatten(0, 1))
@@ -220,7 +225,8 @@ class ExplorerView(ABC, Generic[M]):
         """Of each capsule, its poses [n k] in the examples that it wins."""
         assert self._examples is not None, "the domain was checked"
         seen = [self._encode(part) for part in torch.split(self._examples, _CHUNK)]
-        pose, winner = torch.cat([s.capsules.pose for s in seen]), torch.cat([s.winner for s in seen])
+        pose = torch.cat([s.capsules.pose for s in seen])
+        winner = torch.cat([s.winner for s in seen])
         return [pose[winner == j, j] for j in range(self.capsules)]
 
     def _alone(self, capsules: Sequence[int], pose: Tensor) -> Tensor:

@@ -65,7 +65,8 @@ def draw_figure(
     scene: FigureContext[M],
 ) -> dict[str, bytes]:
     """File name (without .png) -> PNG of one kind of the figures, of which the scene's data have some `possible`."""
-    classes, labels = scene.model.spec.classes, scene.data.labels
+    classes = scene.model.spec.classes
+    labels = scene.data.labels
     if kind not in figures:
         raise RecipeError(f"unknown figure '{kind}'{suggestion(kind, figures)}")
     if kind not in possible:

@@ -72,7 +72,10 @@ def figures_of(
 
     `curves` are drawn of any run. `beside` are folders of other runs, for the figure `ranked` of sparse capsules.
     """
-    model, recipe, name, beside = run.model, run.recipe, folder.resolve().name, list(beside)
+    model = run.model
+    recipe = run.recipe
+    name = folder.resolve().name
+    beside = list(beside)
     if what == "curves":
         return Figures([what], lambda _: _curves(folder, recipe.start))
     if beside and not isinstance(model, SparseModel):
@@ -90,7 +93,8 @@ def figures_of(
 
 
 def _experts(model: PoE, recipe: Recipe, wish: FigureOptions, what: str) -> Figures:
-    figures, few = poe_figures.FIGURES, len(wish.capsules or range(model.capsules)) < 2
+    figures = poe_figures.FIGURES
+    few = len(wish.capsules or range(model.capsules)) < 2
     skipped = ({"pairs"} if few else set()) | ({"interpolation"} if wish.count < 2 else set())
     kinds = _kinds(what, figures, [kind for kind in figures if kind not in skipped])
     test = _test_images(recipe) if set(kinds) & set(poe_figures.FROM_IMAGES) else None
@@ -176,7 +180,8 @@ def _before(start: str | None) -> dict[str, list[dict[str, Any]]]:
     """Folder's name -> journal of the run that another started from, and of those before it, if they are there."""
     found: dict[str, list[dict[str, Any]]] = {}
     while start is not None and Path(start).name not in found:
-        folder, start = Path(start), None
+        folder = Path(start)
+        start = None
         if entries := read_journal(folder / "journal.jsonl"):
             found = {folder.name: entries, **found}
             start = json.loads((folder / "recipe.json").read_text(encoding="utf-8")).get("start")

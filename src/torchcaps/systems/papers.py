@@ -28,7 +28,10 @@ HINTON = {"mnist": {"test_error": 0.0044}, "cifar10": {"test_error": 0.119}}
 ITERATIONS = {1: 0.097, 2: 0.022, 3: 0.018, 5: 0.039}
 POSES = {("matrix", False): 0.026, ("vector", True): 0.029, ("vector", False): 0.032}
 LOSSES = {"margin": 0.032, "cross-entropy": 0.058}
-MIXING, SMALLER, CROPS, CONTROL = 0.045, 0.022, 0.014, 0.052
+MIXING = 0.045
+SMALLER = 0.022
+CROPS = 0.014
+CONTROL = 0.052
 """Table 1 and section 5: test errors on smallNORB of networks that differ from the best (3 iterations of routing,
 matrices, coordinates, spread loss) in one thing; of the smaller network; of the best with several crops; of the CNN."""
 USUAL = (2, 3)
@@ -46,7 +49,8 @@ NOVEL = {
 }
 """Table 2."""
 
-AUTHORS_STEPS, AUTHORS_BATCH = 2_000_000, 64
+AUTHORS_STEPS = 2_000_000
+AUTHORS_BATCH = 64
 """What the code that the authors of Hinton 2018 released runs for unless it is stopped; the paper names no number."""
 
 RAWLINSON = {
@@ -54,7 +58,8 @@ RAWLINSON = {
     False: {"mnist_svm": 0.9737, "affnist_svm_a": 0.6063, "affnist_svm_b": 0.157},
 }
 """Rawlinson 2018, table 1: of sparse capsules, and of the dense control, both trained on MNIST alone."""
-SPARSE_STEPS, SPARSE_BATCH = 30_000, 128
+SPARSE_STEPS = 30_000
+SPARSE_BATCH = 128
 
 OTHERS = {"ConvNet (Sabour 2017)": (0.9922, 0.66), "CapsNet (Sabour 2017)": (0.9923, 0.79)}
 """Beside them in table 1: MNIST and affNIST of networks that were trained with labels, on MNIST alone."""
@@ -70,7 +75,8 @@ BENCHMARK = {
 
 def paper_numbers(recipe: Recipe) -> dict[str, float]:
     """Metric -> the number in the paper that the recipe follows; nothing where it has none."""
-    data, model = to_dict(recipe)["data"], recipe.model
+    data = to_dict(recipe)["data"]
+    model = recipe.model
     ours = isinstance(model, CapsNetConfig | SparseConfig) and model.shared
     if ours or (isinstance(model, SparseConfig) and (model.frames or model.ramp)):
         return {}
@@ -94,7 +100,8 @@ def _placed_or_not(told: dict[str, float], data: dict[str, Any]) -> dict[str, fl
 
 def _toys(model: MatrixConfig, data: dict[str, Any]) -> dict[str, float]:
     """smallNORB: the row of table 2 or of table 1 that the network is, whatever its size; nothing if it is none."""
-    iterations, moved = model.routing.iterations, (model.pose, model.coordinates > 0)
+    iterations = model.routing.iterations
+    moved = (model.pose, model.coordinates > 0)
     usual = "cross-entropy" if model.norm else "spread"  # what rows that are not about the loss have
     others = [
         *([ITERATIONS.get(iterations)] if iterations not in USUAL else []),
@@ -118,11 +125,13 @@ def budget_note(result: Result) -> str | None:
     if not result.paper:
         return None
     kind = MODELS[result.config["model"]["name"]]
-    steps, batch = int(result.budget["steps"]), int(result.config["train"]["batch"])
+    steps = int(result.budget["steps"])
+    batch = int(result.config["train"]["batch"])
     ours = f"a smaller budget than the paper's: {steps:,} steps of {batch} images"
     if issubclass(kind, MatrixConfig):
         theirs = f"{AUTHORS_STEPS:,} of {AUTHORS_BATCH} unless it is stopped, and the paper names no number"
-        own, fewer = result.config["model"].get("norm"), steps * batch < AUTHORS_STEPS * AUTHORS_BATCH
+        own = result.config["model"].get("norm")
+        fewer = steps * batch < AUTHORS_STEPS * AUTHORS_BATCH
         notes = ["batch norms, which the paper's network does not have"] if own else []
         notes += [f"{ours}; the authors' code runs for {theirs}"] if fewer else []
         return "; ".join(notes) or None

@@ -39,9 +39,15 @@ SEVERAL = 0.5
 """The score above which a class is named where images show several."""
 
 NAMES: dict[type, tuple[str, ...]] = {
-    MnistConfig: MnistConfig.NAMES, FashionMnistConfig: FashionMnistConfig.NAMES, Cifar10Config: OBJECTS,
-    SmallNorbConfig: TOYS, GlyphsConfig: (), AffnistConfig: (), MultiMnistConfig: (), NpzConfig: (),
-}  # fmt: skip
+    MnistConfig: MnistConfig.NAMES,
+    FashionMnistConfig: FashionMnistConfig.NAMES,
+    Cifar10Config: OBJECTS,
+    SmallNorbConfig: TOYS,
+    GlyphsConfig: (),
+    AffnistConfig: (),
+    MultiMnistConfig: (),
+    NpzConfig: (),
+}
 """The class names of data that need not be loaded for them; none where numbers are the names."""
 
 SIDES: dict[type, int] = {Cifar10Config: 32, SmallNorbConfig: 48}
@@ -74,15 +80,20 @@ def _names(data: DataConfig) -> tuple[str, ...]:
 
 def pictures_of(run: TrainedRun, paths: Sequence[Path], *, fit: bool = False, invert: bool = False) -> Dataset:
     """Picture files as images of the run: of its size and channels, which `fit` makes them and else they must be."""
-    config, (channels, height, width, classes) = run.recipe.data, run.model.spec
+    config = run.recipe.data
+    (channels, height, width, classes) = run.model.spec
     view = getattr(config, "view", None)
     if view is not None:
         height = width = SIDES.get(type(config), view)
     images = torch.stack([_read(path, (channels, height, width), fit) for path in paths])  # [n c h w]
     return Dataset(
-        255 - images if invert else images, torch.zeros(len(paths), dtype=torch.int64), classes,
-        names=class_names(config, classes), view=view, standardized=bool(getattr(config, "standardize", False)),
-    )  # fmt: skip
+        255 - images if invert else images,
+        torch.zeros(len(paths), dtype=torch.int64),
+        classes,
+        names=class_names(config, classes),
+        view=view,
+        standardized=bool(getattr(config, "standardize", False)),
+    )
 
 
 def _read(path: Path, wanted: tuple[int, int, int], fit: bool) -> Tensor:
@@ -118,7 +129,8 @@ def fitted(picture: Tensor, height: int, width: int) -> Tensor:  # [c height wid
     scaled = interpolate(picture.float().unsqueeze(0), size, **how).squeeze(0).round().to(torch.uint8)
     border = torch.cat([picture[:, 0], picture[:, -1], picture[:, :, 0], picture[:, :, -1]], 1)  # [c 2(h + w)]
     whole = border.median(1).values[:, None, None].repeat(1, height, width)
-    down, right = (height - size[0]) // 2, (width - size[1]) // 2
+    down = (height - size[0]) // 2
+    right = (width - size[1]) // 2
     whole[:, down : down + size[0], right : right + size[1]] = scaled
     return whole
 

@@ -17,10 +17,20 @@ from torchcaps.utils.progress import progress
 __all__ = ["html_report", "report_of", "rows_of", "text_table"]
 
 PERCENT = (
-    "test_error", "rising_steps", "affnist_accuracy", "mnist_accuracy", "multimnist_error", "digit_error",
-    "threshold_error", "test_error_13crop", "novel_error", "familiar_error", "mnist_svm", "affnist_svm_a",
+    "test_error",
+    "rising_steps",
+    "affnist_accuracy",
+    "mnist_accuracy",
+    "multimnist_error",
+    "digit_error",
+    "threshold_error",
+    "test_error_13crop",
+    "novel_error",
+    "familiar_error",
+    "mnist_svm",
+    "affnist_svm_a",
     "affnist_svm_b",
-)  # fmt: skip
+)
 """Metrics that are shown as such."""
 
 COUNTS = ("classes_covered", "capsules_used", "capsules_in_band")
@@ -50,7 +60,8 @@ def rows_of(result: Result, percent: Sequence[str] = PERCENT) -> list[list[str]]
 def text_table(rows: Sequence[Sequence[str]], width: int = 120) -> str:
     """Aligned columns for a terminal; what is wider than that goes on below, with the first column again."""
     widths = [max(len(row[n]) for row in rows) for n in range(len(rows[0]))]
-    blocks, used = [[0]], widths[0]
+    blocks = [[0]]
+    used = widths[0]
     for n, w in enumerate(widths[1:], 1):
         if used + 2 + w > width and len(blocks[-1]) > 1:
             blocks.append([0])

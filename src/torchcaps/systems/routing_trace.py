@@ -33,12 +33,13 @@ __all__ = [
     "plane",
     "read_routing",
     "trace_routing",
-]  # fmt: skip
+]
 
 CLOUD = 400
 """Children whose votes are shown, at most."""
 
-BINS, WITHIN = 25, 0.9
+BINS = 25
+WITHIN = 0.9
 """Bars of a histogram of distances, and the share of all votes that it reaches."""
 
 
@@ -88,7 +89,8 @@ def trace_routing(children: Capsules, layer: RoutedLayer) -> Trace:
         route(children, layer.weights, replace(layer.routing, iterations=n), trace=True, **layer.how)
         for n in range(1, layer.routing.iterations + 1)
     ]
-    parents, info = Capsules(*(torch.cat(x) for x in zip(*(f[0] for f in found), strict=True))), found[-1][1]
+    parents = Capsules(*(torch.cat(x) for x in zip(*(f[0] for f in found), strict=True)))
+    info = found[-1][1]
     parents = layer.norm(parents)
     assert info.agreement is not None, "a trace has the agreement"
     return Trace(parents, info.coupling[:, 0], info.agreement[:, 0], info.entropy[:, 0].mean(-1))
@@ -108,23 +110,35 @@ def contributions(children: Capsules, trace: Trace, parent: int) -> Tensor:
 
 def read_routing(
     trace: Trace, layer: RoutedLayer, votes: Tensor, sent: Tensor, parent: int, children: Sequence[int]
-) -> RoutingReading:  # fmt: skip
+) -> RoutingReading:
     """The record of a parent from all votes [i j k], what each child sent to it [t i], and the chosen children."""
     distances = figure_2(trace, votes, parent) if isinstance(layer.routing, EM) else None
-    mine, votes = trace.coupling[..., parent], votes[:, parent]  # [t i], [i k]
+    mine = trace.coupling[..., parent]
+    votes = votes[:, parent]  # [t i], [i k]
     maps = maps_over(layer.places, sent)
     peak = float(maps.max())
-    index, picked = most(sent[-1], CLOUD), torch.tensor(children, dtype=torch.int64)
+    index = most(sent[-1], CLOUD)
+    picked = torch.tensor(children, dtype=torch.int64)
     center, axes = plane(votes)
 
     def shown(points: Tensor) -> Tensor:
         return ((points.double() - center) @ axes).to(points.dtype)
 
     return RoutingReading(
-        maps / max(peak, 1e-12), peak, trace.parents.activation, trace.agreement, trace.entropy, mine.mean(-1),
-        shown(votes[index]), index, mine[:, index], shown(votes[picked]), mine[:, picked],
-        shown(_converged(trace, layer, votes, parent)), distances,
-    )  # fmt: skip
+        maps / max(peak, 1e-12),
+        peak,
+        trace.parents.activation,
+        trace.agreement,
+        trace.entropy,
+        mine.mean(-1),
+        shown(votes[index]),
+        index,
+        mine[:, index],
+        shown(votes[picked]),
+        mine[:, picked],
+        shown(_converged(trace, layer, votes, parent)),
+        distances,
+    )
 
 
 def _converged(trace: Trace, layer: RoutedLayer, votes: Tensor, parent: int) -> Tensor:

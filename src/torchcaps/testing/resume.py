@@ -38,9 +38,11 @@ def assert_resumes(recipe: str, folder: Path, *, kills: int = 3, seed: int = 0, 
     """
     _finish(_start(recipe, folder / "whole", words))
     spans = _spans(read_journal(folder / "whole" / "journal.jsonl"))
-    moments, early = random.Random(seed), 0
+    moments = random.Random(seed)
+    early = 0
     for number in range(kills):
-        run, span = folder / f"killed-{number}", spans[number % len(spans)]
+        run = folder / f"killed-{number}"
+        span = spans[number % len(spans)]
         process = _start(recipe, run, words)
         _wait_for_step(span.before, run / "journal.jsonl", process)
         time.sleep(moments.uniform(0, max(span.seconds, 0.1)))

@@ -173,7 +173,8 @@ def _has_shapes(trial: _Trial) -> None:
 
 
 def _has_shape(trial: _Trial, name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
-    came, dtype = list(tensor.shape), trial.votes.dtype
+    came = list(tensor.shape)
+    dtype = trial.votes.dtype
     trial.hold(came == list(shape), f"{name} has shape {came}; {list(shape)} is wanted")
     trial.hold(tensor.dtype == dtype, f"{name} is {tensor.dtype} for votes of {dtype}")
     assert_finite(tensor, f"{trial.settings}: {name}")
@@ -181,7 +182,8 @@ def _has_shape(trial: _Trial, name: str, tensor: Tensor, shape: tuple[int, ...])
 
 def _traces(trial: _Trial) -> None:
     """trace=True adds the earlier iterations to the record and changes nothing else."""
-    (plain, last), (traced, info) = trial.run(), trial.run(trace=True)
+    (plain, last) = trial.run()
+    (traced, info) = trial.run(trace=True)
     trial.hold(all(map(torch.equal, plain, traced)), "trace=True changes the parents")
     trial.hold(torch.equal(last.coupling, info.coupling[-1:]), "trace=True changes the last coupling")
     t = getattr(trial.settings, "iterations", 1)
@@ -195,7 +197,9 @@ def _traces(trial: _Trial) -> None:
 
 def _order_of_children(trial: _Trial) -> None:
     """Reversed children have the same parents."""
-    (parents, info), votes, a = trial.run(), trial.votes.flip(1), trial.activation.flip(1)
+    (parents, info) = trial.run()
+    votes = trial.votes.flip(1)
+    a = trial.activation.flip(1)
     moved, its = replace(trial, votes=votes, activation=a).run()
     trial.close(moved, parents, "the order of the children changes the parents")
     trial.close(its.coupling, info.coupling.flip(2), "the coupling does not follow the children")
@@ -229,8 +233,11 @@ def _shares(trial: _Trial, over: Over) -> None:
 
 def _shares_in_windows(router: Router, settings: Any, dtype: torch.dtype, seed: int, over: Over) -> None:
     """The same with a 2x2 window on 3x3 places, where the child in the middle is seen from four positions."""
-    window, types, b = Grid(3, 3).window(2, 1), 2, 2
-    p, n = window.out.places, window.kernel**2
+    window = Grid(3, 3).window(2, 1)
+    types = 2
+    b = 2
+    p = window.out.places
+    n = window.kernel**2
     trial = _trial(router, settings, dtype, seed, (b * p, n * types, 3, 4))
     parents, info = replace(trial, compete=partial(window.log_share, types=types)).run(trace=True)
     assert_finite((parents, info), f"{settings}: with a window")

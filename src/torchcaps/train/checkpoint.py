@@ -83,7 +83,8 @@ def _encode(checkpoint: Checkpoint) -> list[bytes]:
         raise CheckpointError(
             f"names and meta take {len(text)} bytes, wanted at most {LONGEST_HEADER}: keep records elsewhere"
         )
-    length, tail = len(text).to_bytes(8, "little"), text[len(START) + 64 :]
+    length = len(text).to_bytes(8, "little")
+    tail = text[len(START) + 64 :]
     digest = _digest([length, START, tail, *bodies]).encode("ascii")
     return [length + START + digest + tail, *bodies]
 
@@ -93,8 +94,10 @@ def _header(tensors: dict[str, Tensor], document: str) -> bytes:
     header: dict[str, Any] = {"__metadata__": {"sha256": "0" * 64, "torchcaps": document}}
     end = 0
     for name, tensor in tensors.items():
-        begin, end = end, end + tensor.numel() * tensor.element_size()
-        dtype, shape = DTYPE_NAMES[tensor.dtype], list(tensor.shape)
+        begin = end
+        end = end + tensor.numel() * tensor.element_size()
+        dtype = DTYPE_NAMES[tensor.dtype]
+        shape = list(tensor.shape)
         header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
     text = json.dumps(header, separators=(",", ":")).encode("ascii")
     return text + b" " * (-len(text) % 8)
@@ -207,7 +210,9 @@ def _read(source: io.BufferedIOBase, size: int, name: str) -> Checkpoint:
     entries = list(_entries(header, name))
     _check_size(sum(entry.size for entry in entries), size - 8 - len(text), name)
     bodies = [_exactly(source, entry.size, name) for entry in entries]
-    head, digest, tail = text[: len(START)], text[len(START) : len(START) + 64], text[len(START) + 64 :]
+    head = text[: len(START)]
+    digest = text[len(START) : len(START) + 64]
+    tail = text[len(START) + 64 :]
     if digest != _digest([len(text).to_bytes(8, "little"), head, tail, *bodies]).encode("ascii"):
         raise _damaged(name, "its bytes do not match its sha256")
     return Checkpoint({e.name: _tensor(e, body) for e, body in zip(entries, bodies, strict=True)}, meta)
@@ -269,7 +274,8 @@ def _entries(header: dict[str, Any], name: str) -> Iterator[_Entry]:
         shape = record["shape"]
         if dtype is None or not _is_shape(shape):
             raise _damaged(name, f"its record of tensor {key[:80]!r} is malformed")
-        begin, end = end, end + math.prod(shape) * dtype.itemsize
+        begin = end
+        end = end + math.prod(shape) * dtype.itemsize
         if record["data_offsets"] != [begin, end]:
             raise _damaged(name, f"tensor {key[:80]!r} does not lie where its shape says")
         yield _Entry(key, dtype, shape, end - begin)

@@ -42,7 +42,8 @@ TOLERANCE = 1e-4
 WEIGHTS = ".safetensors"
 """The ending of a file that takes the weights alone."""
 
-TRACED, VERIFIED = 2, 5
+TRACED = 2
+VERIFIED = 5
 """Images that the graph is traced with and, another number, compared on."""
 
 
@@ -85,7 +86,8 @@ def export_weights(folder: Path, path: Path, *, half: bool = False, examples: in
         build_training(run.recipe, run.model.spec), run.recipe, small, weights_only=True
     ).model.eval()
     images = torch.rand(VERIFIED, *run.model.spec[:3], generator=torch.Generator().manual_seed(0))
-    expected, found = outputs(run.model, images), outputs(given, images)
+    expected = outputs(run.model, images)
+    found = outputs(given, images)
     save(path, small)
     return max(float((found[name] - value).abs().max()) for name, value in expected.items())
 
@@ -145,9 +147,15 @@ def _traced(model: Model, images: Tensor, names: list[str]) -> bytes:
     with _quiet():
         try:
             program = torch.onnx.export(
-                _Named(model).eval(), (images,), dynamo=True, verbose=False, input_names=["images"], output_names=names,
-                dynamic_shapes={"images": {0: "batch"}}, custom_translation_table={torch.ops.aten.sort.stable: _sort},
-            )  # fmt: skip
+                _Named(model).eval(),
+                (images,),
+                dynamo=True,
+                verbose=False,
+                input_names=["images"],
+                output_names=names,
+                dynamic_shapes={"images": {0: "batch"}},
+                custom_translation_table={torch.ops.aten.sort.stable: _sort},
+            )
         except torch.onnx.OnnxExporterError as error:
             reason = str(error.__cause__ or error).strip().splitlines()[0]
             raise TrainingError(f"{type(model).__name__} cannot be traced for ONNX: {reason}") from error
@@ -161,7 +169,8 @@ def _difference(data: bytes, images: Tensor, expected: dict[str, Tensor]) -> flo
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads, options.log_severity_level = 1, 3
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 3
     session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
     found = session.run(list(expected), {"images": images.numpy()})
     gaps = [(torch.from_numpy(x) - y).abs().max() for x, y in zip(found, expected.values(), strict=True)]

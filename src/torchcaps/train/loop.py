@@ -126,7 +126,8 @@ def train(
 
 def _open(folder: Path, recipe: Recipe, resume: bool, crew: ProcessGroup) -> Run:
     """Process 0 looks at the folder and prepares it; the others start only when it has."""
-    run, error = Run(folder, to_dict(recipe)), None
+    run = Run(folder, to_dict(recipe))
+    error = None
     if crew.is_main:
         try:
             run = open_run(folder, recipe, resume=resume)
@@ -189,10 +190,13 @@ def _one_stage(job: _Job, training: TrainState) -> None:
 
     It ends with its epochs, or at a check that finds the accuracy asked for.
     """
-    crew, data, seed = job.crew, job.data, stage_seed(job.recipe.seed, training.stage_index)
+    crew = job.crew
+    data = job.data
+    seed = stage_seed(job.recipe.seed, training.stage_index)
     settings = stage_of(job.recipe, training.stage).train
     total = _steps(settings, len(data))
-    ends, stopped = training.step >= total, False
+    ends = training.step >= total
+    stopped = False
     if training.finished and (ends or training.stopped_early or not training.is_last):
         return
     training.finished = False
@@ -200,21 +204,30 @@ def _one_stage(job: _Job, training: TrainState) -> None:
     with _display(job, training, settings.batch, total) as display:
         objective = _prepare(job, training, seed)
         display.restart()
-        epoch, order = -1, torch.empty(0)
+        epoch = -1
+        order = torch.empty(0)
         while not ends and not stopped:
             place = batch_position(training.step, len(data), settings.batch)
             if place.epoch != epoch:
-                epoch, order = place.epoch, epoch_order(seed, place.epoch, len(data))
+                epoch = place.epoch
+                order = epoch_order(seed, place.epoch, len(data))
             batch = make_batch(
-                data, order, place, settings.batch, seed=seed, max_shift=settings.max_shift,
-                part=crew.rank, parts=crew.size,
-            )  # fmt: skip
+                data,
+                order,
+                place,
+                settings.batch,
+                seed=seed,
+                max_shift=settings.max_shift,
+                part=crew.rank,
+                parts=crew.size,
+            )
             torch.manual_seed(seed_of(seed, 1, training.step, crew.rank))
             terms = _step(settings, objective, training, _to(batch, crew.device, settings.channels_last))
             training.step += 1
             training.seconds = time.monotonic() - started
             checked = _check(job, training, settings, seed) if settings.validates_at(training.step) else {}
-            logs, ends = training.step % settings.log_every == 0, training.step >= total or training.stopped_early
+            logs = training.step % settings.log_every == 0
+            ends = training.step >= total or training.stopped_early
             stopped = (logs or crew.size == 1) and crew.any(job.stop.is_set)
             saves = training.step % settings.save_every == 0 or stopped
             if logs or saves or ends or checked:
@@ -256,7 +269,8 @@ def _finish(training: TrainState, seed: int) -> None:
 
 def _step(settings: TrainConfig, objective: nn.Module, training: TrainState, batch: Batch) -> dict[str, Tensor]:
     """One update, of parameters by the optimizer or of buffers by the objective itself."""
-    device, optimizer = batch.images.device.type, training.optimizer
+    device = batch.images.device.type
+    optimizer = training.optimizer
     with (
         torch.autocast(device, torch.bfloat16, enabled=settings.precision == "bfloat16"),
         torch.set_grad_enabled(optimizer is not None),

@@ -154,7 +154,8 @@ def _read(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
     `name` and `about` are never inherited. Tables are merged key by key, but for the rule of the name (see `merge`):
     a table that names another model, data set, optimizer or schedule than the base's replaces it whole.
     """
-    own, here = read_toml(path), path.resolve()
+    own = read_toml(path)
+    here = path.resolve()
     if here in above:
         raise RecipeError(f"recipe {path.name!r}: the bases of this recipe lead back to it; one must have none")
     if "base" not in own:

@@ -83,7 +83,8 @@ class Run:
 
 def open_run(folder: Path, recipe: Recipe, *, resume: bool) -> Run:
     """The run in a new folder, or with `resume` the one that is there, if it is of the same recipe."""
-    wanted, path = to_dict(recipe), folder / "recipe.json"
+    wanted = to_dict(recipe)
+    path = folder / "recipe.json"
     if folder.exists() and not folder.is_dir():
         raise TrainingError(f"'{folder}' is a file; a folder for the run is wanted: choose another --out")
     if path.exists() and _has_content(folder):
@@ -194,7 +195,8 @@ def _is_free(key: str) -> bool:
 
 
 def _check_same(old: Any, new: Mapping[str, Any], folder: Path) -> None:
-    before, after = _settings(old), _settings(new)
+    before = _settings(old)
+    after = _settings(new)
     for key in sorted(before.keys() | after.keys()):
         if before.get(key) != after.get(key) and not _is_free(key):
             raise TrainingError(

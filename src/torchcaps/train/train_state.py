@@ -99,7 +99,8 @@ class TrainState:
         if not (weights_only and meta.get("slim") is True):
             self._restore_optimizer(state)
         self.steps_before = int(meta.get("before", 0))
-        self.step, self.seconds = int(meta["step"]) - self.steps_before, float(meta["seconds"])
+        self.step = int(meta["step"]) - self.steps_before
+        self.seconds = float(meta["seconds"])
         self.finished, self.stopped_early = (meta.get(key) is True for key in ("finished", "reached"))
         if min(self.step, self.steps_before) < 0 or not math.isfinite(self.seconds):
             raise ValueError(f"step {self.step} after {self.steps_before}, seconds {self.seconds}")
@@ -150,7 +151,8 @@ def build_training(recipe: Recipe, spec: ImageSpec, device: torch.device | None 
         torch.manual_seed(seed_of(recipe.seed, 0))
         model = recipe.model.build(spec)
     model.to(device)
-    parts, names = model.stages(), stage_names(recipe.model)
+    parts = model.stages()
+    names = stage_names(recipe.model)
     if tuple(parts) != names:
         raise TypeError(f"{type(model).__name__}.stages() are {tuple(parts)}, its configuration's STAGES {names}")
     for name, part in parts.items():
@@ -163,7 +165,9 @@ def start_stage(
     recipe: Recipe, model: Model, parts: Mapping[str, Model], stage: str, *, before: int = 0, seconds: float = 0.0
 ) -> TrainState:
     """The start of a stage: its own optimizer over its own parameters, and its own schedule."""
-    settings, optimizer, schedule = stage_of(recipe, stage), None, None
+    settings = stage_of(recipe, stage)
+    optimizer = None
+    schedule = None
     if parts[stage].by_gradient:
         optimizer = settings.optimizer.build(parts[stage].parameters())
         schedule = settings.schedule.build(optimizer)
@@ -172,7 +176,7 @@ def start_stage(
 
 def restore_training(
     training: TrainState, recipe: Recipe, checkpoint: Checkpoint, *, weights_only: bool = False
-) -> TrainState:  # fmt: skip
+) -> TrainState:
     """Where a checkpoint of the same recipe was made, in whichever stage; the model of `training` is filled."""
     try:
         stage = checkpoint.meta.get("stage", next(iter(training.stages)))
@@ -189,7 +193,8 @@ def restore_training(
 def warm_start(training: TrainState, model: nn.Module, *, steps: int, seconds: float) -> None:
     """Begin with the weights of a model trained before, whose steps and seconds count as spent."""
     _fill(training.model, model, "the run to start from")
-    training.steps_before, training.seconds = steps, seconds
+    training.steps_before = steps
+    training.seconds = seconds
 
 
 def load_stage(parts: Mapping[str, Model], given: Mapping[str, nn.Module]) -> None:

@@ -38,13 +38,22 @@ class TrainingProgress:
 
     def __init__(self, name: str, total: int, done: int, batch: int, *, quiet: bool = False) -> None:
         self._console = Console(stderr=True, quiet=quiet)
-        self._name, self._total, self._done, self._batch = name, total, done, batch
+        self._name = name
+        self._total = total
+        self._done = done
+        self._batch = batch
         self._bar = Progress(
-            TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(),
-            TextColumn("{task.fields[told]}"), TextColumn("{task.fields[speed]:.0f} images/s"),
-            TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(),
-            console=self._console, disable=quiet or not self._console.is_terminal,
-        )  # fmt: skip
+            TextColumn("[bold]{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[told]}"),
+            TextColumn("{task.fields[speed]:.0f} images/s"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=self._console,
+            disable=quiet or not self._console.is_terminal,
+        )
         self._task = self._bar.add_task(name, total=total, completed=done, told="", speed=0.0)
         self._accuracy: float | None = None
         self._lines = not quiet and not self._console.is_terminal

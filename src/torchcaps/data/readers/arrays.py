@@ -26,8 +26,10 @@ __all__ = ["read_npy", "read_npz"]
 _KINDS = "biufcSU"
 _NAME = re.compile(r"\w[\w .-]*\.npy")
 _LONGEST_HEADER = 10_000
-_MOST_MEMBERS, _LARGEST_DIRECTORY = 1000, 1 << 18
-_END, _LOCATOR = b"PK\x05\x06", b"PK\x06\x07"
+_MOST_MEMBERS = 1000
+_LARGEST_DIRECTORY = 1 << 18
+_END = b"PK\x05\x06"
+_LOCATOR = b"PK\x06\x07"
 _ENCRYPTED = 0x1
 
 

@@ -24,17 +24,31 @@ from torchcaps.data.readers.safe_io import MOST, Stream, bad, plain
 __all__ = ["read_affnist"]
 
 _STRUCT = "affNISTdata"
-_IMAGE, _LABEL = "image", "label_int"
+_IMAGE = "image"
+_LABEL = "label_int"
 _SIDE = 40
 
 _TYPES = {
-    1: "<i1", 2: "<u1", 3: "<i2", 4: "<u2", 5: "<i4", 6: "<u4", 7: "<f4", 9: "<f8", 12: "<i8", 13: "<u8",
-}  # fmt: skip
-_MATRIX, _COMPRESSED = 14, 15
-_CLASS_STRUCT, _CLASS_UINT8 = 2, 9
+    1: "<i1",
+    2: "<u1",
+    3: "<i2",
+    4: "<u2",
+    5: "<i4",
+    6: "<u4",
+    7: "<f4",
+    9: "<f8",
+    12: "<i8",
+    13: "<u8",
+}
+_MATRIX = 14
+_COMPRESSED = 15
+_CLASS_STRUCT = 2
+_CLASS_UINT8 = 9
 _NUMERIC_CLASSES = range(6, 16)
 _COMPLEX = 0x0800
-_MOST_VARIABLES, _MOST_FIELDS, _LONGEST_HEADER = 64, 64, 4096
+_MOST_VARIABLES = 64
+_MOST_FIELDS = 64
+_LONGEST_HEADER = 4096
 _ZLIB_BITS = 15
 
 

@@ -49,7 +49,8 @@ def read_pictures(folder: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64], l
     first = heads[0]
     for path, head in zip(paths, heads, strict=True):
         if head[:2] != first[:2]:
-            size, wanted = f"{head.width}x{head.height}", f"{first.width}x{first.height}"
+            size = f"{head.width}x{head.height}"
+            wanted = f"{first.width}x{first.height}"
             raise bad(path, f"is {size}; all images must have the size of the first, {wanted} ({paths[0].name})")
     channels = 1 if all(head.gray for head in heads) else 3
     shape = (len(paths), channels, first.height, first.width)

@@ -34,7 +34,8 @@ EXPANSION = 1032
 
 _CHUNK = 1 << 18
 _LONGEST_REASON = 300
-_GZIP, _GZIP_BITS = b"\x1f\x8b", 31
+_GZIP = b"\x1f\x8b"
+_GZIP_BITS = 31
 _TROUBLE = (OSError, EOFError, ValueError, OverflowError, RuntimeError, MemoryError, struct.error, zlib.error)
 
 

@@ -31,7 +31,8 @@ __all__ = [
     "sorted_epsilons",
 ]
 
-GRADIENT, FREE = ("fgsm", "bim", "pgd"), ("square", "transfer")
+GRADIENT = ("fgsm", "bim", "pgd")
+FREE = ("square", "transfer")
 """Attacks along the gradient of the model itself, and those that never ask for it."""
 EPSILONS = (0.0, 0.025, 0.05, 0.1, 0.15, 0.2, 0.3)
 
@@ -63,10 +64,17 @@ class AttackCurves:
 
 
 def attack_curves(
-    model: Model, data: Dataset, attacks: Sequence[str] | None = None, epsilons: Sequence[float] = EPSILONS, *,
-    images: int = 500, seed: int = 0, source: Model | None = None, queries: int = 300,
+    model: Model,
+    data: Dataset,
+    attacks: Sequence[str] | None = None,
+    epsilons: Sequence[float] = EPSILONS,
+    *,
+    images: int = 500,
+    seed: int = 0,
+    source: Model | None = None,
+    queries: int = 300,
     loss: Literal["cross-entropy", "own"] = "cross-entropy",
-) -> AttackCurves:  # fmt: skip
+) -> AttackCurves:
     """Attack a classifier at every epsilon on so many images that the seed picks, or on all that there are.
 
     attacks    names of WAYS; by default all, "transfer" only where there is a source
@@ -78,14 +86,17 @@ def attack_curves(
     "targeted" is FGSM towards each class in turn, of the images of all others (Hinton 2018, section 6).
     """
     began = time.perf_counter()
-    names, levels = select_attacks(attacks, source is not None), sorted_epsilons(epsilons)
+    names = select_attacks(attacks, source is not None)
+    levels = sorted_epsilons(epsilons)
     _check(model, data, images, queries, source)
-    rows, counts = permutation(seed, 0, len(data))[:images], Counts()
+    rows = permutation(seed, 0, len(data))[:images]
+    counts = Counts()
     victim = build_target(model, data, own=loss == "own")
     helper = None if source is None else build_target(source, data)
     with _evaluating(model, source):
         for part, name in progress([(part, name) for part in torch.split(rows, _BATCH) for name in names], "attacking"):
-            pixels, labels = data.cropped[part].float() / 255, data.labels[part].long()
+            pixels = data.cropped[part].float() / 255
+            labels = data.labels[part].long()
             ATTACKS[name](AttackBatch(victim, helper, pixels, labels, part, levels, seed, queries, counts))
     return _attacked(counts, len(rows), time.perf_counter() - began, levels)
 

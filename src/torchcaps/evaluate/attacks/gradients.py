@@ -111,9 +111,16 @@ def along(images: Tensor, direction: Tensor, epsilon: float, *, targeted: bool =
 
 
 def bim(
-    loss: Loss, images: Tensor, labels: Tensor, epsilon: float, *,
-    steps: int = 10, stride: float = 0.2, targeted: bool = False, start: Tensor | None = None,
-) -> Tensor:  # fmt: skip
+    loss: Loss,
+    images: Tensor,
+    labels: Tensor,
+    epsilon: float,
+    *,
+    steps: int = 10,
+    stride: float = 0.2,
+    targeted: bool = False,
+    start: Tensor | None = None,
+) -> Tensor:
     """So many steps of stride · epsilon, each clipped, from the images or from `start` (foolbox's defaults)."""
     low, high = ball(images, epsilon)
     x = (images if start is None else start).clamp(low, high)
@@ -123,9 +130,17 @@ def bim(
 
 
 def pgd(
-    loss: Loss, images: Tensor, labels: Tensor, epsilon: float, *,
-    steps: int = 40, stride: float = 1 / 30, seed: int = 0, rows: Tensor | None = None, targeted: bool = False,
-) -> Tensor:  # fmt: skip
+    loss: Loss,
+    images: Tensor,
+    labels: Tensor,
+    epsilon: float,
+    *,
+    steps: int = 40,
+    stride: float = 1 / 30,
+    seed: int = 0,
+    rows: Tensor | None = None,
+    targeted: bool = False,
+) -> Tensor:
     """BIM from `random_start`, in more and shorter steps (foolbox's defaults)."""
     start = random_start(images, epsilon, seed, rows)
     return bim(loss, images, labels, epsilon, steps=steps, stride=stride, targeted=targeted, start=start)
@@ -153,7 +168,8 @@ def ball(images: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
     if not bool(((images >= 0) & (images <= 1)).all()):
         raise DataError("images hold values outside [0, 1] or NaN; attack the pixels, not what a model makes of them")
     x = images.double()
-    low, high = (x - epsilon).to(images), (x + epsilon).to(images)
+    low = (x - epsilon).to(images)
+    high = (x + epsilon).to(images)
     low = torch.where(x - low.double() > epsilon, torch.nextafter(low, images), low)
     high = torch.where(high.double() - x > epsilon, torch.nextafter(high, images), high)
     return low.clamp_min(0), high.clamp_max(1)

@@ -46,7 +46,8 @@ class Target(NamedTuple):
 
 def build_target(model: Model, data: Dataset, *, own: bool = False) -> Target:
     """A model behind what its data set does to pixels; attacked along cross-entropy, or along its `own` loss."""
-    logits, trained_by = logits_of(model), own_loss(model)
+    logits = logits_of(model)
+    trained_by = own_loss(model)
 
     def show(pixels: Tensor) -> Tensor:
         return standardize(pixels) if data.standardized else pixels
@@ -71,7 +72,8 @@ class Counts:
 
     def count_gradients(self, name: str, g: Tensor) -> Tensor:
         """Count the images and the values of gradients g [b c h w] that are exactly zero, and add up their sizes."""
-        zero, sums = g == 0, self.gradients.setdefault(name, defaultdict(float))
+        zero = g == 0
+        sums = self.gradients.setdefault(name, defaultdict(float))
         sums["images"] += len(g)
         sums["zero images"] += int(zero.flatten(1).all(1).sum())
         sums["values"] += g.numel()
@@ -120,10 +122,12 @@ def _square(s: AttackBatch) -> None:
     """What is fooled stays so, in a larger ball; only the rest is searched for again."""
 
     def made() -> Iterator[Tensor]:
-        x, live = s.pixels.clone(), torch.arange(len(s.pixels))
+        x = s.pixels.clone()
+        live = torch.arange(len(s.pixels))
         for e in s.levels:
             if len(live):
-                here, told = s.pixels[live], s.labels[live]
+                here = s.pixels[live]
+                told = s.labels[live]
                 x[live] = square(s.victim.logits, here, told, e, queries=s.queries, seed=s.seed, rows=s.rows[live])
                 live = live[s.victim.classes(x[live]) == told]
             yield x

@@ -29,9 +29,16 @@ def margin(logits: Tensor, labels: Tensor) -> Tensor:  # [b]
 
 @torch.no_grad()
 def square(
-    logits: Logits, images: Tensor, labels: Tensor, epsilon: float, *,
-    queries: int = 300, share: float = 0.8, seed: int = 0, rows: Tensor | None = None,
-) -> Tensor:  # fmt: skip
+    logits: Logits,
+    images: Tensor,
+    labels: Tensor,
+    epsilon: float,
+    *,
+    queries: int = 300,
+    share: float = 0.8,
+    seed: int = 0,
+    rows: Tensor | None = None,
+) -> Tensor:
     """Images [b c h w] whose margin is never above that of those that came; one that another class wins is let be.
 
     `queries` is how many changed images a model is asked about for each image, `share` the area of the first square.
@@ -40,7 +47,8 @@ def square(
     low, high = ball(images, epsilon)
     rows = numbered(images, rows)
     before = margin(logits(images), labels)  # [b]
-    best, lowest = images.clone(), torch.full_like(before, torch.inf)
+    best = images.clone()
+    lowest = torch.full_like(before, torch.inf)
     for query in range(queries if epsilon > 0 else 0):
         live = ((before >= 0) & (lowest >= 0)).nonzero().flatten()
         if not len(live):
@@ -49,7 +57,8 @@ def square(
         tried = _tried(best[live], low[live], high[live], rows[live], (seed, query, side))
         m = margin(logits(tried), labels[live])
         better = m < lowest[live]
-        best[live[better]], lowest[live[better]] = tried[better], m[better]
+        best[live[better]] = tried[better]
+        lowest[live[better]] = m[better]
     return torch.where((lowest < before)[:, None, None, None], best, images)
 
 

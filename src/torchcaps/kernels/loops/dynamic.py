@@ -57,14 +57,16 @@ NEAR = 16
 @part
 def column(W: Array, i: int, j: int, k: int, d: int) -> Array:
     """Four rows of W_ij from k on, in column d."""
-    w0, w1 = spread(W, (i, j, k, d)), spread(W, (i, j, k + 1, d))
+    w0 = spread(W, (i, j, k, d))
+    w1 = spread(W, (i, j, k + 1, d))
     return w0, w1, spread(W, (i, j, k + 2, d)), spread(W, (i, j, k + 3, d))
 
 
 @part
 def vote(W: Array, X: Array, Q: Array, n: int, i: int, j: int, V: Array, row: int) -> Array:
     """V[row] = W_ij x_i; returns V_ij . q_j."""
-    K, D = W.shape[2], W.shape[3]
+    K = W.shape[2]
+    D = W.shape[3]
     zero = b = fill(X, 0.0)
     for k in range(0, K - 3, 4):
         v = zero, zero, zero, zero
@@ -141,7 +143,8 @@ def normalize(c: Array, top: Array) -> Array:
 @loop
 def weigh(W: Array, X: Array, C: Array, share: float, S: Array, blocks: Array, parents: Array) -> None:
     """s_j = share sum_i c_ij V_ij; C without children stands for c = 1."""
-    (I, _, D, L), K = X.shape, W.shape[2]
+    (I, _, D, L) = X.shape
+    K = W.shape[2]
     cx = np.empty((NEAR, D, L), W.dtype)
     for first in range(0, I, NEAR):
         rows = min(NEAR, I - first)
@@ -173,8 +176,10 @@ def route_parents(W: Array, X: Array, Q: Array, floor: float, C: Array, S: Array
 
     A floor above 0: cosines.
     """
-    (I, J, K, _), L = W.shape, X.shape[3]
-    V, c = np.empty((J, K, L), W.dtype), np.empty((J, L), W.dtype)
+    (I, J, K, _) = W.shape
+    L = X.shape[3]
+    V = np.empty((J, K, L), W.dtype)
+    c = np.empty((J, L), W.dtype)
     for first in range(0, I, NEAR):
         for n in range(start, stop):
             for i in range(first, min(I, first + NEAR)):
@@ -202,8 +207,10 @@ def route_children(
 
     The softmax grows with the children: what came before is scaled down whenever a larger logit comes.
     """
-    (I, _, K, _), L = W.shape, X.shape[3]
-    V, c = np.empty((ROWS, K, L), W.dtype), np.empty((ROWS, L), W.dtype)
+    (I, _, K, _) = W.shape
+    L = X.shape[3]
+    V = np.empty((ROWS, K, L), W.dtype)
+    c = np.empty((ROWS, L), W.dtype)
     for j in range(parents[0], parents[1]):
         for n in range(blocks[0], blocks[1]):
             store(Z, (0, j, n * L), fill(X, -np.inf))

@@ -21,9 +21,12 @@ def pull_parents(
     W: Array, X: Array, Q: Array, floor: float, dS: Array, Z: Array, dQ: Array, start: int, stop: int
 ) -> None:
     """dq += sum_i db V, for a softmax over parents, whose top, part and mean go into Z [3 i 1 (n L)]."""
-    (I, J, K, _), L = W.shape, X.shape[3]
-    V, c = np.empty((J, K, L), W.dtype), np.empty((J, L), W.dtype)
-    dc, inverse = np.empty((J, L), W.dtype), np.empty((J, L), W.dtype)
+    (I, J, K, _) = W.shape
+    L = X.shape[3]
+    V = np.empty((J, K, L), W.dtype)
+    c = np.empty((J, L), W.dtype)
+    dc = np.empty((J, L), W.dtype)
+    inverse = np.empty((J, L), W.dtype)
     for first in range(0, I, NEAR):
         for n in range(start, stop):
             for i in range(first, min(I, first + NEAR)):
@@ -36,7 +39,8 @@ def pull_parents(
                         b = b * load(inverse, (j,))
                     store(c, (j,), b)
                     top = larger(top, b)
-                share, mean = normalize(c, top), fill(X, 0.0)
+                share = normalize(c, top)
+                mean = fill(X, 0.0)
                 for j in range(J):
                     mean = fma(load(c, (j,)) * share, load(dc, (j,)), mean)
                 store(Z, (0, i, 0, n * L), top)
@@ -55,18 +59,23 @@ def pull_children(
     W: Array, X: Array, Q: Array, floor: float, dS: Array, Z: Array, dQ: Array, blocks: Array, parents: Array
 ) -> None:
     """dq += sum_i db V, for a softmax over children, whose top, part and mean are in Z [3 1 j (n L)]."""
-    (I, _, K, _), L = W.shape, X.shape[3]
-    V, e = np.empty((ROWS, K, L), W.dtype), np.empty((ROWS, L), W.dtype)
+    (I, _, K, _) = W.shape
+    L = X.shape[3]
+    V = np.empty((ROWS, K, L), W.dtype)
+    e = np.empty((ROWS, L), W.dtype)
     for first in range(0, I, ROWS):
         rows = min(ROWS, I - first)
         for j in range(parents[0], parents[1]):
             for n in range(blocks[0], blocks[1]):
-                top, share, mean = load(Z, (0, 0, j, n * L)), load(Z, (1, 0, j, n * L)), load(Z, (2, 0, j, n * L))
+                top = load(Z, (0, 0, j, n * L))
+                share = load(Z, (1, 0, j, n * L))
+                mean = load(Z, (2, 0, j, n * L))
                 for r in range(rows):
                     b = vote(W, X, Q, n, first + r, j, V, r)
                     dc = along(V, r, dS, n, j) - mean
                     if floor > 0:
                         inverse = inverse_length(V, r, floor)
-                        b, dc = b * inverse, dc * inverse
+                        b = b * inverse
+                        dc = dc * inverse
                     store(e, (r,), ((exp(b - top) * share) * dc))
                 gather(dQ, n, j, V, 0, rows, e)

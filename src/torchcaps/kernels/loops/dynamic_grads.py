@@ -24,13 +24,16 @@ Array = Any  # numpy arrays; inside a loop also vectors of lanes
 @part
 def to_child(W: Array, i: int, j: int, dV: Array, rows: int, dX: Array, child: int) -> None:
     """dX[child, r] += W_ij^T dV[r] for so many rows r."""
-    K, D = W.shape[2], W.shape[3]
+    K = W.shape[2]
+    D = W.shape[3]
     for r in range(rows):
         for d in range(0, D - 3, 4):
             x = load4(dX, (child, r, d))
             for k in range(K):
-                w0, w1 = spread(W, (i, j, k, d)), spread(W, (i, j, k, d + 1))
-                w2, w3 = spread(W, (i, j, k, d + 2)), spread(W, (i, j, k, d + 3))
+                w0 = spread(W, (i, j, k, d))
+                w1 = spread(W, (i, j, k, d + 1))
+                w2 = spread(W, (i, j, k, d + 2))
+                w3 = spread(W, (i, j, k, d + 3))
                 x = fma4(load(dV, (r, k)), (w0, w1, w2, w3), x)
             store(dX, (child, r, d), x)
         for d in range(D // 4 * 4, D):
@@ -52,7 +55,8 @@ def clear(dX: Array, rows: int) -> None:
 @part
 def to_weight(dV: Array, X: Array, i: int, block: int, rows: int, dW: Array, child: int, j: int) -> None:
     """dW_ij += sum over the blocks r from `block` on of dV[r] x^T, for the child of dW that X has at place i."""
-    (_, _, K, D), L = dW.shape, X.shape[3]
+    (_, _, K, D) = dW.shape
+    L = X.shape[3]
     for k in range(0, K - 1, 2):
         for d in range(0, D - 3, 4):
             zero = fill(half(X, (i, block, d, 0)), 0.0)
@@ -60,8 +64,10 @@ def to_weight(dV: Array, X: Array, i: int, block: int, rows: int, dW: Array, chi
             for r in range(rows):
                 n = block + r
                 for at in (0, L // 2):
-                    x0, x1 = half(X, (i, n, d, at)), half(X, (i, n, d + 1, at))
-                    x2, x3 = half(X, (i, n, d + 2, at)), half(X, (i, n, d + 3, at))
+                    x0 = half(X, (i, n, d, at))
+                    x1 = half(X, (i, n, d + 1, at))
+                    x2 = half(X, (i, n, d + 2, at))
+                    x3 = half(X, (i, n, d + 3, at))
                     a = fma4(half(dV, (r, k, at)), (x0, x1, x2, x3), a)
                     b = fma4(half(dV, (r, k + 1, at)), (x0, x1, x2, x3), b)
             raise_by(dW, (child, j, k, d), totals(*a))
@@ -85,12 +91,11 @@ def together(A: Array, block: int, rows: int, j: int, A_j: Array) -> None:
 @loop
 def reverse(W: Array, C: Array, H: Array, dx: Array, start: int, stop: int) -> None:
     """dx_i = sum_j c_ij W_ij^T h_j, as [b i d], for the children from start to stop."""
-    (N, J, K, L), D = H.shape, W.shape[3]
-    H_j, cH, dX = (
-        np.empty((ROWS, K, L), W.dtype),
-        np.empty((ROWS, K, L), W.dtype),
-        np.empty((NEAR, ROWS, D, L), W.dtype),
-    )
+    (N, J, K, L) = H.shape
+    D = W.shape[3]
+    H_j = np.empty((ROWS, K, L), W.dtype)
+    cH = np.empty((ROWS, K, L), W.dtype)
+    dX = np.empty((NEAR, ROWS, D, L), W.dtype)
     for block in range(0, N, ROWS):
         rows = min(ROWS, N - block)
         for first in range(start, stop, NEAR):
@@ -110,8 +115,10 @@ def reverse(W: Array, C: Array, H: Array, dx: Array, start: int, stop: int) -> N
 @loop
 def grad(X: Array, C: Array, A: Array, dW: Array, start: int, stop: int) -> None:
     """dW_ij += sum_b c_ij a_j x_i^T for the children from start to stop."""
-    (N, J, K, L), D = A.shape, X.shape[2]
-    A_j, cx = np.empty((ROWS, K, L), X.dtype), np.empty((1, ROWS, D, L), X.dtype)
+    (N, J, K, L) = A.shape
+    D = X.shape[2]
+    A_j = np.empty((ROWS, K, L), X.dtype)
+    cx = np.empty((1, ROWS, D, L), X.dtype)
     for block in range(0, N, ROWS):
         rows = min(ROWS, N - block)
         for first in range(start, stop, NEAR):
@@ -128,15 +135,18 @@ def grad(X: Array, C: Array, A: Array, dW: Array, start: int, stop: int) -> None
 @part
 def shares(V: Array, r: int, Q: Array, dS: Array, floor: float, Z: Array, i: int, j: int, at: int, ce: Array) -> Array:
     """ce[t] = c and what goes with q into dV, of every iteration t; returns what goes with V, which is 0 for dots."""
-    turn, inverse = fill(V, 0.0), fill(V, 1.0)
+    turn = fill(V, 0.0)
+    inverse = fill(V, 1.0)
     if floor > 0:
         inverse = inverse_length(V, r, floor)
-    child, parent = min(i, Z.shape[2] - 1), min(j, Z.shape[3] - 1)
+    child = min(i, Z.shape[2] - 1)
+    parent = min(j, Z.shape[3] - 1)
     for t in range(Z.shape[0]):
         b = dc = fill(V, 0.0)
         for k in range(V.shape[1]):
             v = load(V, (r, k))
-            b, dc = fma(v, load(Q, (t, r, k)), b), fma(v, load(dS, (t, r, k)), dc)
+            b = fma(v, load(Q, (t, r, k)), b)
+            dc = fma(v, load(dS, (t, r, k)), dc)
         if floor > 0:
             b = b * inverse
         c = exp(b - load(Z, (t, 0, child, parent, at))) * load(Z, (t, 1, child, parent, at))
@@ -169,22 +179,33 @@ def change(ce: Array, dS: Array, Q: Array, base: Array, r: int, dV: Array) -> No
 
 @loop
 def scatter(
-    W: Array, x: Array, Q: Array, floor: float, dS: Array, Z: Array, base: Array, dx: Array, dW: Array,
-    start: int, stop: int,
-) -> None:  # fmt: skip
+    W: Array,
+    x: Array,
+    Q: Array,
+    floor: float,
+    dS: Array,
+    Z: Array,
+    base: Array,
+    dx: Array,
+    dW: Array,
+    start: int,
+    stop: int,
+) -> None:
     """dx_i = sum_j W_ij^T dV_ij and dW_ij += sum_b dV_ij x_i^T, with dV = base + sum_t (c_t ds_t + e_t q_t) + u V.
 
     x, dx [b i d], of which only a tile is in lanes; Q, dS [t n j k L], Z [t 3 i j (n L)]. The children from start to
     stop.
     """
-    (T, N, J, K, L), D = Q.shape, W.shape[3]
-    dV, V, base_j = np.empty((ROWS, K, L), W.dtype), np.empty((ROWS, K, L), W.dtype), np.empty((ROWS, K, L), W.dtype)
-    dS_j, Q_j = np.empty((T, ROWS, K, L), W.dtype), np.empty((T, ROWS, K, L), W.dtype)
-    ce, X, dX = (
-        np.empty((T, 2, L), W.dtype),
-        np.empty((NEAR, ROWS, D, L), W.dtype),
-        np.empty((NEAR, ROWS, D, L), W.dtype),
-    )
+    (T, N, J, K, L) = Q.shape
+    D = W.shape[3]
+    dV = np.empty((ROWS, K, L), W.dtype)
+    V = np.empty((ROWS, K, L), W.dtype)
+    base_j = np.empty((ROWS, K, L), W.dtype)
+    dS_j = np.empty((T, ROWS, K, L), W.dtype)
+    Q_j = np.empty((T, ROWS, K, L), W.dtype)
+    ce = np.empty((T, 2, L), W.dtype)
+    X = np.empty((NEAR, ROWS, D, L), W.dtype)
+    dX = np.empty((NEAR, ROWS, D, L), W.dtype)
     for block in range(0, N, ROWS):
         rows = min(ROWS, N - block)
         for first in range(start, stop, NEAR):

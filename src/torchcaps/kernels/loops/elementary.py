@@ -24,7 +24,8 @@ def _layout(lanes: Lanes) -> tuple[int, int]:
 
 def _exp(builder: Any, lanes: Lanes, x: Any) -> Any:
     """2^n e^r with n = round(x / log 2) and |r| <= log(2) / 2, e^r by its series; 0 where that is no normal number."""
-    (shift, bias), small = _layout(lanes), lanes.dtype.bitwidth == 32
+    (shift, bias) = _layout(lanes)
+    small = lanes.dtype.bitwidth == 32
     terms = 7 if small else 13
     high, low = (0.693359375, -2.12194440e-4) if small else (0.6931471803691238, 1.9082149292705877e-10)
     least = lanes.constant((1 - bias) * math.log(2))
@@ -52,6 +53,8 @@ def _mantissa(builder: Any, lanes: Lanes, x: Any) -> Any:
     return builder.bitcast(builder.or_(bits, lanes.integer(bias << shift)), lanes.vector)
 
 
-exp, exponent, mantissa = unary(_exp), unary(_exponent), unary(_mantissa)
+exp = unary(_exp)
+exponent = unary(_exponent)
+mantissa = unary(_mantissa)
 log = unary(lambda builder, lanes, x: call(builder, "log", lanes, x))
 root = unary(lambda builder, lanes, x: call(builder, "sqrt", lanes, x))

@@ -33,7 +33,10 @@ BYTES = 32
 load, load4, store, fill = memory(BYTES)
 
 POSE = 16
-LSE, MASS, LOGIT, FIT = 32, 33, 34, 35
+LSE = 32
+MASS = 33
+LOGIT = 34
+FIT = 35
 LN2 = math.log(2)
 LOG_2PI = math.log(2 * math.pi)
 LOW = -1e30
@@ -68,7 +71,8 @@ def loudest(A: Any, x: int, who: Any, s: int) -> Any:
 @part
 def log_volume(fits: Any, at: int) -> Any:
     """sum_h log variance_h: exponents are added and mantissas multiplied, so that it takes one logarithm."""
-    whole, product = fill(fits, 0.0), fill(fits, 1.0)
+    whole = fill(fits, 0.0)
+    product = fill(fits, 1.0)
     for h in range(POSE):
         v = load(fits, at + POSE + h)
         whole = whole + exponent(v)
@@ -105,7 +109,8 @@ def _share_out(logits: Any, at: int, top: Any, norm: Any, who: Any, J: int, grou
     for s in range(S):
         for j in range(J):
             for c in range(C):
-                g, here = who[s, c] * groups + j % groups, at + (s * J + j) * C + c
+                g = who[s, c] * groups + j % groups
+                here = at + (s * J + j) * C + c
                 above = load(logits, here) - load(top, g)
                 store(logits, here, above)
                 store(norm, g, load(norm, g) + exp(above))
@@ -114,7 +119,8 @@ def _share_out(logits: Any, at: int, top: Any, norm: Any, who: Any, J: int, grou
     for s in range(S):
         for j in range(J):
             for c in range(C):
-                g, here = who[s, c] * groups + j % groups, at + (s * J + j) * C + c
+                g = who[s, c] * groups + j % groups
+                here = at + (s * J + j) * C + c
                 store(logits, here, load(logits, here) - load(norm, g))
 
 
@@ -155,7 +161,10 @@ def _fit_variance(V: Any, w: Any, C: int, fits: Any, at: int, least: float) -> N
         variance = zero, zero, zero, zero
         for c in range(C):
             v0, v1, v2, v3 = load4(V, c * POSE + row)
-            d0, d1, d2, d3 = v0 - m0, v1 - m1, v2 - m2, v3 - m3
+            d0 = v0 - m0
+            d1 = v1 - m1
+            d2 = v2 - m2
+            d3 = v3 - m3
             variance = fma4(load(w, c), (d0 * d0, d1 * d1, d2 * d2, d3 * d3), variance)
         v0, v1, v2, v3 = variance
         store(fits, at + POSE + row, (v0 + least, v1 + least, v2 + least, v3 + least))
@@ -167,10 +176,16 @@ def _distances(V: Any, C: int, fits: Any, at: int, q: Any) -> None:
     for row in range(0, POSE, 4):
         m0, m1, m2, m3 = load4(fits, at + row)
         r0, r1, r2, r3 = load4(fits, at + POSE + row)
-        r0, r1, r2, r3 = 1.0 / r0, 1.0 / r1, 1.0 / r2, 1.0 / r3
+        r0 = 1.0 / r0
+        r1 = 1.0 / r1
+        r2 = 1.0 / r2
+        r3 = 1.0 / r3
         for c in range(C):
             v0, v1, v2, v3 = load4(V, c * POSE + row)
-            d0, d1, d2, d3 = v0 - m0, v1 - m1, v2 - m2, v3 - m3
+            d0 = v0 - m0
+            d1 = v1 - m1
+            d2 = v2 - m2
+            d3 = v3 - m3
             some = (d0 * d0) * r0 + (d1 * d1) * r1
             some = some + ((d2 * d2) * r2 + (d3 * d3) * r3)
             store(q, c, some if row == 0 else load(q, c) + some)
@@ -214,29 +229,55 @@ def _switch(fits: Any, at: int, lse: Any, most: Any, lam: float, beta_a: float, 
 @part
 def _bid(fits: Any, at: int, beta_u: float, least: float, descent: bool, q: Any, C: int) -> None:
     """q [c] from distances to logits: log (a_j N_ij), or -a_j energy_ij."""
-    z, volume = load(fits, at + LOGIT), log_volume(fits, at)
+    z = load(fits, at + LOGIT)
+    volume = log_volume(fits, at)
     if descent:
         on = logistic(z)
         floor = fill(fits, 0.0)
         for h in range(POSE):
             floor = floor + least / load(fits, at + POSE + h)
-        base, slope = on * -1.0 * ((volume + floor) * 0.5 + POSE * (beta_u - 0.5)), on * -0.5
+        base = on * -1.0 * ((volume + floor) * 0.5 + POSE * (beta_u - 0.5))
+        slope = on * -0.5
     else:
-        base, slope = _log_logistic(z) - (volume + POSE * LOG_2PI) * 0.5, fill(fits, -0.5)
+        base = _log_logistic(z) - (volume + POSE * LOG_2PI) * 0.5
+        slope = fill(fits, -0.5)
     for c in range(C):
         store(q, c, base + slope * load(q, c))
 
 
 @loop
 def forward(
-    start: int, stop: int, X: Any, A: Any, W: Any, offset: Any, beta_a: Any, beta_u: Any, who: Any, first: Any,
-    lam: Any, least: float, damping: float, descent: bool, groups: int, kept: bool, shares: Any, fits: Any,
+    start: int,
+    stop: int,
+    X: Any,
+    A: Any,
+    W: Any,
+    offset: Any,
+    beta_a: Any,
+    beta_u: Any,
+    who: Any,
+    first: Any,
+    lam: Any,
+    least: float,
+    damping: float,
+    descent: bool,
+    groups: int,
+    kept: bool,
+    shares: Any,
+    fits: Any,
     coupling: Any,
-) -> None:  # fmt: skip
+) -> None:
     """Route the blocks start .. stop; `kept` says that shares and fits have room for all iterations, not only one."""
-    (S, C), J, T, children, L = who.shape, len(W), len(lam), len(first), X.shape[1]
-    V, w, q = np.empty((C * POSE, L), X.dtype), np.empty((C, L), X.dtype), np.empty((C, L), X.dtype)
-    top, norm = np.empty((children * groups, L), X.dtype), np.empty((children * groups, L), X.dtype)
+    (S, C) = who.shape
+    J = len(W)
+    T = len(lam)
+    children = len(first)
+    L = X.shape[1]
+    V = np.empty((C * POSE, L), X.dtype)
+    w = np.empty((C, L), X.dtype)
+    q = np.empty((C, L), X.dtype)
+    top = np.empty((children * groups, L), X.dtype)
+    norm = np.empty((children * groups, L), X.dtype)
     previous = np.empty((POSE, L), X.dtype)
     logits = shares if kept else np.empty((S * J * C, L), X.dtype)
     for block in range(start, stop):

@@ -62,7 +62,7 @@ SLOPE = 2 * POSE
 @part
 def _weights(
     A: Any, x: int, who: Any, s: int, most: Any, first: Any, shares: Any, log_R: int, lse: Any, w: Any
-) -> None:  # fmt: skip
+) -> None:
     """w [c] = exp(log R + log a - lse), log R from row `log_R` of shares or, if that is negative, from `first`."""
     for c in range(who.shape[1]):
         child = who[s, c]
@@ -71,9 +71,7 @@ def _weights(
 
 
 @part
-def _choose(
-    g: Any, at: int, shares: Any, log_R: int, rivals: Any, who: Any, s: int, j: int, groups: int
-) -> Any:  # fmt: skip
+def _choose(g: Any, at: int, shares: Any, log_R: int, rivals: Any, who: Any, s: int, j: int, groups: int) -> Any:
     """g [c] from g_s to g_l = g_s - R sum g_s in place; returns S0 = sum_c g_l."""
     S0 = fill(g, 0.0)
     for c in range(who.shape[1]):
@@ -94,7 +92,10 @@ def _sums(V: Any, g: Any, at: int, C: int, fits: Any, fit: int, slopes: Any, slo
         for c in range(C):
             g_l = load(g, at + c)
             v0, v1, v2, v3 = load4(V, c * POSE + row)
-            d0, d1, d2, d3 = v0 - m0, v1 - m1, v2 - m2, v3 - m3
+            d0 = v0 - m0
+            d1 = v1 - m1
+            d2 = v2 - m2
+            d3 = v3 - m3
             S1 = fma4(g_l, (d0, d1, d2, d3), S1)
             S2 = fma4(g_l, (d0 * d0, d1 * d1, d2 * d2, d3 * d3), S2)
         store(slopes, slope + row, S1)
@@ -103,17 +104,27 @@ def _sums(V: Any, g: Any, at: int, C: int, fits: Any, fit: int, slopes: Any, slo
 
 @part
 def _bid_back(
-    fits: Any, fit: int, slopes: Any, slope: int, S0: Any, beta_u: float, least: float, descent: bool,
-    g_beta: Any, beta: int,
-) -> Any:  # fmt: skip
+    fits: Any,
+    fit: int,
+    slopes: Any,
+    slope: int,
+    S0: Any,
+    beta_u: float,
+    least: float,
+    descent: bool,
+    g_beta: Any,
+    beta: int,
+) -> Any:
     """Step 1 from S0, S1, S2 to g_mu and g_v in place; returns g_z."""
     on = logistic(load(fits, fit + LOGIT))
     k = on if descent else fill(fits, 1.0)
     extra = S0 * least if descent else fill(fits, 0.0)
-    far, floor = fill(fits, 0.0), fill(fits, 0.0)
+    far = fill(fits, 0.0)
+    floor = fill(fits, 0.0)
     for h in range(POSE):
         inverse = 1.0 / load(fits, fit + POSE + h)
-        S1, S2 = load(slopes, slope + h), load(slopes, slope + POSE + h)
+        S1 = load(slopes, slope + h)
+        S2 = load(slopes, slope + POSE + h)
         store(slopes, slope + h, k * S1 * inverse)
         store(slopes, slope + POSE + h, k * ((S2 + extra) * inverse - S0) * (inverse * 0.5))
         far = far + S2 * inverse
@@ -127,11 +138,22 @@ def _bid_back(
 
 @part
 def _fit_back(
-    fits: Any, fit: int, before: int, slopes: Any, slope: int, g_z: Any, lam: float, beta_u: float, least: float,
-    damping: float, g_beta: Any, beta: int,
-) -> Any:  # fmt: skip
+    fits: Any,
+    fit: int,
+    before: int,
+    slopes: Any,
+    slope: int,
+    g_z: Any,
+    lam: float,
+    beta_u: float,
+    least: float,
+    damping: float,
+    g_beta: Any,
+    beta: int,
+) -> Any:
     """Step 2: completes g_mu and g_v; returns the constant of g_s."""
-    mass, g_cost = load(fits, fit + MASS), g_z * (-lam)
+    mass = load(fits, fit + MASS)
+    g_cost = g_z * (-lam)
     store(g_beta, beta, load(g_beta, beta) - g_cost)
     store(g_beta, beta + 1, load(g_beta, beta + 1) + g_cost * mass * POSE)
     constant = mass * g_cost * (log_volume(fits, fit) * 0.5 + POSE * beta_u)
@@ -152,16 +174,22 @@ def _fit_back(
 @part
 def _pull(
     V: Any, C: int, fits: Any, fit: int, slopes: Any, slope: int, kept: float, w: Any, constant: Any, q: Any
-) -> None:  # fmt: skip
+) -> None:
     """q [c] = g_s = w (sum_h (g_m d + g_v d^2) + constant), with g_m = kept g_mu."""
     for row in range(0, POSE, 4):
         m0, m1, m2, m3 = load4(fits, fit + row)
         a0, a1, a2, a3 = load4(slopes, slope + row)
-        a0, a1, a2, a3 = a0 * kept, a1 * kept, a2 * kept, a3 * kept
+        a0 = a0 * kept
+        a1 = a1 * kept
+        a2 = a2 * kept
+        a3 = a3 * kept
         b0, b1, b2, b3 = load4(slopes, slope + POSE + row)
         for c in range(C):
             v0, v1, v2, v3 = load4(V, c * POSE + row)
-            d0, d1, d2, d3 = v0 - m0, v1 - m1, v2 - m2, v3 - m3
+            d0 = v0 - m0
+            d1 = v1 - m1
+            d2 = v2 - m2
+            d3 = v3 - m3
             some = (a0 + b0 * d0) * d0 + (a1 + b1 * d1) * d1
             some = some + ((a2 + b2 * d2) * d2 + (a3 + b3 * d3) * d3)
             store(q, c, some + (constant if row == 0 else load(q, c)))
@@ -171,18 +199,34 @@ def _pull(
 
 @part
 def _vote_back(
-    V: Any, C: int, fits: Any, fit: int, slopes: Any, slope: int, kept: float, descent: bool, w: Any, g: Any, at: int,
-    add: bool, G: Any,
-) -> None:  # fmt: skip
+    V: Any,
+    C: int,
+    fits: Any,
+    fit: int,
+    slopes: Any,
+    slope: int,
+    kept: float,
+    descent: bool,
+    w: Any,
+    g: Any,
+    at: int,
+    add: bool,
+    G: Any,
+) -> None:
     """G [c 16] (+)= w (g_m + 2 g_v d) - k g_l d / v; the last iteration has no g_l (at < 0)."""
     k = logistic(load(fits, fit + LOGIT)) if descent else fill(fits, 1.0)
     for h in range(0, POSE, 2):
-        m0, m1 = load(fits, fit + h), load(fits, fit + h + 1)
-        r0, r1 = k / load(fits, fit + POSE + h), k / load(fits, fit + POSE + h + 1)
-        a0, a1 = load(slopes, slope + h) * kept, load(slopes, slope + h + 1) * kept
-        b0, b1 = load(slopes, slope + POSE + h) * 2.0, load(slopes, slope + POSE + h + 1) * 2.0
+        m0 = load(fits, fit + h)
+        m1 = load(fits, fit + h + 1)
+        r0 = k / load(fits, fit + POSE + h)
+        r1 = k / load(fits, fit + POSE + h + 1)
+        a0 = load(slopes, slope + h) * kept
+        a1 = load(slopes, slope + h + 1) * kept
+        b0 = load(slopes, slope + POSE + h) * 2.0
+        b1 = load(slopes, slope + POSE + h + 1) * 2.0
         for c in range(C):
-            v, w_c = c * POSE + h, load(w, c)
+            v = c * POSE + h
+            w_c = load(w, c)
             g_l = load(g, at + c) if at >= 0 else fill(g, 0.0)
             x0 = w_c * a0 + (load(V, v) - m0) * (w_c * b0 - g_l * r0)
             x1 = w_c * a1 + (load(V, v + 1) - m1) * (w_c * b1 - g_l * r1)
@@ -191,13 +235,12 @@ def _vote_back(
 
 
 @part
-def _product_back(
-    X: Any, x: int, W: Any, j: int, who: Any, s: int, G: Any, g_X: Any, g_W: Any
-) -> None:  # fmt: skip
+def _product_back(X: Any, x: int, W: Any, j: int, who: Any, s: int, G: Any, g_X: Any, g_W: Any) -> None:
     """g_M += G W^T, and g_W += M^T G summed over the lanes."""
     w = 0
     for c in range(who.shape[1]):
-        at, v = (x + who[s, c]) * POSE, c * POSE
+        at = (x + who[s, c]) * POSE
+        v = c * POSE
         for row in range(0, POSE, 4):
             g0, g1, g2, g3 = load4(G, v + row)
             for k in range(4):
@@ -206,7 +249,10 @@ def _product_back(
                 some = g2 * W[j, w, 4 * k + 2] + some
                 store(g_X, at + row + k, g3 * W[j, w, 4 * k + 3] + some)
         for k in range(4):
-            m0, m1, m2, m3 = load(X, at + k), load(X, at + k + 4), load(X, at + k + 8), load(X, at + k + 12)
+            m0 = load(X, at + k)
+            m1 = load(X, at + k + 4)
+            m2 = load(X, at + k + 8)
+            m3 = load(X, at + k + 12)
             for n in range(4):
                 some = m0 * load(G, v + n) + m1 * load(G, v + n + 4)
                 some = m2 * load(G, v + n + 8) + some
@@ -216,21 +262,48 @@ def _product_back(
 
 @loop
 def backward(
-    start: int, stop: int, X: Any, A: Any, W: Any, offset: Any, beta_u: Any, who: Any, first: Any, lam: Any,
-    least: float, damping: float, descent: bool, groups: int, shares: Any, fits: Any, g_mean: Any, g_logit: Any,
-    g_X: Any, g_A: Any, g_W: Any, g_beta: Any,
-) -> None:  # fmt: skip
+    start: int,
+    stop: int,
+    X: Any,
+    A: Any,
+    W: Any,
+    offset: Any,
+    beta_u: Any,
+    who: Any,
+    first: Any,
+    lam: Any,
+    least: float,
+    damping: float,
+    descent: bool,
+    groups: int,
+    shares: Any,
+    fits: Any,
+    g_mean: Any,
+    g_logit: Any,
+    g_X: Any,
+    g_A: Any,
+    g_W: Any,
+    g_beta: Any,
+) -> None:
     """The derivatives of the blocks start .. stop, from those of the mean [s j 16] and of the logit [s j].
 
     Adds to g_X [child 16] and g_A [child], to g_W [j m 16] summed over all blocks, and to g_beta [j 2] (beta_a and
     beta_u).
     """
-    (S, C), J, T, children, L, kept = who.shape, len(W), len(lam), len(first), X.shape[1], 1 - damping
-    V, G = np.empty((C * POSE, L), X.dtype), np.empty((C * POSE, L), X.dtype)
-    w, q = np.empty((C, L), X.dtype), np.empty((C, L), X.dtype)
+    (S, C) = who.shape
+    J = len(W)
+    T = len(lam)
+    children = len(first)
+    L = X.shape[1]
+    kept = 1 - damping
+    V = np.empty((C * POSE, L), X.dtype)
+    G = np.empty((C * POSE, L), X.dtype)
+    w = np.empty((C, L), X.dtype)
+    q = np.empty((C, L), X.dtype)
     g = np.empty(((T - 1) * S * J * C, L), X.dtype)
     slopes = np.empty((T * S * J * SLOPE, L), X.dtype)
-    rivals, new_rivals = np.empty((children * groups, L), X.dtype), np.empty((children * groups, L), X.dtype)
+    rivals = np.empty((children * groups, L), X.dtype)
+    new_rivals = np.empty((children * groups, L), X.dtype)
     for block in range(start, stop):
         x = block * children
         for t in range(T - 1, -1, -1):
@@ -239,9 +312,12 @@ def backward(
             for s in range(S):
                 most = loudest(A, x, who, s)
                 for j in range(J):
-                    here, beta = s * J + j, (block * J + j) * 2
-                    fit, slope = ((block * T + t) * S * J + here) * FIT, (t * S * J + here) * SLOPE
-                    next_fit, next_slope = S * J * FIT, S * J * SLOPE
+                    here = s * J + j
+                    beta = (block * J + j) * 2
+                    fit = ((block * T + t) * S * J + here) * FIT
+                    slope = (t * S * J + here) * SLOPE
+                    next_fit = S * J * FIT
+                    next_slope = S * J * SLOPE
                     pairs = S * J * C
                     log_R = (block * (T - 1) + t) * pairs + here * C  # of iteration t + 1
                     cast_votes(X, x, W, offset, j, who, s, V)
@@ -267,7 +343,8 @@ def backward(
                     _weights(A, x, who, s, most, first, shares, log_R - pairs if t > 0 else -1, lse, w)
                     _pull(V, C, fits, fit, slopes, slope, kept, w, constant, q)
                     for c in range(C):
-                        child, g_s = who[s, c], load(q, c)
+                        child = who[s, c]
+                        g_s = load(q, c)
                         store(g_A, x + child, load(g_A, x + child) + g_s)
                         if t > 0:
                             row = child * groups + j % groups
@@ -280,7 +357,18 @@ def backward(
                             lse = load(fits, fit + u * next_fit + LSE)
                             _weights(A, x, who, s, most, first, shares, log_R + (u - 1) * pairs, lse, w)
                         _vote_back(
-                            V, C, fits, fit + u * next_fit, slopes, slope + u * next_slope, kept, descent, w, g,
-                            u * pairs + here * C if u + 1 < T else -1, u > 0, G,
-                        )  # fmt: skip
+                            V,
+                            C,
+                            fits,
+                            fit + u * next_fit,
+                            slopes,
+                            slope + u * next_slope,
+                            kept,
+                            descent,
+                            w,
+                            g,
+                            u * pairs + here * C if u + 1 < T else -1,
+                            u > 0,
+                            G,
+                        )
                     _product_back(X, x, W, j, who, s, G, g_X, g_W)

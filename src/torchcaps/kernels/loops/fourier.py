@@ -29,10 +29,14 @@ Array = Any  # numpy arrays; inside a loop also vectors of lanes
 def to_spectra(x: Array, D: Array, s: int, rows: Array, columns: Array, start: int, stop: int) -> None:
     """x -> D for the column frequencies of the table; the vectors of (o i) from start to stop."""
     L = BYTES // x.itemsize
-    per, A, B = x.shape[3] // L, rows.shape[2], columns.shape[2]
-    plane, T = np.empty((A, B, L), x.dtype), np.empty((A, 2, L), x.dtype)
+    per = x.shape[3] // L
+    A = rows.shape[2]
+    B = columns.shape[2]
+    plane = np.empty((A, B, L), x.dtype)
+    T = np.empty((A, 2, L), x.dtype)
     for job in range(start, stop):
-        o, i = job // per, job % per * L
+        o = job // per
+        i = job % per * L
         for p in range(s):
             for q in range(s):
                 _read(x, o, i, p, q, s, plane)
@@ -58,7 +62,8 @@ def _along_columns(plane: Array, columns: Array, k: int, T: Array) -> None:
         re = im = zero
         for b in range(plane.shape[1]):
             x = load(plane, (a, b))
-            re, im = re + columns[0, k, b] * x, im - columns[1, k, b] * x
+            re = re + columns[0, k, b] * x
+            im = im - columns[1, k, b] * x
         store(T, (a, 0), re)
         store(T, (a, 1), im)
 
@@ -66,13 +71,17 @@ def _along_columns(plane: Array, columns: Array, k: int, T: Array) -> None:
 @part
 def _along_rows(T: Array, rows: Array, D: Array, k: int, o: int, pq: int, i: int) -> None:
     """D[k, n] = sum_a T[a] exp(-2 pi i n a / N) for all n."""
-    N, zero = D.shape[1], fill(T, 0.0)
+    N = D.shape[1]
+    zero = fill(T, 0.0)
     for n in range(N // 2 + 1):
         cr = ci = sr = si = zero
         for a in range(T.shape[0]):
-            re, im = load(T, (a, 0)), load(T, (a, 1))
-            cr, ci = cr + rows[0, n, a] * re, ci + rows[0, n, a] * im
-            sr, si = sr + rows[1, n, a] * re, si + rows[1, n, a] * im
+            re = load(T, (a, 0))
+            im = load(T, (a, 1))
+            cr = cr + rows[0, n, a] * re
+            ci = ci + rows[0, n, a] * im
+            sr = sr + rows[1, n, a] * re
+            si = si + rows[1, n, a] * im
         store(D, (k, n, o, pq, 2 * i), braid(cr + si, ci - sr))
         if 0 < n < N - n:
             store(D, (k, N - n, o, pq, 2 * i), braid(cr - si, ci + sr))
@@ -82,10 +91,15 @@ def _along_rows(T: Array, rows: Array, D: Array, k: int, o: int, pq: int, i: int
 def from_spectra(D: Array, x: Array, s: int, rows: Array, columns: Array, start: int, stop: int) -> None:
     """x += what the column frequencies of the table, whose weights are in it, say of each place."""
     L = BYTES // x.itemsize
-    per, A, B, N = x.shape[3] // L, rows.shape[2], columns.shape[2], D.shape[1]
-    plane, Y = np.empty((A, B, L), x.dtype), np.empty((N // 2 + 1, 4, L), x.dtype)
+    per = x.shape[3] // L
+    A = rows.shape[2]
+    B = columns.shape[2]
+    N = D.shape[1]
+    plane = np.empty((A, B, L), x.dtype)
+    Y = np.empty((N // 2 + 1, 4, L), x.dtype)
     for job in range(start, stop):
-        o, i = job // per, job % per * L
+        o = job // per
+        i = job % per * L
         for p in range(s):
             for q in range(s):
                 _read(x, o, i, p, q, s, plane)
@@ -98,7 +112,8 @@ def from_spectra(D: Array, x: Array, s: int, rows: Array, columns: Array, start:
 @part
 def _fold(D: Array, k: int, o: int, pq: int, i: int, Y: Array) -> None:
     """Sums and differences of the frequencies n and N - n, which share their cosines and sines."""
-    N, zero = D.shape[1], fill(Y, 0.0)
+    N = D.shape[1]
+    zero = fill(Y, 0.0)
     for n in range(N // 2 + 1):
         re, im = unbraid(load(D, (k, n, o, pq, 2 * i)), load(D, (k, n, o, pq, 2 * i + Y.shape[2])))
         other_re = other_im = zero
@@ -118,7 +133,8 @@ def _back(Y: Array, rows: Array, columns: Array, k: int, plane: Array) -> None:
     for a in range(plane.shape[0]):
         re = im = fill(plane, 0.0)
         for n in range(Y.shape[0]):
-            c, s = rows[0, n, a], rows[1, n, a]
+            c = rows[0, n, a]
+            s = rows[1, n, a]
             re = re + c * load(Y, (n, 0)) - s * load(Y, (n, 3))
             im = im + c * load(Y, (n, 1)) + s * load(Y, (n, 2))
         for b in range(plane.shape[1]):

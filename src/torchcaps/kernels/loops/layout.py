@@ -37,9 +37,11 @@ def from_lanes(X: Any, x: Any, start: int, stop: int) -> None:
 @part
 def collect(x: Any, X: Any, block: int, rows: int, first: int, stop: int) -> None:
     """The children from first to stop of x [b i d] into X [.. r d L], so many blocks r from `block` on."""
-    D, L = X.shape[2], X.shape[3]
+    D = X.shape[2]
+    L = X.shape[3]
     for b in range(block * L, (block + rows) * L):
-        r, lane = b // L - block, b % L
+        r = b // L - block
+        lane = b % L
         for i in range(first, stop):
             for d in range(D):
                 X[i - first, r, d, lane] = x[b, i, d] if b < len(x) else 0
@@ -48,9 +50,11 @@ def collect(x: Any, X: Any, block: int, rows: int, first: int, stop: int) -> Non
 @part
 def deliver(X: Any, x: Any, block: int, rows: int, first: int, stop: int) -> None:
     """Back from X into x."""
-    D, L = X.shape[2], X.shape[3]
+    D = X.shape[2]
+    L = X.shape[3]
     for b in range(block * L, min(len(x), (block + rows) * L)):
-        r, lane = b // L - block, b % L
+        r = b // L - block
+        lane = b % L
         for i in range(first, stop):
             for d in range(D):
                 x[b, i, d] = X[i - first, r, d, lane]

@@ -50,7 +50,8 @@ class Lanes(Type):
     """The type of a vector of `count` numbers of a float type; only loops see its values."""
 
     def __init__(self, dtype: Any, count: int) -> None:
-        self.dtype, self.count = dtype, count
+        self.dtype = dtype
+        self.count = count
         super().__init__(name=f"Lanes({dtype} x {count})")
 
     def of(self, element: Any) -> Any:
@@ -91,7 +92,8 @@ def _lanes(a: Any, size: int) -> Lanes:
 
 def _address(context: Any, builder: Any, signature: Any, args: Any, kind: Any) -> Any:
     """Where array[index] begins, for the first two arguments; axes that the index leaves out are 0."""
-    (array, index), (array_value, index_value) = signature.args[:2], args[:2]
+    (array, index) = signature.args[:2]
+    (array_value, index_value) = args[:2]
     several = isinstance(index, types.BaseTuple)
     values = cgutils.unpack_tuple(builder, index_value) if several else [index_value]
     pairs = zip(values, index if several else [index], strict=True)
@@ -106,7 +108,8 @@ def _reader(size: int, rows: int) -> Any:
     """The operation that loads lanes, or a tuple of them from as many rows."""
 
     def typed(typing: Any, array: Any, index: Any) -> Any:
-        lanes, align = _lanes(array, size), array.dtype.bitwidth // 8
+        lanes = _lanes(array, size)
+        align = array.dtype.bitwidth // 8
         made = lanes if rows == 1 else types.UniTuple(lanes, rows)
 
         def write(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -124,7 +127,8 @@ def _writer(size: int, *, raising: bool) -> Any:
     """The operation that stores lanes, or a tuple of them in as many rows; raising, it adds to what is there."""
 
     def typed(typing: Any, array: Any, index: Any, value: Any) -> Any:
-        several, align = isinstance(value, types.BaseTuple), array.dtype.bitwidth // 8
+        several = isinstance(value, types.BaseTuple)
+        align = array.dtype.bitwidth // 8
         kinds = list(value) if several else [value]
         lanes = _lanes(kinds[0] if isinstance(kinds[0], Lanes) else array, size)
 
@@ -188,7 +192,8 @@ def memory(size: int) -> tuple[Any, Any, Any, Any]:
 
 
 load, load4, store, fill = memory(BYTES)
-half, raise_by = _reader(BYTES // 2, 1), _writer(BYTES, raising=True)
+half = _reader(BYTES // 2, 1)
+raise_by = _writer(BYTES, raising=True)
 
 
 # --- In registers ---------------------------------------------------------------------------------------------------
@@ -284,7 +289,8 @@ def total(typing: Any, a: Any) -> Any:
     """The sum of the lanes of a, halved again and again."""
 
     def write(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        (value,), count = args, a.count
+        (value,) = args
+        count = a.count
         while count > 1:
             count //= 2
             turns = [ir.Constant(ir.VectorType(INDEX, count), [*range(n, n + count)]) for n in (0, count)]
@@ -305,7 +311,8 @@ def totals(typing: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
             even, odd = (ir.Constant(kind, [*range(first, 2 * count, 2)]) for first in (0, 1))
             return builder.fadd(builder.shuffle_vector(x, y, even), builder.shuffle_vector(x, y, odd))
 
-        sums, count = fold(fold(args[0], args[1], a.count), fold(args[2], args[3], a.count), a.count), a.count
+        sums = fold(fold(args[0], args[1], a.count), fold(args[2], args[3], a.count), a.count)
+        count = a.count
         while count > 4:
             count //= 2
             sums = fold(sums, sums, count)
@@ -338,4 +345,5 @@ def _unbraided(count: int) -> tuple[list[int], list[int]]:
     return [*range(0, 2 * count, 2)], [*range(1, 2 * count, 2)]
 
 
-braid, unbraid = _shuffled(_braided), _shuffled(_unbraided)
+braid = _shuffled(_braided)
+unbraid = _shuffled(_unbraided)

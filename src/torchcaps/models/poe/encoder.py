@@ -128,9 +128,13 @@ class CapsuleEnergy(nn.Module):
         start = self._from_particles(step) if self.config.chain == "persistent" else seen
         model = self.negative_phase(start, step, draws if start is seen else (draws[0], torch.arange(len(start.x))))
         gap = energy.contrast(
-            self.W, self.bias, (seen.x, seen.coupling, seen.gate), (model, start.coupling, start.gate),
-            z=seen.z, closed_form=self.config.gradient == "closed",
-        )  # fmt: skip
+            self.W,
+            self.bias,
+            (seen.x, seen.coupling, seen.gate),
+            (model, start.coupling, start.gate),
+            z=seen.z,
+            closed_form=self.config.gradient == "closed",
+        )
         self._store_particles(seen, model)
         error = (model[: len(x)] - x[: len(model)]).square().sum() / x[: len(model)].square().sum().clamp_min(1e-12)
         return {"loss": gap * self.scale(seen.gate), "gap": gap, "error": error}
@@ -159,7 +163,8 @@ class CapsuleEnergy(nn.Module):
     def negative_phase(self, seen: CapsuleState, step: int, draws: tuple[int, Tensor]) -> Tensor:
         """The model's own children after `steps` of the chain: hidden from visible, visible from hidden, and again,
         with the coupling and the gate that the chain began with (Algorithm 1: "again with the same c")."""
-        x, z = seen.x, seen.z
+        x = seen.x
+        z = seen.z
         for n in range(self.config.steps):
             if n:
                 z = contrastive_ops.forward(x, self.W, seen.coupling) + self.bias
@@ -184,7 +189,8 @@ class CapsuleEnergy(nn.Module):
     @torch.no_grad()
     def fit_offset(self, features: Tensor, chunk: int = 1000) -> None:
         """Learn offset and power from all training features [n i d], and place the persistent chains."""
-        n, parts = len(features), torch.split(features, chunk)
+        n = len(features)
+        parts = torch.split(features, chunk)
         if self.config.mode != "paper":
             self.offset.copy_(torch.stack([part.double().sum(0) for part in parts]).sum(0) / n)
         power = sum(float(self.visible(part.to(self.offset.dtype)).square().sum()) for part in parts) / n

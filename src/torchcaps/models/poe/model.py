@@ -29,9 +29,12 @@ class PoE(Model):
 
     def __init__(self, config: PoEConfig, spec: ImageSpec) -> None:
         super().__init__()
-        self.config, self.spec = config, spec
-        self.capsules, self.dimension = config.capsules, config.dimension
-        channels, d = config.autoencoder.channels[-1], config.child_dimension
+        self.config = config
+        self.spec = spec
+        self.capsules = config.capsules
+        self.dimension = config.dimension
+        channels = config.autoencoder.channels[-1]
+        d = config.child_dimension
         if channels % d:
             raise RecipeError(f"child_dimension = {d} does not divide the {channels} channels of the autoencoder")
         self.autoencoder = config.autoencoder.build(spec)

@@ -39,7 +39,8 @@ def check_domain(domain: str) -> None:
 
 def _visited(decoder: CapsuleDecoder, j: int) -> Tensor:
     """[k] the axis whose positive side training visited: the mean of z_j, or where that is short, the leading axis."""
-    mean, covariance = decoder.pose_mean()[j], decoder.pose_covariance()[j]
+    mean = decoder.pose_mean()[j]
+    covariance = decoder.pose_covariance()[j]
     spread = covariance.diagonal().sum().clamp_min(0).sqrt()
     if mean.norm() > _TURNED * spread:
         return mean
@@ -53,7 +54,8 @@ def sweep_poses(decoder: CapsuleDecoder, j: int, steps: int = 9, reach: float = 
     Training may turn a capsule's space as it likes, so its numbers go together; `principal` turns it back: each row
     then moves along one axis of the poses' covariance, the widest first.
     """
-    mean, covariance = decoder.pose_mean()[j], decoder.pose_covariance()[j]
+    mean = decoder.pose_mean()[j]
+    covariance = decoder.pose_covariance()[j]
     axes = torch.diag(covariance.diagonal().clamp_min(0).sqrt())  # [k k], a row an axis, a deviation long
     if principal:
         values, vectors = torch.linalg.eigh(covariance)

@@ -30,7 +30,8 @@ class CapsuleStage(Model):
 
     def __init__(self, energy: CapsuleEnergy, features: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
-        self.energy, self._features = energy, features
+        self.energy = energy
+        self._features = features
         self._cache: Tensor | None = None
 
     def prepare(self, images: Tensor) -> None:
@@ -54,11 +55,17 @@ class DecoderStage(Model):
     """Trains U, and gathers the distribution of each capsule's poses on the way."""
 
     def __init__(
-        self, decoder: CapsuleDecoder, energy: CapsuleEnergy, features: Callable[[Tensor], Tensor],
+        self,
+        decoder: CapsuleDecoder,
+        energy: CapsuleEnergy,
+        features: Callable[[Tensor], Tensor],
         draw: Callable[[Tensor], Tensor],
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
-        self.decoder, self._frozen, self._features, self._draw = decoder, (energy,), features, draw
+        self.decoder = decoder
+        self._frozen = (energy,)
+        self._features = features
+        self._draw = draw
         self.by_gradient = decoder.config.rule != "least squares"
 
     def prepare(self, images: Tensor) -> None:
@@ -98,7 +105,8 @@ class DecoderStage(Model):
 
     def _gather(self, seen: CapsuleState) -> None:
         """Means over the batch, added up: their ratios are what counts."""
-        d, z = self.decoder, seen.z.double()
+        d = self.decoder
+        z = seen.z.double()
         taken = _taken(seen).double()
         d.weight.add_(mean_over_processes(taken.mean(0)))
         d.first.add_(mean_over_processes(torch.einsum("bj,bjk->jk", taken, z) / len(z)))
@@ -120,7 +128,8 @@ class DecoderStage(Model):
 
     def _paper(self, pose: Tensor, features: Tensor, images: Tensor) -> dict[str, Tensor]:
         """A loss whose gradient is minus the paper's update."""
-        U, target = self.decoder.U, features - self.decoder.intercept
+        U = self.decoder.U
+        target = features - self.decoder.intercept
         with torch.no_grad():
             e = decoder_coupling(pose, U)
             update = paper_update(U, pose, target, e)

@@ -24,7 +24,8 @@ from torchcaps.types import Capsules
 
 __all__ = ["FIGURES", "FROM_ALL", "coupling_maps", "kinds_of", "maps_of", "overlay", "perturbed", "picture"]
 
-REACH, STEPS = 0.25, 11
+REACH = 0.25
+STEPS = 11
 """How far a dimension is moved, and in how many steps: those of Sabour 2017, figure 4, .05 apart."""
 
 _SCALE = 0.7
@@ -33,7 +34,7 @@ _SCALE = 0.7
 
 def picture(
     kind: str, model: CapsNet, wish: FigureOptions, data: Dataset, classes: Capsules | None = None
-) -> dict[str, bytes]:  # fmt: skip
+) -> dict[str, bytes]:
     """File name (without .png) -> PNG of one kind of figure.
 
     `classes` are the capsules of all images of the data, for the figures `FROM_ALL`; computed if they are not given.
@@ -51,7 +52,8 @@ def kinds_of(data: Dataset) -> list[str]:
 
 def _reconstructions(scene: FigureContext[CapsNet]) -> dict[str, bytes]:
     """Some test images; those that are redrawn worst from their label's capsule; some that got a wrong answer."""
-    labels, answers = scene.data.labels, scene.classes.activation.argmax(-1)
+    labels = scene.data.labels
+    answers = scene.classes.activation.argmax(-1)
     errors = _errors(scene)
     worst = errors.argsort(descending=True, stable=True)[: scene.wish.count]
     drawn = {
@@ -98,7 +100,9 @@ def _errors(scene: FigureContext[CapsNet]) -> Tensor:
 
 def _perturbations(scene: FigureContext[CapsNet]) -> dict[str, bytes]:
     """A sheet a class, one row a dimension; and one of all these classes, each with its most visible dimension."""
-    found, sheets, most = _examples(scene), {}, []
+    found = _examples(scene)
+    sheets = {}
+    most = []
     poses = scene.model.encode(scene.data.model_input(torch.tensor(list(found.values())))).pose  # [n j k]
     moves = torch.linspace(-REACH, REACH, STEPS).tolist()
     notes = {0: [f"{round(move, 2) + 0.0:.2f}" for move in moves]}
@@ -123,7 +127,8 @@ def _examples(scene: FigureContext[CapsNet]) -> dict[int, int]:
 
 def perturbed(model: CapsNet, pose: Tensor, label: int, reach: float = REACH, steps: int = STEPS) -> Tensor:
     """[k n c h w] what the capsule of a class draws when each number of its pose [k] is moved by -reach ... reach."""
-    k, j = len(pose), model.spec.classes
+    k = len(pose)
+    j = model.spec.classes
     moves = torch.linspace(-reach, reach, steps).view(steps, 1) * torch.eye(k).unsqueeze(1)  # [k n k]
     all_poses = pose.new_zeros(k * steps, j, k)
     all_poses[:, label] = (pose + moves).flatten(0, 1)
@@ -136,7 +141,8 @@ def _routing(scene: FigureContext[CapsNet]) -> dict[str, bytes]:
     """Where in the image the longest capsule, and the next longest, get their children from, by iteration."""
     rows = scene.rows
     maps, ranked = coupling_maps(scene.model, scene.data.model_input(rows))  # [b 2 t h w], [b 2]
-    grid, notes = [("image", scene.images(rows))], {0: scene.names(scene.data.labels[rows])}
+    grid = [("image", scene.images(rows))]
+    notes = {0: scene.names(scene.data.labels[rows])}
     for n, word in enumerate(("longest", "second\nlongest")[: ranked.shape[1]]):
         notes[len(grid)] = scene.names(ranked[:, n])
         grid += [(f"{word},\niteration {t + 1}", maps[:, n, t]) for t in range(maps.shape[2])]
@@ -164,7 +170,8 @@ def maps_of(classes: Capsules, children: Capsules, coupling: Tensor) -> tuple[Te
 
 def _multimnist(scene: FigureContext[CapsNet]) -> dict[str, bytes]:
     """Two digits in red and green, as in figure 5 of Sabour 2017; and where the answer is another pair."""
-    labels, answers = scene.data.labels, top(scene.classes.activation, 2)
+    labels = scene.data.labels
+    answers = top(scene.classes.activation, 2)
     drawn = {"multimnist": _pairs(scene, scene.rows)}
     wrong = scene.pick((answers.sort(-1).values != labels.sort(-1).values).any(-1).nonzero().flatten())
     if len(wrong):
@@ -176,13 +183,17 @@ def _pairs(scene: FigureContext[CapsNet], rows: Tensor) -> bytes:
     """Image, its digits if they are known, both redrawn, each alone, and what a class that is not there draws."""
     labels = scene.data.labels[rows]
     first, second = (_drawn_from(scene, rows, labels[:, n]) for n in (0, 1))
-    nothing, present = torch.zeros_like(first), one_hot(labels, scene.data.classes).sum(1)  # [b j]
+    nothing = torch.zeros_like(first)
+    present = one_hot(labels, scene.data.classes).sum(1)  # [b j]
     absent = (scene.classes.activation[rows] - 2 * present).argmax(-1)  # [b] the longest that is not there
     grid = [
-        ("image", scene.images(rows)), *_digits(scene.data, rows), ("redrawn", overlay(first, second)),
-        ("first", overlay(first, nothing)), ("second", overlay(nothing, second)),
+        ("image", scene.images(rows)),
+        *_digits(scene.data, rows),
+        ("redrawn", overlay(first, second)),
+        ("first", overlay(first, nothing)),
+        ("second", overlay(nothing, second)),
         ("longest of\nthe others", pixels(_drawn_from(scene, rows, absent))),
-    ]  # fmt: skip
+    ]
     return image_grid(grid, _SCALE, {0: scene.names(labels), len(grid) - 1: scene.names(absent)})
 
 
@@ -213,7 +224,8 @@ def _aligned(answers: Tensor, labels: Tensor) -> Tensor:
 
 def overlay(first: Tensor, second: Tensor) -> Tensor:
     """[b h w 3] images [b c h w] over others: the first red, the second green, and where both are yellow."""
-    red, green = first.mean(1), second.mean(1)
+    red = first.mean(1)
+    green = second.mean(1)
     return torch.stack([red, green, torch.zeros_like(red)], dim=-1)
 
 

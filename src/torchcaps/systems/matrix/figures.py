@@ -27,7 +27,8 @@ NEAR = 0.25
 """Figure 2 looks as far as this share of the votes is at first. Hinton 2018 looks up to .05, and in figure B.2 up to
 60: distances in the poses of one network, which say nothing of another's."""
 
-NEAR_BINS, FAR_BINS = 25, 120
+NEAR_BINS = 25
+FAR_BINS = 120
 """Bars of the two figures."""
 
 LEAST = 1e-3
@@ -36,7 +37,7 @@ LEAST = 1e-3
 
 def picture(
     kind: str, model: MatrixCaps, wish: FigureOptions, data: Dataset, classes: Capsules | None = None
-) -> dict[str, bytes]:  # fmt: skip
+) -> dict[str, bytes]:
     """File name (without .png) -> PNG of one kind of figure.
 
     `classes` are the capsules of all images of the data, for the figures `FROM_ALL`; computed if they are not given.
@@ -56,7 +57,8 @@ def _votes(scene: FigureContext[MatrixCaps]) -> dict[str, bytes]:
     """
     chosen = scene.wish.capsules or tuple(range(scene.model.spec.classes))
     distances, share = vote_distances(scene.model, scene.data.model_input(scene.rows))  # [t b i j] each
-    drawn, titles = {}, scene.names(torch.tensor(chosen))
+    drawn = {}
+    titles = scene.names(torch.tensor(chosen))
     for n, (row, label) in enumerate(zip(scene.rows.tolist(), scene.names(scene.data.labels[scene.rows]), strict=True)):
         for reach, bins, end in zip(reaches(distances[:, n]), (NEAR_BINS, FAR_BINS), ("", "-all"), strict=True):
             bars = histogram(distances[:, n], share[:, n], reach, bins)  # [t j n]
@@ -75,7 +77,8 @@ def vote_distances(model: MatrixCaps, images: Tensor) -> tuple[Tensor, Tensor]:
     """[t b i j] after every iteration: how far child i's vote is from the mean of class capsule j, |V_ij - mu_j|, and
     the assignment R_ij of which that mean was made."""
     out: MatrixOutput = model(images)
-    layer, children = model.classes, out.below[-1].flat()
+    layer = model.classes
+    children = out.below[-1].flat()
     W = layer.W.repeat(layer.grid.places, 1, 1, 1)  # [i j 4 4], shared by all places
     votes = (matrix_votes if layer.pose == "matrix" else vector_votes)(children.pose, W) + layer.offset.unsqueeze(1)
     learned = {name: W.new_zeros(W.shape[1]) for name in em.ROUTER.learned} | {**layer.learned}
@@ -127,7 +130,8 @@ def _routing(scene: FigureContext[MatrixCaps]) -> dict[str, bytes]:
     """Where in the image the most active class capsule, and the next, get their children from, by iteration."""
     out: MatrixOutput = scene.model(scene.data.model_input(scene.rows), trace=True)
     maps, ranked = maps_of(out.classes, out.below[-1], out.infos[-1].coupling)  # [b 2 t h w], [b 2]
-    grid, notes = [("image", scene.images(scene.rows))], {0: scene.names(scene.data.labels[scene.rows])}
+    grid = [("image", scene.images(scene.rows))]
+    notes = {0: scene.names(scene.data.labels[scene.rows])}
     for n, word in enumerate(("most active", "second")[: ranked.shape[1]]):
         notes[len(grid)] = scene.names(ranked[:, n])
         grid += [(f"{word},\niteration {t + 1}", maps[:, n, t]) for t in range(maps.shape[2])]

@@ -50,13 +50,15 @@ class PoEView(ExplorerView[PoE]):
     def _range(self, capsule: int, pose: Tensor) -> tuple[Tensor, Tensor]:
         """Around the mean of z_j over the images that the capsule took part in; N(0, 1) if there were none."""
         decoder = self.model.decoder
-        mean, spread = decoder.pose_mean()[capsule], decoder.pose_covariance()[capsule].diagonal()
+        mean = decoder.pose_mean()[capsule]
+        spread = decoder.pose_covariance()[capsule].diagonal()
         reach = _REACH * (spread if decoder.weight[capsule] > 0 else torch.ones_like(spread)).clamp_min(0).sqrt()
         return (mean - reach).to(pose.dtype), (mean + reach).to(pose.dtype)
 
     def _trace(self, children: Capsules) -> Trace:
         """z_j and the chance that a capsule is on, behind the gate that the competition would set in each iteration."""
-        energy, trace = self.model.energy, super()._trace(children)
+        energy = self.model.energy
+        trace = super()._trace(children)
         x = children.pose.repeat(self.iterations, 1, 1)  # [t i d]
         z = contrastive_ops.forward(x, energy.W, trace.coupling) + energy.bias  # [t j k]
         on = probability_on(z)

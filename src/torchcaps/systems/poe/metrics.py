@@ -65,7 +65,8 @@ FITTED = 5000
 SAMPLES = 50
 VIEWED = 1000
 CHUNK = 250
-SHARE, DECODED = 0.25, 166
+SHARE = 0.25
+DECODED = 166
 """Of the run's own steps of W, and at most so many of U, that a trained control takes: it has settled long before."""
 
 CONTROLS = ("paper", "offset only", "random W", *BASELINES)
@@ -139,7 +140,8 @@ class _BaselineEncoder:
     def views(self, f: Tensor) -> Tensor:
         """The codes; those of local PCA before all groups but the winner are put to 0."""
         if isinstance(self.rival, LocalPCA):
-            means, axes = self.rival.means, self.rival.axes
+            means = self.rival.means
+            axes = self.rival.axes
             return torch.einsum("np,jkp->njk", f.flatten(1), axes) - torch.einsum("jp,jkp->jk", means, axes)
         codes = self.codes(f)
         return codes if codes.ndim == 3 else codes.unsqueeze(-1)
@@ -179,14 +181,23 @@ class EvaluationData:
 def build_evaluation_data(model: PoE, splits: Splits, judge: CNN, images: int = IMAGES) -> EvaluationData:
     """Draw the images, in an order that does not depend on the seed of a run, and compute their features once."""
     model.eval()
-    train, test = _some(splits.train, FITTED), _some(splits.test, images)
+    train = _some(splits.train, FITTED)
+    test = _some(splits.test, images)
     real = _some(splits.test, model.capsules * SAMPLES).model_input()
     pixels = test.model_input()
     features = _features(model, test)
     return EvaluationData(
-        model, judge, _features(model, train), train.labels, features, test.labels, pixels,
-        reference_features(judge, real), _pixel_error(model, features, pixels), len(splits.train),
-    )  # fmt: skip
+        model,
+        judge,
+        _features(model, train),
+        train.labels,
+        features,
+        test.labels,
+        pixels,
+        reference_features(judge, real),
+        _pixel_error(model, features, pixels),
+        len(splits.train),
+    )
 
 
 @torch.no_grad()
@@ -256,7 +267,8 @@ def _variant(recipe: Recipe, name: str, images: int) -> Recipe:
     counts J times: with the rate that suits capsules in competition, 2, the first dozen steps overshoot. It gets 1 / J.
     """
     model = cast(PoEConfig, recipe.model)
-    capsules, decoder = stage_of(recipe, "capsules"), stage_of(recipe, "decoder")
+    capsules = stage_of(recipe, "capsules")
+    decoder = stage_of(recipe, "decoder")
     stages = {
         "capsules": _shortened(capsules, SHARE * capsules.train.epochs),
         "decoder": _shortened(decoder, DECODED * decoder.train.batch / images),
@@ -268,9 +280,11 @@ def _variant(recipe: Recipe, name: str, images: int) -> Recipe:
     stage = stages["capsules"]
     slow = replace(stage, optimizer=OptimizerConfig("SGD", 2 / model.capsules, {"momentum": 0.9}))
     return replace(
-        recipe, name=f"{recipe.name}-paper", model=replace(model, energy=energy),
+        recipe,
+        name=f"{recipe.name}-paper",
+        model=replace(model, energy=energy),
         stages={**stages, "capsules": slow},
-    )  # fmt: skip
+    )
 
 
 def _shortened(stage: StageConfig, epochs: float) -> StageConfig:
@@ -287,7 +301,8 @@ def _trained(recipe: Recipe, folder: Path, model: PoE) -> PoE:
     if not outcome.finished:
         raise TrainingError(f"the control in '{folder}' is not trained to its end; run the command again to go on")
     found = cast(PoE, outcome.model.eval())
-    own, other = model.autoencoder.state_dict(), found.autoencoder.state_dict()
+    own = model.autoencoder.state_dict()
+    other = found.autoencoder.state_dict()
     if not all(torch.equal(own[key], other[key]) for key in own):
         raise TrainingError(f"the control in '{folder}' has another autoencoder than the run; delete it and try again")
     return found
@@ -303,7 +318,8 @@ def _random(recipe: Recipe, material: EvaluationData) -> PoEEncoder:
     plain = replace(config, energy=replace(config.energy, mode="offset"), decoder=DecoderConfig())
     model = cast(PoE, build_training(replace(recipe, model=plain), material.model.spec).model).eval()
     load_stage(model.stages(), {"autoencoder": material.model.autoencoder})
-    f, energy = material.fitted, model.energy
+    f = material.fitted
+    energy = model.energy
     energy.fit_offset(f)
     power = torch.cat([energy.infer(energy.visible(x)).z.square().sum(-1) for x in torch.split(f, CHUNK)]).mean()
     energy.W.div_(power.sqrt().clamp_min(torch.finfo(power.dtype).tiny))

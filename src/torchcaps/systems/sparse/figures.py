@@ -34,9 +34,17 @@ from torchcaps.utils.progress import progress
 from torchcaps.utils.random import permutation
 
 __all__ = [
-    "FIGURES", "CapsuleDrawings", "Ranking", "SparseFigureContext", "draw_capsules", "picture", "rank_frequency",
-    "ranked_support", "ranking", "swept",
-]  # fmt: skip
+    "FIGURES",
+    "CapsuleDrawings",
+    "Ranking",
+    "SparseFigureContext",
+    "draw_capsules",
+    "picture",
+    "rank_frequency",
+    "ranked_support",
+    "ranking",
+    "swept",
+]
 
 STEPS = 11
 """From -1 to 1, .2 apart, as in figure 5."""
@@ -191,7 +199,8 @@ def ranked_support(psi: Tensor) -> Tensor:
 
 def _frequencies(scene: SparseFigureContext) -> dict[str, bytes]:
     """A curve a capsule; the band in which training keeps how often one is first is gray."""
-    share, mask = rank_frequency(scene.ranking.ranks), scene.model.mask
+    share = rank_frequency(scene.ranking.ranks)
+    mask = scene.model.mask
     inside = int(mask.count_in_band(share[:, 0]))
     figure, ax = pyplot().subplots(figsize=(6.4, 3.4))
     colors = pyplot().get_cmap("tab20")
@@ -213,7 +222,8 @@ def rank_frequency(ranks: Tensor) -> Tensor:
 
 def _equivariances(scene: SparseFigureContext) -> dict[str, bytes]:
     """A sheet a capsule, of an image in which it is first; and one of all, each with its most visible number."""
-    sheets, most = {}, []
+    sheets = {}
+    most = []
     notes = {0: [f"{round(move, 1) + 0.0:.1f}" for move in torch.linspace(-1, 1, STEPS).tolist()]}
     for j, row in _examples(scene).items():
         out = scene.model(scene.data.model_input(slice(row, row + 1)))

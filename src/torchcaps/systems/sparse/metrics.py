@@ -212,7 +212,8 @@ def _without_network(name: str, run: TrainedRun, shown: Tensor) -> Look:
     if name == "pixels":
         return lambda images: Seen(images, None)
     out: SparseOutput = run.model(shown[:1])
-    f, (j, k) = shown.flatten(1), out.masked.pose.shape[1:]
+    f = shown.flatten(1)
+    (j, k) = out.masked.pose.shape[1:]
     if name == "PCA":
         axes = fit_pca(f, j, k)
         return lambda images: Seen(axes.codes(images.flatten(1)), None)

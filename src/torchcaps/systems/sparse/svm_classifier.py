@@ -34,7 +34,9 @@ class SVMClassifier(Model):
 
     def __init__(self, network: SparseModel, svm: SVM) -> None:
         super().__init__()
-        self.network, self.spec, self.svm = network, network.spec, svm
+        self.network = network
+        self.spec = network.spec
+        self.svm = svm
 
     def scores(self, images: Tensor) -> Tensor:
         return self.read(self.network.encode(images).pose.flatten(1))
@@ -60,7 +62,8 @@ def with_svm(run: TrainedRun) -> TrainedRun:
     """The run itself; of sparse capsules, with a read-out of training images."""
     if not isinstance(run.model, SparseModel):
         return run
-    network, material = run.model, build_probe_data(run.recipe)
+    network = run.model
+    material = build_probe_data(run.recipe)
     learned = material.sets[material.protocols[material.main][0]]
     with torch.no_grad():
         codes = cast(Tensor, encode_dataset(capsules(network), learned).codes)

@@ -46,9 +46,9 @@ class TrainingError(TorchcapsError):
 def suggestion(name: str, known: Iterable[str]) -> str:
     """The end of an error line: ` (did you mean 'x'?)` or the list of what is known.
 
-    >>> nearest("dynamc", ["dynamic", "em"])
+    >>> suggestion("dynamc", ["dynamic", "em"])
     "; did you mean 'dynamic'?"
-    >>> nearest("zzz", ["dynamic", "em"])
+    >>> suggestion("zzz", ["dynamic", "em"])
     '; known: dynamic, em'
     """
     options = sorted(known)

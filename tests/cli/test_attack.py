@@ -73,7 +73,7 @@ def test_a_network_without_labels_is_attacked_through_its_read_out(capsys, folde
     code, out, err = run(capsys, *words)
     assert code == 0, err
     few, plain = json.loads(out)["runs"]
-    assert (few["recipe"], few["model"], plain["recipe"]) == ("few", "ReadOut", "plain")
+    assert (few["recipe"], few["model"], plain["recipe"]) == ("few", "SVMClassifier", "plain")
     assert few["attack_accuracy"]["fgsm"].keys() == plain["attack_accuracy"]["fgsm"].keys() == {"0", "0.1"}
     assert few["zero_gradients"]["fgsm"] < 1
     assert "no loss" in refused(capsys, tmp_path / "few", *QUICK, "--loss", "own", "--out", tmp_path)

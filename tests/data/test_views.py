@@ -181,11 +181,11 @@ def test_a_subset_and_what_is_held_out_look_alike():
     [
         ({"view": 9}, "a view of 9 pixels of images of 9x8; 1 to 8 is wanted"),
         ({"view": 0}, "1 to 8 is wanted"),
-        ({"parts": torch.zeros(24, 2, H, W)}, "uint8"),
-        ({"parts": torch.zeros(23, 2, H, W).byte()}, r"uint8 \[24, 2, 9, 8\]"),
-        ({"parts": torch.zeros(24, 3, H, W).byte()}, "one for each label"),
-        ({"parts": torch.zeros(24, H, W).byte()}, "one for each label"),
-        ({"parts": torch.zeros(24, 2, H, W + 1).byte()}, "one for each label"),
+        ({"components": torch.zeros(24, 2, H, W)}, "uint8"),
+        ({"components": torch.zeros(23, 2, H, W).byte()}, r"uint8 \[24, 2, 9, 8\]"),
+        ({"components": torch.zeros(24, 3, H, W).byte()}, "one for each label"),
+        ({"components": torch.zeros(24, H, W).byte()}, "one for each label"),
+        ({"components": torch.zeros(24, 2, H, W + 1).byte()}, "one for each label"),
     ],
 )
 def test_what_cannot_be_looked_at_is_refused_in_one_line(change, text):

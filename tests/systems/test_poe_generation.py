@@ -79,7 +79,7 @@ def test_pairs_are_two_capsules_in_the_poses_they_have_alone(uniform):
         assert images.shape == (2, 1, 16, 16)
         with torch.no_grad():  # both alone, added up: least squares shares nothing out
             both = sum(model.decoder(pose_alone(model, capsule, 2, 1)) for capsule in (i, j)) - model.decoder.intercept
-            torch.testing.assert_close(images, model.draw(both), atol=1e-5, rtol=1e-4)
+            torch.testing.assert_close(images, model.draw_images(both), atol=1e-5, rtol=1e-4)
         assert (images - model.sample(i, 2, seed=1)).abs().max() > 0.01
 
 

@@ -152,7 +152,7 @@ def test_the_run_s_numbers_are_those_of_the_model_itself(material):
         samples = torch.stack([model.sample(j, SAMPLES, "empirical", 0) for j in range(4)])
         assert row["bottleneck_mse"] == pytest.approx(float((model.reconstruct(pixels) - pixels).square().mean()), 1e-5)
         assert row["tied_mse"] == pytest.approx(float((model.reconstruct_tied(pixels) - pixels).square().mean()), 1e-5)
-        drawn = model.draw(model.features(pixels))
+        drawn = model.draw_images(model.features(pixels))
         assert row["autoencoder_mse"] == pytest.approx(float((drawn - pixels).square().mean()), 1e-5)
         assert row["cka"] == pytest.approx(cross_capsule_cka(squash(seen.z)), 1e-4)
         assert torch.allclose(PoEEncoder(model).codes(material.features), capsules_.pose, atol=1e-6)

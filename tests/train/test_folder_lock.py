@@ -19,8 +19,8 @@ pytest.importorskip("fcntl", reason="this system has no locks on folders")
 HOLD = """
 import sys, time
 from pathlib import Path
-from torchcaps.utils.files import sole_owner
-with sole_owner(Path(sys.argv[1])):
+from torchcaps.utils.files import folder_lock
+with folder_lock(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(600)
 """
@@ -52,12 +52,12 @@ def test_a_training_that_came_and_went_since_the_folder_was_looked_at_is_not_ove
         train(tiny(train={"epochs": 0.5}), folder, quiet=True)
 
     def late(run: Run):
-        monkeypatch.setattr(Run, "claim", claim)
+        monkeypatch.setattr(Run, "lock", claim)
         train(tiny(train={"epochs": 0.75}), folder, resume=resume, quiet=True)
         late.before = contents(folder)
         return claim(run)
 
-    monkeypatch.setattr(Run, "claim", late)
+    monkeypatch.setattr(Run, "lock", late)
     with pytest.raises(TrainingError, match="another process has just trained into"):
         train(tiny(train={"epochs": 1.0}), folder, resume=resume, quiet=True)
     assert contents(folder) == late.before

@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from support.hardware import multiplies_bfloat16
 from support.tiny_recipe import tiny
 from torchcaps.data.augment import shift
 from torchcaps.errors import CheckpointError, DataError, RecipeError, ShapeError, TrainingError
@@ -304,6 +305,7 @@ def test_a_whole_checkpoint_with_nonsense_inside_is_refused(tmp_path, change):
         load_run(tmp_path)
 
 
+@pytest.mark.skipif(not multiplies_bfloat16(), reason="torch's bfloat16 product is an illegal instruction here")
 def test_bfloat16_trains(tmp_path):
     outcome = train(tiny(train={"precision": "bfloat16", "epochs": 1.0}), tmp_path, quiet=True)
     assert outcome.finished

@@ -443,7 +443,7 @@ def test_a_batch_is_refused_in_any_stage_before_anything_is_written(tmp_path, mo
     def four():
         yield ProcessGroup(size=4)
 
-    monkeypatch.setattr("torchcaps.train.loop.team", four)
+    monkeypatch.setattr("torchcaps.train.loop.process_group", four)
     with pytest.raises(TrainingError, match="batch of 18 cannot be shared by 4"):
         train(staged(stages={"head": {"train": {"batch": 18}}}), tmp_path / "a", quiet=True)
     assert list(tmp_path.iterdir()) == []

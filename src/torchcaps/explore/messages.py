@@ -152,7 +152,7 @@ def encode_images(images: Tensor) -> dict[str, Any]:
 def to_json(values: Any) -> Any:
     """A tensor, or numbers in lists, as JSON may hold them: six digits each, null for what is not finite.
 
-    >>> numbers([1 / 3, float("nan"), 2, None])
+    >>> to_json([1 / 3, float("nan"), 2, None])
     [0.333333, None, 2, None]
     """
     if isinstance(values, Tensor):

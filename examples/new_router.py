@@ -17,6 +17,7 @@ from torchcaps.config import PositiveFloat
 from torchcaps.layers import DenseCapsules
 from torchcaps.math import cosine, norm, squash
 from torchcaps.routing import ROUTERS, Compete, Router
+from torchcaps.routing.base import stack_info
 from torchcaps.testing import assert_router
 from torchcaps.types import Capsules, RoutingInfo
 
@@ -31,11 +32,12 @@ class Attention:
 def route(
     votes: Tensor, activation: Tensor, settings: Attention, compete: Compete, trace: bool
 ) -> tuple[Capsules, RoutingInfo]:
-    """Votes [b i j k] -> parents (v_j, |v_j|); one step, so `trace` has nothing to add."""
+    """Votes [b i j k] -> parents (v_j, |v_j|) and the record of the only iteration."""
     query = votes.mean(1, keepdim=True)  # [b 1 j k]
     coupling = compete(settings.sharpness * cosine(votes, query)).exp()  # [b i j]
     pose = squash(torch.einsum("bij,bijk->bjk", coupling, votes))
-    return Capsules(pose, norm(pose)), RoutingInfo(coupling.detach().unsqueeze(0))  # [t b i j]
+    parents = Capsules(pose, norm(pose))
+    return parents, stack_info([RoutingInfo(coupling, parents=parents if trace else None)])
 
 
 ROUTERS["attention"] = Router(Attention, route)

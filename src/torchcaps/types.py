@@ -44,20 +44,25 @@ class Capsules(NamedTuple):
 
 @dataclass(frozen=True)
 class RoutingInfo:
-    """What routing did, for whoever wants to look inside; detached, never part of a gradient.
+    """Record of one call of a router, for figures, the explorer and tests; detached, never part of a gradient.
 
-    The first axis is the iteration. A router called with `trace=False` keeps only the last one and leaves
-    `agreement` and `free_energy` out, since they would cost an extra pass over the votes.
+    The first axis is the iteration. A router called with `trace=False` keeps only the coupling of the last one: the
+    other fields are None, since they would cost memory or an extra pass over the votes. Where space is folded into
+    the batch, as in a convolutional layer, b stands for (b p), with p the positions of the parents.
 
-    coupling     [t b i j]  share of child i that parent j received in the iteration
-    agreement    [t b j]    how well the votes for j agree with its pose, weighted by the coupling
-                            (dynamic: mean dot product or cosine; em: mean log density)
-    free_energy  [t b]      what the iteration lowered, where the router has such a quantity
+    Attributes:
+        coupling: [t b i j], the share of child i that parent j received in the iteration.
+        agreement: [t b j], how well the votes for j agree with its pose, weighted by the coupling (dynamic: mean dot
+            product or cosine; em: mean log density).
+        free_energy: [t b], what the iteration lowered, where the router has such a quantity.
+        parents: pose [t b j k] and activation [t b j] of the parents as if routing had stopped after the iteration;
+            the last ones equal what the router returned.
     """
 
     coupling: Tensor
     agreement: Tensor | None = None
     free_energy: Tensor | None = None
+    parents: Capsules | None = None
 
     @property
     def entropy(self) -> Tensor:

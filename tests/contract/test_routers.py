@@ -19,7 +19,7 @@ from support.references import REFERENCES
 from torchcaps.errors import RecipeError
 from torchcaps.math.squash import norm, squash
 from torchcaps.routing import ROUTERS, Compete, Router
-from torchcaps.routing.base import compete_at_one_place
+from torchcaps.routing.base import compete_at_one_place, stack_info
 from torchcaps.testing import Over, assert_finite, assert_router, variants
 from torchcaps.types import Capsules, RoutingInfo
 
@@ -108,7 +108,10 @@ def fair(
     """The simplest router that keeps the contract: equal coupling."""
     c = compete(torch.zeros_like(votes[..., 0])).exp()
     pose = squash(torch.einsum("bij,bijk->bjk", c, votes))
-    return Capsules(pose, norm(pose)), RoutingInfo(c.detach().unsqueeze(0))
+    parents = Capsules(pose, norm(pose))
+    if not trace:
+        return parents, stack_info([RoutingInfo(c)])
+    return parents, stack_info([RoutingInfo(c, parents=parents)] * settings.iterations)
 
 
 def broken(how: str) -> Callable[..., tuple[Capsules, RoutingInfo]]:
@@ -142,24 +145,33 @@ def broken(how: str) -> Callable[..., tuple[Capsules, RoutingInfo]]:
             case "range":
                 a = a + 1
             case "negative":
-                info = RoutingInfo(-info.coupling)
+                info = replace(info, coupling=-info.coupling)
             case "sum":
-                info = RoutingInfo(info.coupling / 2)
+                info = replace(info, coupling=info.coupling / 2)
             case "record":
-                info = RoutingInfo(info.coupling + 0 * votes[..., 0])
+                info = replace(info, coupling=info.coupling + 0 * votes[..., 0])
             case "random":
                 a = a / (1 + len(calls))
             case "trace":
                 a = a / 2 if trace else a
             case "iterations":
-                info = RoutingInfo(info.coupling.repeat(2, 1, 1, 1) if trace else info.coupling)
+                info = replace(info, coupling=info.coupling.repeat(2, 1, 1, 1) if trace else info.coupling)
+            case "no parents":
+                info = replace(info, parents=None)
+            case "always parents":
+                info = replace(info, parents=Capsules(pose.detach()[None], a.detach()[None]))
+            case "last parents" if info.parents is not None:
+                info = replace(info, parents=info.parents._replace(pose=2 * info.parents.pose))
+            case "early parents" if info.parents is not None:
+                info.parents.activation[0] *= 0.5
         return Capsules(pose, a), info
 
     return route
 
 
-def test_a_fair_router_passes_unregistered() -> None:
-    assert_router(Router(Mean, fair))
+@pytest.mark.parametrize("iterations", [1, 2])
+def test_a_fair_router_passes_unregistered(iterations: int) -> None:
+    assert_router(Router(Mean, fair), Mean(iterations))
 
 
 @pytest.mark.parametrize(
@@ -181,11 +193,15 @@ def test_a_fair_router_passes_unregistered() -> None:
         ("random", "two runs on the same input differ"),
         ("trace", "trace=True changes the parents|differ"),
         ("iterations", "trace=True has shape"),
+        ("no parents", "info.parents is missing with trace=True"),
+        ("always parents", "info.parents is there without trace=True"),
+        ("last parents", "the last of info.parents is not what the router returned"),
+        ("early parents", "info.parents of iteration 1 are not those of a run with iterations=1"),
     ],
 )
 def test_a_broken_law_is_named(how: str, law: str) -> None:
     with pytest.raises(AssertionError, match=law):
-        assert_router(Router(Mean, broken(how)))
+        assert_router(Router(Mean, broken(how)), Mean(iterations=2))
 
 
 def test_wrong_claims_about_competition_are_caught() -> None:

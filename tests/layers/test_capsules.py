@@ -508,7 +508,7 @@ def test_extreme_poses_and_activations_make_no_nan(build: Build, routing: Any, s
 
 @pytest.mark.parametrize("build", LAYERS)
 @pytest.mark.parametrize("routing", [SHARP, Dynamic()])
-def test_looking_inside_changes_nothing(build: Build, routing: Any) -> None:
+def test_a_trace_records_every_iteration_and_changes_nothing(build: Build, routing: Any) -> None:
     layer, shape = build(routing)
     x = children(*shape, dtype=torch.float32)
     quiet, last = layer(x)
@@ -518,6 +518,10 @@ def test_looking_inside_changes_nothing(build: Build, routing: Any) -> None:
     assert len(last.coupling) == 1
     torch.testing.assert_close(info.coupling[-1], last.coupling[0], rtol=0, atol=0)
     assert not info.coupling.requires_grad
+    assert last.parents is None
+    for recorded, returned in zip(info.parents, traced, strict=True):
+        assert not recorded.requires_grad
+        assert torch.equal(recorded[-1], returned.reshape(recorded[-1].shape))  # places are folded into the batch
 
 
 def test_weights_start_within_two_standard_deviations() -> None:

@@ -103,6 +103,17 @@ def test_kernels_are_taken_unless_switched_off_or_every_iteration_is_to_be_seen(
     assert len(taken) == 1
 
 
+@pytest.mark.parametrize("name", LAYERS)
+def test_each_iteration_of_a_trace_is_what_a_kernel_that_stops_there_gives(name: str) -> None:
+    layer, children = LAYERS[name]().double(), children_of(name)
+    _, info = layer(children, trace=True)
+    settings = layer.routing
+    for t in range(1, settings.iterations + 1):
+        layer.routing = replace(settings, iterations=t)
+        for recorded, stopped in zip(info.parents, layer(children)[0], strict=True):
+            torch.testing.assert_close(recorded[t - 1], stopped.reshape(recorded[t - 1].shape))
+
+
 def test_where_there_is_no_kernel_the_votes_are_made() -> None:
     g = torch.Generator().manual_seed(0)
     x, W = torch.rand(2, 4, 3, generator=g), torch.rand(4, 2, 5, 3, generator=g)

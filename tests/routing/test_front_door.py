@@ -76,6 +76,13 @@ def test_a_window_keeps_places(name: str) -> None:
     assert parents.activation.shape == (2, 2, 2, 5)
     assert info.coupling.shape == (3, 8, 8, 5)  # [t (b p) (n i) j]
     assert info.free_energy is None or info.free_energy.shape == (3, 2)
+    assert info.parents is not None
+    assert torch.equal(info.parents.pose[-1], parents.pose.flatten(0, 2))  # [t (b p) j k]
+    assert torch.equal(info.parents.activation[-1], parents.activation.flatten(0, 2))
+    for t in (1, 2):
+        stopped, _ = route(PLACED, W_WINDOW, name, window=WINDOW, iterations=t)
+        torch.testing.assert_close(info.parents.pose[t - 1], stopped.pose.flatten(0, 2))
+        torch.testing.assert_close(info.parents.activation[t - 1], stopped.activation.flatten(0, 2))
 
 
 @pytest.mark.parametrize("name", ROUTERS)

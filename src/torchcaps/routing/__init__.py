@@ -7,7 +7,7 @@ router, write one file with `init`, `step`, `route` and a settings dataclass, an
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
@@ -114,10 +114,10 @@ def _unfold(children: Capsules, window: Window | None) -> tuple[Capsules, Compet
 
 
 def _fold(parents: Capsules, info: RoutingInfo, window: Window) -> tuple[Capsules, RoutingInfo]:
-    """[(b p) j k] -> [b h w j k]; the record's coupling stays [t (b p) (n i) j], its free energy is summed over p."""
+    """[(b p) j k] -> [b h w j k]; the record stays [t (b p) ...], but its free energy is summed over p."""
     places = (-1, window.out.height, window.out.width)
     folded = Capsules(torch.unflatten(parents.pose, 0, places), torch.unflatten(parents.activation, 0, places))
     free = info.free_energy
     if free is not None:
         free = torch.unflatten(free, 1, (-1, window.out.places)).sum(-1)
-    return folded, RoutingInfo(info.coupling, info.agreement, free)
+    return folded, replace(info, free_energy=free)

@@ -71,11 +71,31 @@ class Router:
 
 
 def stack_info(infos: list[RoutingInfo]) -> RoutingInfo:
-    """Join records of single iterations [b ...] into one with the iteration first [t b ...], detached."""
+    """Join the records of single iterations into one, detached.
 
-    def join(name: str) -> Tensor | None:
-        values = [getattr(info, name) for info in infos]
-        return None if values[0] is None else torch.stack([v.detach() for v in values])
+    Args:
+        infos: one record an iteration, its tensors without the axis of iterations: coupling [b i j] and, in all
+            records or in none, agreement [b j], free_energy [b] and parents ([b j k], [b j]).
 
-    coupling = torch.stack([info.coupling.detach() for info in infos])
-    return RoutingInfo(coupling, join("agreement"), join("free_energy"))
+    Returns:
+        The record with the iteration as the first axis: coupling [t b i j], and so on.
+    """
+    return RoutingInfo(
+        torch.stack([info.coupling.detach() for info in infos]),
+        _stack([info.agreement for info in infos]),
+        _stack([info.free_energy for info in infos]),
+        _stack_parents([info.parents for info in infos]),
+    )
+
+
+def _stack(values: list[Tensor | None]) -> Tensor | None:
+    """Stack tensors along a new first axis, detached; None if one of them is missing."""
+    present = [value.detach() for value in values if value is not None]
+    return torch.stack(present) if len(present) == len(values) else None
+
+
+def _stack_parents(parents: list[Capsules | None]) -> Capsules | None:
+    """Stack poses and activations along a new first axis, detached; None if one of them is missing."""
+    poses = _stack([None if each is None else each.pose for each in parents])
+    activations = _stack([None if each is None else each.activation for each in parents])
+    return None if poses is None or activations is None else Capsules(poses, activations)

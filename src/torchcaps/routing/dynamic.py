@@ -64,15 +64,14 @@ def route(
     votes: Tensor, activation: Tensor, settings: Dynamic, compete: Compete, trace: bool
 ) -> tuple[Capsules, RoutingInfo]:
     """Votes [b i j k] -> parents (v_j, |v_j|). A child's activation is its length, which its votes carry."""
-    seen = votes.detach() if settings.gradient == "last" else votes
-    states = [init(seen, settings, compete)]
+    constant = votes.detach() if settings.gradient == "last" else votes
+    states = [init(constant, settings, compete)]
     for _ in range(settings.iterations - 1):
-        states = [*(states if trace else []), step(states[-1], seen, settings, compete)]
+        states = [*(states if trace else []), step(states[-1], constant, settings, compete)]
     total = states[-1].total
     if settings.gradient == "last":
         total = torch.einsum("bij,bijk->bjk", states[-1].coupling, votes)
-    parent = squash(total)  # [b j k]
-    return Capsules(parent, norm(parent)), stack_info([_look(s, seen, settings, trace) for s in states])
+    return _parents(total), stack_info([_record(s, constant, settings, trace) for s in states])
 
 
 def agreement(votes: Tensor, total: Tensor, settings: Dynamic) -> Tensor:
@@ -87,14 +86,20 @@ def _gather(logits: Tensor, votes: Tensor, settings: Dynamic, compete: Compete) 
     return State(logits, coupling, torch.einsum("bij,bijk->bjk", coupling, votes))
 
 
-def _look(state: State, votes: Tensor, settings: Dynamic, trace: bool) -> RoutingInfo:
+def _parents(total: Tensor) -> Capsules:
+    """The parents v_j = squash(s_j) [b j k] of the totals s_j [b j k], and their lengths [b j]."""
+    pose = squash(total)
+    return Capsules(pose, norm(pose))
+
+
+def _record(state: State, votes: Tensor, settings: Dynamic, trace: bool) -> RoutingInfo:
     """One iteration's record; the mean agreement, weighted by the coupling, costs a pass and comes with `trace`."""
     if not trace:
         return RoutingInfo(state.coupling)
     with torch.no_grad():
         agreed = agreement(votes, state.total, settings)
         mean = (state.coupling * agreed).sum(1) / state.coupling.sum(1).clamp_min(1e-30)  # [b j]
-    return RoutingInfo(state.coupling, mean)
+        return RoutingInfo(state.coupling, mean, parents=_parents(state.total))
 
 
 ROUTER = Router(Dynamic, route)

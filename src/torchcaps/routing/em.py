@@ -198,19 +198,24 @@ def route(
     states = [init(problem)]
     for t in range(1, settings.iterations):
         states = [*(states if trace else []), step(problem, states[-1], t)]
-    infos = [_look(problem, s, t) if trace else RoutingInfo(s.log_share.exp()) for t, s in enumerate(states)]
-    return Capsules(states[-1].mean, states[-1].logit.sigmoid()), stack_info(infos)
+    infos = [_record(problem, s, t) if trace else RoutingInfo(s.log_share.exp()) for t, s in enumerate(states)]
+    return _parents(states[-1]), stack_info(infos)
+
+
+def _parents(state: State) -> Capsules:
+    """The parents (mu_j [b j k], a_j [b j]) of a state."""
+    return Capsules(state.mean, state.logit.sigmoid())
 
 
 @torch.no_grad()
-def _look(problem: Problem, state: State, t: int) -> RoutingInfo:
-    """One iteration's record: assignment, mean log density of the votes a parent holds, free energy of switches."""
+def _record(problem: Problem, state: State, t: int) -> RoutingInfo:
+    """One iteration's record: assignment, mean log density of the votes a parent holds, free energy, parents."""
     share = _weights(problem, state.log_share)  # [b i j]
     agreement = (share * diagonal_log_density(problem.votes, state.mean, state.variance)).sum(1)  # [b j]
     if problem.settings.switch == "mixing":
-        return RoutingInfo(state.log_share.exp(), agreement)
+        return RoutingInfo(state.log_share.exp(), agreement, parents=_parents(state))
     free = free_energy(problem, state, inverse_temperature(problem.settings, t))
-    return RoutingInfo(state.log_share.exp(), agreement, free)
+    return RoutingInfo(state.log_share.exp(), agreement, free, _parents(state))
 
 
 ROUTER = Router(EM, route, learned={"beta_a": 0.0, "beta_u": 0.0})

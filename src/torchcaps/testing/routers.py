@@ -95,7 +95,15 @@ def assert_router(
     record = router_of(settings_of(router)) if isinstance(router, str) else router
     settings = record.settings() if settings is None else settings
     trial = _trial(record, settings, dtype, seed, (3, 5, 3, 4))
-    for law in (_is_pure, _has_shapes, _traces, _order_of_children, _order_of_parents, _one_of_a_batch):
+    for law in (
+        _is_pure,
+        _has_shapes,
+        _traces,
+        _stops_anywhere,
+        _order_of_children,
+        _order_of_parents,
+        _one_of_a_batch,
+    ):
         law(trial)
     _shares(trial, over)
     _shares_in_windows(record, settings, dtype, seed, over)
@@ -189,10 +197,29 @@ def _traces(trial: _Trial) -> None:
     t = getattr(trial.settings, "iterations", 1)
     b, i, j, _ = trial.votes.shape
     _has_shape(trial, "info.coupling of trace=True", info.coupling, (t, b, i, j))
+    trial.hold(last.parents is None, "info.parents is there without trace=True")
+    trial.hold(info.parents is not None, "info.parents is missing with trace=True")
+    assert info.parents is not None
+    _has_shape(trial, "info.parents.pose", info.parents.pose, (t, *traced.pose.shape))
+    _has_shape(trial, "info.parents.activation", info.parents.activation, (t, *traced.activation.shape))
+    final = (x[-1] for x in info.parents)
+    trial.hold(all(map(torch.equal, final, traced)), "the last of info.parents is not what the router returned")
     if info.agreement is not None:
         _has_shape(trial, "info.agreement", info.agreement, (t, b, j))
     if info.free_energy is not None:
         _has_shape(trial, "info.free_energy", info.free_energy, (t, b))
+
+
+def _stops_anywhere(trial: _Trial) -> None:
+    """The parents that the record has of iteration t are those of a run with t iterations."""
+    traced = trial.run(trace=True)[1].parents
+    assert traced is not None
+    if not hasattr(trial.settings, "iterations"):
+        return
+    for t in range(1, trial.settings.iterations):
+        stopped, _ = replace(trial, settings=replace(trial.settings, iterations=t)).run()
+        came = Capsules(traced.pose[t - 1], traced.activation[t - 1])
+        trial.close(came, stopped, f"info.parents of iteration {t} are not those of a run with iterations={t}")
 
 
 def _order_of_children(trial: _Trial) -> None:

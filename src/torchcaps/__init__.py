@@ -21,7 +21,7 @@ from torchcaps.types import Batch, Capsules, ImageSpec, RoutingInfo
 if TYPE_CHECKING:
     from torchcaps.train import create, load, load_recipe
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "EM",

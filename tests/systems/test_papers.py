@@ -1,95 +1,126 @@
-"""Each recipe of matrix capsules has its own row of the paper beside it, and a line if its budget was smaller."""
+"""A recipe carries its paper's numbers as data; what is printed below a table says how our runs differ."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from torchcaps.config import to_dict
+from support.tiny_recipe import tiny
+from torchcaps.config import from_dict, to_dict
 from torchcaps.evaluate.results import Result
-from torchcaps.systems.papers import AUTHORS_STEPS, budget_note, paper_numbers
-from torchcaps.train import load_recipe
+from torchcaps.systems import SYSTEMS
+from torchcaps.systems.papers import paper_notes
+from torchcaps.train import Recipe, load_recipe, recipe_names, train
+from torchcaps.train.recipe import PaperNumbers
 
-TABLE_1 = {
-    "matrix-iterations-1": 0.097, "matrix-iterations-3": 0.022, "matrix-iterations-5": 0.039, "matrix-vector": 0.029,
-    "matrix-no-coordinates": 0.026, "matrix-vector-no-coordinates": 0.032, "matrix-margin": 0.032,
-    "matrix-spread": 0.022, "matrix-mixing": 0.045, "matrix-smallnorb-small": 0.022,
-    "matrix-smallnorb-brief": 0.022, "cnn-smallnorb": 0.052, "matrix-mnist-small": 0.0044, "matrix-cifar10": 0.119,
-}  # fmt: skip
-TABLE_2 = {
-    "matrix-novel-azimuth-small": (0.135, 0.037), "cnn-novel-azimuth": (0.2, 0.037),
-    "matrix-novel-elevation-small": (0.123, 0.043), "cnn-novel-elevation": (0.178, 0.043),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", TABLE_1)
-def test_rows_of_table_1(name):
-    assert paper_numbers(load_recipe(name)) == {"test_error": TABLE_1[name]}
-
-
-def test_the_best_network_has_two_numbers():
-    assert paper_numbers(load_recipe("matrix-smallnorb")) == {"test_error": 0.018, "test_error_13crop": 0.014}
+FOLLOWING = [name for name in recipe_names() if load_recipe(name).paper.metrics]
+RESULTS = sorted((Path(__file__).parents[2] / "results").glob("*.json"))
+SMALL = """
+about = "small"
+[data]
+name = "glyphs"
+[model]
+name = "capsnet-small"
+[paper]
+metrics = { test_error = 0.5 }
+note = "table 9"
+"""
+NUMBERS = PaperNumbers({"test_error": 0.5}, "table 9")
 
 
-@pytest.mark.parametrize("name", TABLE_2)
-def test_rows_of_table_2(name):
-    recipe, (novel, familiar) = load_recipe(name), TABLE_2[name]
-    assert paper_numbers(recipe) == {"novel_error": novel, "familiar_error": familiar}
+@pytest.fixture
+def recipe_file(tmp_path) -> Path:
+    path = tmp_path / "small.toml"
+    path.write_text(SMALL)
+    return path
 
 
-@pytest.mark.parametrize(
-    "over",
-    [
-        {"model": {"routing": {"iterations": 4}}}, {"model": {"routing": {"iterations": 1}, "loss": "margin"}},
-        {"model": {"pose": "vector", "routing": {"switch": "mixing"}}}, {"data": {"name": "glyphs"}},
-        {"data": {"novel": "azimuth"}, "model": {"loss": "margin"}},
-    ],
-)  # fmt: skip
-def test_what_the_paper_did_not_do_has_no_number(over):
-    assert paper_numbers(load_recipe("matrix-smallnorb-small", over)) == {}
+def test_some_recipes_follow_a_paper():
+    assert len(FOLLOWING) > 5
 
 
-@pytest.mark.parametrize(("norm", "number"), [(False, 0.058), (True, 0.022)])
-def test_cross_entropy_is_a_row_of_its_own_but_where_norms_make_it_the_usual_loss(norm, number):
-    over = {"model": {"norm": norm, "loss": "cross-entropy"}}
-    assert paper_numbers(load_recipe("matrix-smallnorb-small", over)) == {"test_error": number}
+@pytest.mark.parametrize("name", FOLLOWING)
+def test_numbers_are_shares_of_images_and_say_where_they_stand(name):
+    paper = load_recipe(name).paper
+    assert all(0 < value < 1 for value in paper.metrics.values())
+    assert paper.note[0].isupper() and "20" in paper.note  # an author and a year
 
 
-@pytest.mark.parametrize("kind", ["capsnet", "sparse", "soft", "dense"])
-def test_networks_of_our_own_have_no_number(kind):
-    assert paper_numbers(load_recipe(f"{kind}-affnist-shared")) == {}
-    assert paper_numbers(load_recipe(f"{kind}-affnist-shared", {"model": {"shared": False}})) != {}
+@pytest.mark.parametrize("path", RESULTS, ids=lambda p: p.stem)
+def test_published_results_have_the_numbers_of_their_recipe(path):
+    found = json.loads(path.read_text())
+    if found.get("recipe") in FOLLOWING:
+        assert found["paper"] == load_recipe(found["recipe"]).paper.metrics
 
 
-@pytest.mark.parametrize("own", [{"frames": True}, {"ramp": 100}])
-@pytest.mark.parametrize("kind", ["sparse", "dense"])
-def test_nor_have_capsules_that_draw_in_frames_or_compete_by_and_by(kind, own):
-    assert paper_numbers(load_recipe(f"{kind}-affnist", {"model": own})) == {}
+def test_a_recipe_keeps_its_numbers_when_it_is_trained_otherwise(recipe_file):
+    assert load_recipe(str(recipe_file)).paper == NUMBERS
+    for over in ({"train": {"epochs": 2}}, {"seed": 3}):
+        assert load_recipe(str(recipe_file), over).paper == NUMBERS
 
 
-def result(name: str, steps: int, **train: int) -> Result:
-    recipe = load_recipe(name, {"train": train})
-    paper = paper_numbers(recipe)
-    return Result(name, to_dict(recipe), [0], {"test_error": [0.1]}, {}, paper, {"steps": steps}, {})
+@pytest.mark.parametrize("over", [{"model": {"dimension": 4}}, {"data": {"name": "mnist"}}, {"data": {"size": 24}}])
+def test_what_the_paper_did_not_do_has_no_number(recipe_file, over):
+    assert load_recipe(str(recipe_file), over).paper == PaperNumbers()
+    said = {"metrics": {"test_error": 0.1}}
+    assert load_recipe(str(recipe_file), {**over, "paper": said}).paper.metrics == said["metrics"]
+
+
+def test_the_place_of_the_data_is_no_other_data():
+    name = next(name for name in FOLLOWING if hasattr(load_recipe(name).data, "data_dir"))
+    assert load_recipe(name, {"data": {"data_dir": "elsewhere"}}).paper == load_recipe(name).paper
+
+
+def test_numbers_are_not_inherited(recipe_file):
+    child = recipe_file.with_name("child.toml")
+    child.write_text('base = "small.toml"\n[train]\nepochs = 2\n')
+    assert load_recipe(str(child)).paper == PaperNumbers()
+
+
+def test_numbers_are_written_down_and_make_no_other_recipe():
+    recipe = tiny()
+    told = replace(recipe, paper=NUMBERS)
+    assert told == recipe and from_dict(Recipe, to_dict(told)).paper == NUMBERS
+
+
+def test_a_run_goes_on_when_only_the_numbers_changed(tmp_path):
+    recipe = tiny(train={"epochs": 0.5})
+    assert train(recipe, tmp_path / "run", quiet=True).finished
+    assert train(replace(recipe, paper=NUMBERS), tmp_path / "run", resume=True, quiet=True).finished
+
+
+# --- What is printed below a table ----------------------------------------------------------------------------
+
+MATRIX = SYSTEMS["matrix"].paper_budget
+SPARSE = SYSTEMS["sparse"].paper_budget
+
+
+def result(model: str, steps: int, batch: int = 64, note: str = "", **paper: float) -> Result:
+    config = {"model": {"name": model}, "train": {"batch": batch}, "paper": {"note": note}}
+    numbers = paper or {"test_error": 0.02}
+    return Result("one", config, [0], {"test_error": [0.1]}, {}, numbers, {"steps": steps}, {})
 
 
 def test_a_smaller_budget_is_one_line_that_names_both():
-    note = budget_note(result("matrix-smallnorb-small", 30_320))
-    assert note is not None and "\n" not in note
-    assert "30,320 steps of 64 images" in note and "2,000,000 of 64" in note and "paper names no number" in note
+    (line,) = paper_notes(result("matrix-small", 30_320))
+    assert "30,320 steps of 64 images" in line and "2,000,000 of 64" in line and "paper names no number" in line
+    (line,) = paper_notes(result("sparse", 29_952, batch=128))
+    assert line == "a smaller budget than the paper's: 29,952 steps of 128 images; the paper's is 30,000 of 128"
 
 
-def test_norms_are_said_to_be_ours_whatever_the_budget():
-    whole, part = (budget_note(result("matrix-smallnorb-normed", steps)) for steps in (AUTHORS_STEPS, 10))
-    assert whole == "batch norms, which the paper's network does not have"
-    assert part.startswith(f"{whole}; a smaller budget") and "\n" not in part
+def test_the_recipe_s_note_comes_first():
+    first, second = paper_notes(result("matrix", 10, note="table 1, without batch normalization"))
+    assert first == "in the paper: table 1, without batch normalization" and second.startswith("a smaller budget")
 
 
 def test_where_the_budget_is_not_smaller_or_not_known_nothing_is_said():
-    assert budget_note(result("matrix-smallnorb-small", AUTHORS_STEPS)) is None
-    assert budget_note(result("matrix-smallnorb-small", AUTHORS_STEPS // 2, batch=128)) is None
-    assert budget_note(result("matrix-smallnorb-small", AUTHORS_STEPS // 2 - 1, batch=128)) is not None
-    assert budget_note(result("capsnet-mnist-small", 10)) is None
-    assert budget_note(result("cnn-smallnorb", 10)) is None
-    assert budget_note(replace(result("matrix-smallnorb-small", 10), paper={})) is None
+    assert MATRIX is not None and SPARSE is not None
+    assert paper_notes(result("matrix", MATRIX.steps)) == []
+    assert paper_notes(result("matrix", MATRIX.steps // 2, batch=128)) == []
+    assert len(paper_notes(result("matrix", MATRIX.steps // 2 - 1, batch=128))) == 1
+    assert paper_notes(result("sparse", SPARSE.steps, batch=128)) == []
+    assert paper_notes(result("capsnet", 10)) == paper_notes(result("cnn", 10)) == []
+    assert paper_notes(replace(result("matrix", 10, note="table 1"), paper={})) == []

@@ -16,7 +16,7 @@ from torchcaps.evaluate.results import Result
 from torchcaps.evaluate.svm_probe import AFFNIST, ProbeData, build_probe_data, fit_svm
 from torchcaps.models import MODELS, SmallSparseConfig, SparseConfig
 from torchcaps.systems import evaluate_runs
-from torchcaps.systems.papers import SPARSE_STEPS, budget_note, paper_numbers, paper_tables
+from torchcaps.systems.papers import paper_tables
 from torchcaps.systems.sparse.metrics import CONTROLS, Look, Seen, capsules, chosen, in_band, measure, see_all
 from torchcaps.train import Recipe, create, load, load_recipe, total_steps, train
 from torchcaps.types import ImageSpec
@@ -27,6 +27,7 @@ SPARSE: dict[str, Any] = {
 }  # fmt: skip
 GLYPHS: dict[str, Any] = {"name": "glyphs", "train": 80, "test": 40, "size": 16}
 READERS = ["knn", "linear_probe"]
+PAPER = {"mnist_svm": 0.99, "affnist_svm_a": 0.9012, "affnist_svm_b": 0.1699}
 GROUPS = ["argmax_nmi", "purity", "argmax_nmi_place"]
 
 
@@ -58,7 +59,7 @@ def moved(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(MnistConfig, "load", lambda self: Splits(digits.train, digits.test))
         affnist = {"name": "affnist", "train": 60, "test": 30}
-        train(recipe("moved", data=affnist), folder / "moved", quiet=True)
+        train(recipe("moved", data=affnist, paper={"metrics": PAPER}), folder / "moved", quiet=True)
         train(recipe("dense", data=affnist, model={"sparse": False}), folder / "dense", quiet=True)
         yield folder, evaluate_runs([folder / "moved"], [folder / "dense"])
 
@@ -207,7 +208,7 @@ def test_an_untrained_network_is_the_recipe_s_own_before_its_first_step(shelf, r
 def test_affnist_is_read_out_by_both_protocols(moved):
     _, found = moved
     assert list(found.metrics) == [*AFFNIST, *READERS, *GROUPS, "capsules_in_band"]
-    assert found.paper == {"mnist_svm": 0.99, "affnist_svm_a": 0.9012, "affnist_svm_b": 0.1699}
+    assert found.paper == PAPER
     assert list(found.controls) == ["dense", *CONTROLS] and found.budget["read_images"] == 60
 
 
@@ -235,33 +236,12 @@ def test_the_command_prints_tables_1_and_2_with_ours_below(moved, capsys):
 def test_deviations_stand_in_the_tables_and_others_have_none(result):
     assert paper_tables(result) == []
     numbers = {"mnist_svm": [0.9, 0.92], "affnist_svm_a": [0.8, 0.8], "affnist_svm_b": [0.1, 0.3]}
-    config = {"data": {"train_on": "affnist"}}
+    config = {"data": {"train_on": "affnist"}, "model": {"name": "sparse"}}
     first, second = paper_tables(Result("r", config, [0, 1], numbers, {"k-means": {"purity": [1.0]}}, {}, {}, {}))
     assert first[-2:] == [
         ["ours: r + SVM (a)", "91.00 ± 1.41", "80.00 ± 0.00"], ["ours: r + SVM (b)", "91.00 ± 1.41", "20.00 ± 14.14"],
     ]  # fmt: skip
     assert second[-1] == ["ours: r", "91.00 ± 1.41", "yes", "80.00 ± 0.00"]
-
-
-@pytest.mark.parametrize(
-    ("name", "numbers"),
-    [
-        ("sparse-affnist", (0.99, 0.9012, 0.1699)), ("sparse-affnist-small", (0.99, 0.9012, 0.1699)),
-        ("dense-affnist", (0.9737, 0.6063, 0.157)), ("dense-affnist-small", (0.9737, 0.6063, 0.157)),
-        ("sparse-mnist", (0.99,)), ("sparse-mnist-small", (0.99,)), ("dense-mnist-small", (0.9737,)),
-    ],
-)  # fmt: skip
-def test_rows_of_the_paper_s_table(name, numbers):
-    assert tuple(paper_numbers(load_recipe(name)).values()) == numbers
-
-
-def test_what_the_paper_did_not_do_has_no_number():
-    assert paper_numbers(load_recipe("sparse-affnist", {"data": {"train_on": "affnist"}})) == {}
-    assert paper_numbers(load_recipe("sparse-mnist", {"data": {"name": "fashion-mnist"}})) == {}
-    told = load_recipe("sparse-affnist")
-    full = Result("r", to_dict(told), [0], {}, {}, paper_numbers(told), {"steps": SPARSE_STEPS}, {})
-    assert budget_note(full) is None
-    assert "29,952 steps of 128" in str(budget_note(replace(full, budget={"steps": 29_952})))
 
 
 # --- Recipes ------------------------------------------------------------------------------------------------

@@ -44,7 +44,7 @@ class Evaluate:
         from torchcaps.errors import RecipeError
         from torchcaps.evaluate import write_result
         from torchcaps.systems import evaluate_runs
-        from torchcaps.systems.papers import budget_note, paper_tables
+        from torchcaps.systems.papers import paper_notes, paper_tables
         from torchcaps.systems.report import rows_of, text_table
 
         if not self.runs:
@@ -59,8 +59,8 @@ class Evaluate:
         if not self.json:
             for rows in paper_tables(result):
                 print(f"\n{text_table(rows)}")
-            if note := budget_note(result):
-                print(f"\n{note}")
+            for line in paper_notes(result):
+                print(f"\n{line}")
         if self.results and not self.json:
             print(f"\nwritten to {path}")
         return 0

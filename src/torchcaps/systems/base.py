@@ -8,18 +8,36 @@ three lines: `name`, `paper` and `models`. `docs/develop/new_system.md` walks th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from torch import Tensor
 
 from torchcaps.config.constraints import Choice
 from torchcaps.errors import RecipeError
+from torchcaps.evaluate.results import Result
 from torchcaps.models import MODELS, Model
 
 if TYPE_CHECKING:
     from torchcaps.systems.explorer_view import ExplorerView
 
-__all__ = ["System", "model_name"]
+__all__ = ["PaperBudget", "System", "Table", "model_name"]
+
+Table = list[list[str]]
+"""Cells of a table as text; the first row is the header."""
+
+
+class PaperBudget(NamedTuple):
+    """How long the authors of a paper trained.
+
+    Attributes:
+        steps: Steps of the optimizer.
+        batch: Images a step.
+        text: The same as the end of a sentence that begins with our own budget.
+    """
+
+    steps: int
+    batch: int
+    text: str
 
 
 def model_name(config: object) -> str:
@@ -43,6 +61,7 @@ class System:
         title: What messages call models of this system, in the plural ("sparse capsules").
         paper: Citation, "" if there is no paper.
         models: Names in the `MODELS` table that belong to this system; each name belongs to exactly one system.
+        paper_budget: How long the paper's networks were trained, where that is known.
         explorer_view: Class that answers the explorer's questions, None if these models cannot be explored.
     """
 
@@ -50,7 +69,23 @@ class System:
     title: ClassVar[str] = ""
     paper: ClassVar[str] = ""
     models: ClassVar[tuple[str, ...]]
+    paper_budget: ClassVar[PaperBudget | None] = None
     explorer_view: ClassVar[type[ExplorerView[Any]] | None] = None
+
+    # --- The paper --------------------------------------------------------------------------------------------
+
+    def paper_tables(self, result: Result) -> list[Table]:
+        """Return the tables of this system's paper with the rows of a result below; empty if there are none."""
+        return []
+
+    def budget_note(self, result: Result) -> str | None:
+        """Return one line if the runs of a result saw fewer images in training than the paper's, None otherwise."""
+        budget = self.paper_budget
+        steps = int(result.budget["steps"])
+        batch = int(result.config["train"]["batch"])
+        if budget is None or steps * batch >= budget.steps * budget.batch:
+            return None
+        return f"a smaller budget than the paper's: {steps:,} steps of {batch} images; {budget.text}"
 
     # --- The explorer -----------------------------------------------------------------------------------------
 

@@ -32,7 +32,6 @@ from torchcaps.evaluate.viewpoints import VIEWS
 from torchcaps.metrics import accuracy
 from torchcaps.models import CNN, PoE, PoEConfig
 from torchcaps.models.sparse import SparseConfigBase
-from torchcaps.systems.papers import paper_numbers
 from torchcaps.systems.poe.metrics import (
     IMAGES,
     EvaluationData,
@@ -131,7 +130,7 @@ def _result(
         **more_budget,
     }
     seeds = [run.recipe.seed for run in runs]
-    return Result(first.name, _config(first), seeds, metrics, rows, paper_numbers(first), budget, versions())
+    return Result(first.name, _config(first), seeds, metrics, rows, first.paper.metrics, budget, versions())
 
 
 def _config(recipe: Recipe) -> dict[str, Any]:

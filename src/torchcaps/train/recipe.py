@@ -27,6 +27,7 @@ from torchcaps.train.optimizer import OptimizerConfig, ScheduleConfig
 
 __all__ = [
     "OptimizerConfig",
+    "PaperNumbers",
     "Recipe",
     "ScheduleConfig",
     "StageConfig",
@@ -79,12 +80,33 @@ class StageConfig:
     train: TrainConfig = field(default_factory=TrainConfig)
 
 
+NOT_INHERITED = ("name", "about", "paper")
+"""Keys that a recipe does not take over from its `base`."""
+
+FOLLOWED = ("data", "model")
+"""Tables in which a recipe follows its paper: with other settings there, the paper's numbers do not apply."""
+
+
+@dataclass(frozen=True)
+class PaperNumbers:
+    """What the paper that a recipe follows reports for it: data for tables, without influence on training.
+
+    Attributes:
+        metrics: Metric name -> the number in the paper.
+        note: Where in the paper it stands, and how the paper's network differs.
+    """
+
+    metrics: dict[str, float] = field(default_factory=dict)
+    note: str = ""
+
+
 @dataclass(frozen=True)
 class Recipe:
     """One row of a results table, before it is run.
 
     A model trained in stages takes for each its entry of `stages`, or else `optimizer`, `schedule` and `train`.
-    `start` is the folder of a run whose weights, steps and seconds this one goes on from.
+    `start` is the folder of a run whose weights, steps and seconds this one goes on from. `paper` is what to print
+    beside the results; recipes that differ in nothing else are equal.
     """
 
     name: str = "unnamed"
@@ -97,6 +119,7 @@ class Recipe:
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     stages: dict[str, StageConfig] = field(default_factory=dict)
+    paper: PaperNumbers = field(default_factory=PaperNumbers, compare=False)
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"\w[\w.-]*", self.name):
@@ -144,15 +167,26 @@ def find_recipe(name: str) -> Path:
 def load_recipe(name: str, overrides: Mapping[str, Any] | None = None) -> Recipe:
     """Read, override and check: whatever is wrong is said in one line."""
     path = find_recipe(name)
-    return recipe_of(merge({"name": path.stem, **_read(path)}, overrides or {}), where=path.name)
+    tables = {"name": path.stem, **_read(path)}
+    merged = merge(tables, overrides or {})
+    # The paper's numbers are of the recipe's own model and data: of others they would say nothing.
+    if "paper" not in (overrides or {}) and any(_compared(merged, key) != _compared(tables, key) for key in FOLLOWED):
+        merged.pop("paper", None)
+    return recipe_of(merged, where=path.name)
+
+
+def _compared(tables: Mapping[str, Any], key: str) -> object:
+    """A table of a recipe without the place where this machine stores the data."""
+    table = tables.get(key)
+    return {k: v for k, v in table.items() if k != "data_dir"} if isinstance(table, Mapping) else table
 
 
 def _read(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
     """The tables of a recipe file, merged over those of its `base`, which may have one itself.
 
     `base` is the name of a recipe that comes with the package, or a path that ends in .toml, as seen from the file.
-    `name` and `about` are never inherited. Tables are merged key by key, but for the rule of the name (see `merge`):
-    a table that names another model, data set, optimizer or schedule than the base's replaces it whole.
+    `name`, `about` and `paper` are never inherited. Tables are merged key by key, but for the rule of the name (see
+    `merge`): a table that names another model, data set, optimizer or schedule than the base's replaces it whole.
     """
     own = read_toml(path)
     here = path.resolve()
@@ -161,7 +195,7 @@ def _read(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
     if "base" not in own:
         return own
     below = _read(_base_path(path, own.pop("base")), (*above, here))
-    return merge({key: value for key, value in below.items() if key not in ("name", "about")}, own)
+    return merge({key: value for key, value in below.items() if key not in NOT_INHERITED}, own)
 
 
 def _base_path(path: Path, base: object) -> Path:

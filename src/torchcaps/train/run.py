@@ -191,7 +191,7 @@ def _settings(recipe: Any) -> dict[str, Any]:
 
 
 def _is_free(key: str) -> bool:
-    return re.sub(r"^stages\.[^.]+\.", "", key) in RESUMABLE_CHANGES
+    return key.startswith("paper.") or re.sub(r"^stages\.[^.]+\.", "", key) in RESUMABLE_CHANGES
 
 
 def _check_same(old: Any, new: Mapping[str, Any], folder: Path) -> None:

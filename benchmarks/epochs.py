@@ -1,9 +1,9 @@
 """How fast whole training steps of matrix capsules are: images a second, CPU time a sample, time for an epoch.
 
-python benchmarks/epochs.py [--batch 128] [--threads 2] [--seconds 10] [--json benchmarks/epochs.json]
+python -m benchmarks.epochs [--batch 128] [--threads 2] [--seconds 10] [--json benchmarks/epochs.json]
 
 A step is the whole of it: forward, loss, backward, clipped gradients, optimizer. CPU time is that of all threads
-together. What a step takes of memory is in `torchcaps bench`, cases em-64-8-16-16 and em-32-32-32-32.
+together. What a step takes of memory is in `python -m benchmarks`, cases em-64-8-16-16 and em-32-32-32-32.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from time import perf_counter, process_time
 
 import torch
 
-from torchcaps.bench.timing import busy, threads
+from benchmarks.timing import busy, threads
 from torchcaps.errors import TorchcapsError
 from torchcaps.models import MatrixConfig, SmallMatrixConfig
 from torchcaps.systems.report import text_table

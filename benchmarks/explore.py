@@ -1,6 +1,6 @@
 """How long a slider move takes on the explorer's page, alone and while many clients ask, and that none is lost.
 
-python benchmarks/explore.py [--clients 50] [--requests 40] [--json benchmarks/explore.json]
+python -m benchmarks.explore [--clients 50] [--requests 40] [--json benchmarks/explore.json]
 
 The server runs in a process of its own on loopback, with the run that comes with the package or, without one, a fresh
 small CapsNet. First one client moves a slider (POST draw) again and again; then all clients do, each as soon as it has
@@ -29,8 +29,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from benchmarks.timing import busy
 from torchcaps import __version__
-from torchcaps.bench.timing import busy
 from torchcaps.config import to_dict
 from torchcaps.explore.run_registry import shipped_run
 from torchcaps.train import load_recipe

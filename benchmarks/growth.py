@@ -1,6 +1,6 @@
 """How the cost of a routing layer grows with batch, children, parents and iterations: a table and a log-log plot.
 
-python benchmarks/growth.py [--base dynamic-1152x8-10x16 | em-144x16] [--batch 32] [--threads 1] [--memory]
+python -m benchmarks.growth [--base dynamic-1152x8-10x16 | em-144x16] [--batch 32] [--threads 1] [--memory]
                             [--out FILE.png] [--json FILE]
 
 One number grows at a time, the others stay at the base. Time is that of forward and backward, best of several, ours
@@ -16,13 +16,13 @@ import math
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from torchcaps.bench import case_of
-from torchcaps.bench.memory import peaks
-from torchcaps.bench.timing import best_times, busy, threads
+from benchmarks import case_of
+from benchmarks.memory import peaks
+from benchmarks.timing import best_times, busy, threads
 from torchcaps.errors import RecipeError, TorchcapsError
 from torchcaps.systems.report import text_table
 from torchcaps.train.train_state import flushed_denormals
@@ -46,11 +46,12 @@ class Base:
     iterations: int = 3
     batch: int = 32
 
-    def name(self, **other: int) -> str:
-        """The case with some of the sizes changed."""
-        n = replace(self, **other)
-        shape = f"{n.children}x{n.parents}" if n.router == "em" else f"{n.children}x{n.d}-{n.parents}x{n.k}"
-        return f"{n.router}-{shape}-t{n.iterations}"
+    def name(self, **changed: int) -> str:
+        """Return the name of the case with some of the sizes changed."""
+        n = {**vars(self), **changed}
+        if self.router == "em":
+            return "em-{children}x{parents}-t{iterations}".format(**n)
+        return "dynamic-{children}x{d}-{parents}x{k}-t{iterations}".format(**n)
 
 
 class Point(NamedTuple):
@@ -82,8 +83,9 @@ def measure(base: Base, what: str, size: int, seconds: float, memory: bool) -> P
     point = Point(what, size, 1000 * best["ours"], 1000 * best["plain"])
     if not memory:
         return point
-    found = [peaks(name, batch, kind) for kind in ("fast", "plain")]
-    return point._replace(**{key: f and f.step for key, f in zip(("ours_mb", "plain_mb"), found, strict=True)})
+    ours = peaks(name, batch, "fast")
+    plain = peaks(name, batch, "plain")
+    return point._replace(ours_mb=ours and ours.step, plain_mb=plain and plain.step)
 
 
 def exponent(points: Sequence[tuple[float, float]]) -> float:
@@ -97,7 +99,8 @@ def exponent(points: Sequence[tuple[float, float]]) -> float:
         return math.nan
     mean_x, mean_y = (sum(column) / len(logs) for column in zip(*logs, strict=True))
     over = sum((x - mean_x) ** 2 for x, _ in logs)
-    return round(sum((x - mean_x) * (y - mean_y) for x, y in logs) / over, 9)
+    slope: float = sum((x - mean_x) * (y - mean_y) for x, y in logs) / over
+    return round(slope, 9)
 
 
 def curves(points: Sequence[Point], key: str) -> dict[str, list[tuple[float, float]]]:
@@ -172,9 +175,9 @@ def _base(text: str, batch: int) -> Base:
     case_of(text)  # refuses sizes of 0
     numbers = [int(n) for n in match.groups() if n]
     if len(numbers) == 2:
-        return Base("em", *numbers, batch=batch)
+        return Base("em", children=numbers[0], parents=numbers[1], batch=batch)
     i, d, j, k = numbers
-    return Base("dynamic", i, j, d, k, batch=batch)
+    return Base("dynamic", children=i, parents=j, d=d, k=k, batch=batch)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,6 +1,6 @@
 """Where the time of a training step goes, system by system.
 
-python benchmarks/steps.py [--batch 128] [--threads 2] [--steps 5] [--json benchmarks/steps.json]
+python -m benchmarks.steps [--batch 128] [--threads 2] [--steps 5] [--json benchmarks/steps.json]
 
 Each step runs under torch's profiler; the time that an operation spends itself, not in those it calls, counts for the
 part that it belongs to, or the outermost operation with a part that called it. "outside" is the time between
@@ -22,8 +22,8 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from torchcaps.bench import case_of
-from torchcaps.bench.timing import busy, threads
+from benchmarks import case_of
+from benchmarks.timing import busy, threads
 from torchcaps.data import BatchPosition, Dataset, make_batch
 from torchcaps.errors import TorchcapsError
 from torchcaps.systems.report import text_table

@@ -3,13 +3,14 @@
     python experiments/table.py            rewrite every table
     python experiments/table.py --check    exit 1 if one is stale
 
-A table stands between `<!-- results: NAME -->` and `<!-- /results -->`, NAME being a file in results/; one of speed and
-memory between `<!-- bench: NAME -->` and `<!-- /bench -->`, NAME being a file in benchmarks/ that `torchcaps bench
---json` wrote; and between `<!-- cells: NAME -->` and `<!-- /cells -->` one whose cells benchmarks/NAME.json holds,
-written by another script there; and between `<!-- attacks: NAME -->` and `<!-- /attacks -->` one of
-results/NAME-attacks.json, which `torchcaps attack --results` wrote; and between `<!-- lab: NAME -->` and
-`<!-- /lab -->` one of results/lab-NAME.json, which experiments/lab.py wrote; and between `<!-- load: NAME -->` and
-`<!-- /load -->` one of benchmarks/NAME.json, which benchmarks/explore.py wrote.
+A table stands between `<!-- KIND: NAME -->` and `<!-- /KIND -->`. The kinds, and the files that they are made from:
+
+    results    results/NAME.json, by `torchcaps evaluate`
+    attacks    results/NAME-attacks.json, by `torchcaps attack --results`
+    lab        results/lab-NAME.json, by experiments/lab.py
+    bench      benchmarks/NAME.json, by `python -m benchmarks --json`
+    cells      benchmarks/NAME.json, by another module of benchmarks/: a table as it was written
+    load       benchmarks/NAME.json, by `python -m benchmarks.explore`
 """
 
 from __future__ import annotations
@@ -20,13 +21,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from torchcaps.bench import read_rows
-from torchcaps.bench.report import cells_of
 from torchcaps.evaluate.results import read_result
 from torchcaps.systems.attack_runs import attack_rows, curves_of, verdicts
 from torchcaps.systems.report import rows_of
 
 ROOT = Path(__file__).parents[1]
+sys.path.append(str(ROOT))  # for `benchmarks`, which is no part of the installed package
 PLACE = re.compile(r"(<!-- (results|bench|cells|attacks|lab|load): ([\w-]+) -->\n)(.*?)(<!-- /\2 -->)", re.DOTALL)
 
 
@@ -48,6 +48,9 @@ def table(name: str) -> str:
 
 def speed(name: str) -> str:
     """Markdown: every row of a measurement."""
+    from benchmarks.report import cells_of
+    from benchmarks.rows import read_rows
+
     return "\n".join(_lines(cells_of(read_rows(ROOT / "benchmarks" / f"{name}.json")))) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""What all tests share: one thread a worker (two workers run side by side) and `import support`."""
+"""What all tests share: one thread a worker (two workers run side by side), `import support`, `import benchmarks`."""
 
 from __future__ import annotations
 
@@ -8,4 +8,4 @@ from pathlib import Path
 import torch
 
 torch.set_num_threads(1)
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]

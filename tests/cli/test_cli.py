@@ -56,7 +56,7 @@ def test_every_command_has_help(capsys, name):
     assert code == 0 and f"torchcaps {name}" in out
 
 
-@pytest.mark.parametrize("name", ["demo", "train", "evaluate", "generate", "explore", "data", "bench", "list"])
+@pytest.mark.parametrize("name", ["demo", "train", "evaluate", "generate", "explore", "data", "list"])
 def test_help_of_what_works_has_an_example(capsys, name):
     assert f"Example: torchcaps {name}" in run(capsys, name, "--help")[1]
 

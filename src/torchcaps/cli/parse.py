@@ -12,7 +12,6 @@ import tyro
 from torchcaps import __version__
 from torchcaps.cli.attack import Attack
 from torchcaps.cli.average import Average
-from torchcaps.cli.bench import Bench
 from torchcaps.cli.data import Data
 from torchcaps.cli.demo import Demo
 from torchcaps.cli.evaluate import Evaluate
@@ -46,7 +45,6 @@ COMMANDS: dict[str, type[Command]] = {
     "export": Export,
     "explore": Explore,
     "data": Data,
-    "bench": Bench,
     "list": List,
 }
 

@@ -31,7 +31,7 @@ __all__ = ["fourier_conv2d", "is_faster"]
 ROOM = 2**23
 """Complex numbers of the kernels' spectra at a time, or as many as one column frequency has."""
 DEARNESS = 175
-"""Multiplications that take as long as one number of a spectrum takes to be made (benchmarks/worth.py)."""
+"""Multiplications that take as long as one number of a spectrum takes to be made (benchmarks/crossover.py)."""
 
 
 def fourier_conv2d(x: Tensor, w: Tensor, stride: int = 1) -> Tensor:

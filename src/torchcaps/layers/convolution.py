@@ -13,7 +13,7 @@ __all__ = ["Convolution"]
 class Convolution(nn.Conv2d):
     """torch's own: the same parameters and, but for rounding, the same results; faster for large kernels on a CPU.
 
-    Which way is taken depends on the sizes alone (`kernels.fourier.worth`), and on `TORCHCAPS_KERNELS`.
+    Which way is taken depends on the sizes alone (`kernels.fourier.is_faster`), and on `TORCHCAPS_KERNELS`.
     """
 
     def forward(self, input: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from torchcaps.types import Capsules, RoutingInfo
 __all__ = ["FEWEST", "WORTH", "route_without_votes"]
 
 WORTH = 2**10
-"""So many votes and more, a kernel is faster than the plain path (benchmarks/worth.py)."""
+"""So many votes and more, a kernel is faster than the plain path (benchmarks/crossover.py)."""
 FEWEST = 4
 """Dynamic routing takes a vector of samples at a time: for fewer than so many, most of it would be idle."""
 

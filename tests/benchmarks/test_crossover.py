@@ -1,4 +1,4 @@
-"""benchmarks/worth.py: kernels are taken at any size while it measures, and only then; two tables."""
+"""benchmarks/crossover.py: kernels are taken at any size while it measures, and only then; two tables."""
 
 from __future__ import annotations
 
@@ -7,33 +7,31 @@ import os
 
 import pytest
 
-from support.benchmark_scripts import script
+from benchmarks import crossover
 from torchcaps.kernels import fourier
 from torchcaps.kernels.threads import SWITCH
 from torchcaps.routing import dispatch
 
 
 def test_the_table_is_in_the_order_of_votes(tmp_path, monkeypatch):
-    worth = script("worth")
-    monkeypatch.setattr(worth, "LAYERS", [("dynamic-6x4-2x4", 12), ("em-4x2", 8)])
-    monkeypatch.setattr(worth, "BATCHES", (1, 2))
+    monkeypatch.setattr(crossover, "LAYERS", [("dynamic-6x4-2x4", 12), ("em-4x2", 8)])
+    monkeypatch.setattr(crossover, "BATCHES", (1, 2))
     before = dispatch.WORTH
-    assert worth.main(["--seconds", "0.001", "--json", str(tmp_path / "worth.json")]) == 0
+    assert crossover.main(["--seconds", "0.001", "--json", str(tmp_path / "crossover.json")]) == 0
     assert before == dispatch.WORTH > 0
-    head, *rows = json.loads((tmp_path / "worth.json").read_text())
+    head, *rows = json.loads((tmp_path / "crossover.json").read_text())
     assert [row[2] for row in rows] == ["8", "12", "16", "24"]
     assert head[0] == "layer" and all(float(row[3]) > 0 for row in rows)
 
 
 def test_the_table_of_convolutions(tmp_path, monkeypatch, capsys):
-    worth = script("worth")
-    small, large = worth.Convolution(16, 32, 2, 2, 5), worth.Convolution(16, 16, 5, 1, 10)
-    monkeypatch.setattr(worth, "CONVOLUTIONS", [small, large])
-    monkeypatch.setattr(worth, "SAMPLES", (1, 3))
+    small, large = crossover.Convolution(16, 32, 2, 2, 5), crossover.Convolution(16, 16, 5, 1, 10)
+    monkeypatch.setattr(crossover, "CONVOLUTIONS", [small, large])
+    monkeypatch.setattr(crossover, "SAMPLES", (1, 3))
     monkeypatch.setattr(fourier, "DEARNESS", 0)
     monkeypatch.setenv(SWITCH, "plain")
     path = tmp_path / "convolutions.json"
-    assert worth.main(["--what", "convolutions", "--seconds", "0.001", "--json", str(path)]) == 0
+    assert crossover.main(["--what", "convolutions", "--seconds", "0.001", "--json", str(path)]) == 0
     head, *rows = json.loads(path.read_text())
     assert [(row[0], row[1]) for row in rows] == [(str(conv), b) for conv in (small, large) for b in ("1", "3")]
     assert head[-1] == "taken" and [row[-1] for row in rows] == ["no", "no", "yes", "yes"]
@@ -42,13 +40,12 @@ def test_the_table_of_convolutions(tmp_path, monkeypatch, capsys):
 
 
 def test_both_ways_of_a_step_have_both_gradients():
-    worth = script("worth")
-    x, w = worth.Convolution(16, 16, 3, 2, 6).tensors(2)
-    for way in worth.WAYS:
-        assert [grad.shape for grad in worth.step_of(way, x, w, 2)()] == [x.shape, w.shape]
+    x, w = crossover.Convolution(16, 16, 3, 2, 6).tensors(2)
+    for way in crossover.WAYS:
+        assert [grad.shape for grad in crossover.step_of(way, x, w, 2)()] == [x.shape, w.shape]
 
 
 def test_an_unknown_table_is_refused(capsys):
     with pytest.raises(SystemExit) as caught:
-        script("worth").main(["--what", "convolution"])
+        crossover.main(["--what", "convolution"])
     assert caught.value.code == 2 and "convolutions" in capsys.readouterr().err

@@ -74,9 +74,11 @@ def read_rows(path: Path) -> list[Row]:
         entries = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise DataError(f"cannot read '{path}': {reason}; a file of torchcaps bench --json FILE is wanted") from None
+        raise DataError(
+            f"cannot read '{path}': {reason}; a file of python -m benchmarks --json FILE is wanted"
+        ) from None
     if not isinstance(entries, list) or not entries or not all(_is_row(entry) for entry in entries):
-        raise DataError(f"'{path}' is no list of measurements; a file of torchcaps bench --json FILE is wanted")
+        raise DataError(f"'{path}' is no list of measurements; a file of python -m benchmarks --json FILE is wanted")
     return [Row(**entry) for entry in entries]
 
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 
 import pytest
 
-from support.benchmark_scripts import script
 from torchcaps.systems.report import text_table
 
 
 @pytest.fixture
 def growth():
-    return script("growth")
+    return importlib.import_module("benchmarks.growth")
 
 
 @pytest.mark.parametrize("power", [0.0, 0.5, 1.0, 2.0])

@@ -1,11 +1,11 @@
 """From where on a kernel is faster than the plain path, with the kernel always taken and never taken.
 
-python benchmarks/worth.py [--threads 1] [--json benchmarks/worth.json]
-python benchmarks/worth.py --what convolutions [--threads 1] [--json benchmarks/convolutions.json]
+python -m benchmarks.crossover [--threads 1] [--json benchmarks/crossover.json]
+python -m benchmarks.crossover --what convolutions [--threads 1] [--json benchmarks/convolutions.json]
 
-votes           small layers of both routers, forward and backward: what `routing.fused.WORTH` rests on
+votes           small layers of both routers, forward and backward: what `routing.dispatch.WORTH` rests on
 convolutions    by way of spectra and torch's, forward and backward: what `kernels.fourier.DEARNESS` rests on; "taken"
-                is what `kernels.fourier.worth` says
+                is what `kernels.fourier.is_faster` says
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import conv2d
 
-from torchcaps.bench import case_of
-from torchcaps.bench.timing import best_times, busy, threads
+from benchmarks import case_of
+from benchmarks.timing import best_times, busy, threads
 from torchcaps.kernels.fourier import fourier_conv2d, is_faster
 from torchcaps.kernels.threads import kernel_mode
 from torchcaps.routing import dispatch
@@ -142,7 +142,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, help="file to write the table into")
     given = parser.parse_args(arguments)
     if busy():
-        print(f"worth: {busy()}", file=sys.stderr)
+        print(f"crossover: {busy()}", file=sys.stderr)
     with flushed_denormals(), threads(given.threads):
         found = TABLES[given.what](given.seconds)
     print(text_table(found))

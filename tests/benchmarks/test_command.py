@@ -1,4 +1,4 @@
-"""`torchcaps bench` as a person meets it."""
+"""`python -m benchmarks` as a person meets it."""
 
 from __future__ import annotations
 
@@ -6,14 +6,29 @@ import json
 from dataclasses import replace
 
 import pytest
-
-from support.cli import talk
-from torchcaps.bench import FULL, QUICK, Plan, Row, write_rows
+from benchmarks.__main__ import main
+from benchmarks.rows import Row, write_rows
+from benchmarks.runner import FULL, QUICK, Plan
 
 ROW = Row("dynamic-3x2-2x2", "step", 2, 1, 8.0, 3.5, None, None, 0.4, 120.0, None, 2)
 
 
-run, refused = talk("bench")
+def run(capsys, *words: object) -> tuple[int, str, str]:
+    """Exit code, output and errors of the command."""
+    try:
+        code = main([*map(str, words)])
+    except SystemExit as stop:
+        code = stop.code if isinstance(stop.code, int) else 1
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def refused(capsys, *words: object) -> str:
+    """The one line that says why."""
+    code, out, err = run(capsys, *words)
+    assert code == 2 and not out, (code, out, err)
+    assert err.startswith("benchmarks: ") and err.count("\n") == 1, err
+    return err
 
 
 @pytest.fixture
@@ -25,8 +40,8 @@ def asked(monkeypatch) -> list[Plan]:
         plans.append(plan)
         return [replace(ROW, name=name) for name, _ in progress([(name, 2) for name in plan.names])]
 
-    monkeypatch.setattr("torchcaps.bench.measure", measure)
-    monkeypatch.setattr("torchcaps.bench.timing.busy", lambda: None)
+    monkeypatch.setattr("benchmarks.__main__.measure", measure)
+    monkeypatch.setattr("benchmarks.timing.busy", lambda: None)
     return plans
 
 
@@ -79,18 +94,18 @@ def test_wrong_input_is_refused_before_anything_is_measured(capsys, asked, tmp_p
     assert "has none of the rows" in refused(capsys, "capsnet-28", "--against", tmp_path / "then.json")
     assert "a folder that exists" in refused(capsys, "--json", tmp_path / "no" / "a.json")
     assert "a folder that exists" in refused(capsys, "--json", tmp_path)
-    assert "2 files" in refused(capsys, "--json", tmp_path / "a.json", tmp_path / "b.json")
+    assert "no case" in refused(capsys, "--json", tmp_path / "a.json", tmp_path / "b.json")
     assert not asked
 
 
 def test_a_busy_machine_is_told_on_standard_error(capsys, asked, monkeypatch):
-    monkeypatch.setattr("torchcaps.bench.timing.busy", lambda: "the machine is busy")
+    monkeypatch.setattr("benchmarks.timing.busy", lambda: "the machine is busy")
     code, out, err = run(capsys, "sparse-40", "--json")
     assert code == 0 and "the machine is busy" in err and json.loads(out)
 
 
 def test_help_has_an_example_and_the_cases(capsys):
     code, out, _ = run(capsys, "--help")
-    assert code == 0 and "Example: torchcaps bench" in out
+    assert code == 0 and "Example: python -m benchmarks" in out
     for word in ("capsnet-28", "--against", "--no-memory", "--quick", "--json"):
         assert word in out

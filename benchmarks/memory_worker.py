@@ -1,4 +1,4 @@
-"""The process that measures the memory of one case: python -m torchcaps.bench.probe CASE --what plain
+"""The process that measures the memory of one case: python -m benchmarks.memory_worker CASE --what plain
 
 A module of its own, since what is run by `-m` must not have been imported by its package. Prints one line of JSON.
 """
@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 import torch
 
-from torchcaps.bench.memory import probe
-from torchcaps.bench.timing import threads
+from benchmarks.memory import probe
+from benchmarks.timing import threads
 from torchcaps.errors import TorchcapsError
 from torchcaps.train.train_state import flushed_denormals
 

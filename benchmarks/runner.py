@@ -1,6 +1,6 @@
-"""From a plan to rows: at each case and batch a sitting for each number of threads, then memory.
+"""From a plan to rows: at each case and batch a timing for each number of threads, then memory.
 
-A sitting times, in turn and in one process, ours, the plain path, the trunk and a matrix product. Where the plain path
+A timing times, in turn and in one process, ours, the plain path, the trunk and a matrix product. Where the plain path
 would take too much memory or time, it gets a smaller batch n, and its cost goes on along the line through n / 2 and n:
 to multiply by batch / n would multiply what does not grow with the batch, such as the optimizer. Memory comes last: by
 then the loops are compiled, and compiling would count.
@@ -16,15 +16,15 @@ from typing import NamedTuple
 
 import torch
 
-from torchcaps.bench.cases import NAMES, Case, Work, case_of
-from torchcaps.bench.cost import Cost
-from torchcaps.bench.memory import Peaks, available_mb, measurable, peaks
-from torchcaps.bench.rows import Row
-from torchcaps.bench.timing import SGEMM_FLOP, best_times, sgemm, threads
+from benchmarks.cases import NAMES, Case, Work, case_of
+from benchmarks.cost import Cost
+from benchmarks.memory import Peaks, available_mb, measurable, peaks
+from benchmarks.rows import Row
+from benchmarks.timing import SGEMM_FLOP, best_times, sgemm, threads
 from torchcaps.errors import RecipeError
 from torchcaps.train.train_state import flushed_denormals
 
-__all__ = ["FULL", "KINDS", "QUICK", "Plan", "Sitting", "further", "measure", "plain_batch", "rows_of", "sit"]
+__all__ = ["FULL", "KINDS", "QUICK", "Plan", "Timings", "extrapolate", "measure", "plain_batch", "rows_of", "time_case"]
 
 KINDS = ("forward", "step")
 
@@ -43,7 +43,7 @@ class Plan:
     """What to measure, and for how long.
 
     threads        0 stands for all of them
-    seconds        for each of the things that a sitting times
+    seconds        for each of the things that a timing times
     plain_seconds  the longest run of the plain path
     """
 
@@ -70,7 +70,7 @@ FULL = Plan()
 QUICK = Plan(batches=(32,), threads=(0,), seconds=0.4, plain_seconds=2.0)
 
 
-class Sitting(NamedTuple):
+class Timings(NamedTuple):
     """Seconds of each kind for ours, plain and trunk, as "ours step", at the whole batch; and of "sgemm"."""
 
     threads: int
@@ -85,13 +85,13 @@ def measure(plan: Plan, progress: Callable[[list[tuple[str, int]]], Iterable[tup
     rows: list[Row] = []
     with flushed_denormals():
         for name, batch in progress(pairs):
-            sittings = [sit(cases[name], batch, count, plan) for count in plan.counts]
-            memory = _memory(name, batch, sittings[0]) if plan.memory and measurable() else (None, None)
-            rows += rows_of(name, batch, cases[name].cost(), sittings, memory)
+            timings = [time_case(cases[name], batch, count, plan) for count in plan.counts]
+            memory = _memory(name, batch, timings[0]) if plan.memory and measurable() else (None, None)
+            rows += rows_of(name, batch, cases[name].cost(), timings, memory)
     return rows
 
 
-def sit(case: Case, batch: int, count: int, plan: Plan) -> Sitting:
+def time_case(case: Case, batch: int, count: int, plan: Plan) -> Timings:
     """The times of one case at one batch with so many threads."""
     with threads(count):
         fits = plain_batch(case, batch, plan.plain_seconds)
@@ -104,11 +104,11 @@ def sit(case: Case, batch: int, count: int, plan: Plan) -> Sitting:
         tasks = {f"{who} {kind}": getattr(work, kind) for kind in KINDS for who, work in works.items()}
         best = best_times({**tasks, "sgemm": sgemm()}, plan.seconds)
     if fits < batch:
-        best |= {f"plain {k}": further(batch, fits, best[f"plain {k}"], best.pop(f"half {k}")) for k in KINDS}
-    return Sitting(count, fits, best)
+        best |= {f"plain {k}": extrapolate(batch, fits, best[f"plain {k}"], best.pop(f"half {k}")) for k in KINDS}
+    return Timings(count, fits, best)
 
 
-def further(batch: int, n: int, cost: float, cost_of_half: float) -> float:
+def extrapolate(batch: int, n: int, cost: float, cost_of_half: float) -> float:
     """The cost at a larger batch, along the line through n // 2 and n; noise may not make it fall."""
     slope = (cost - cost_of_half) / (n - n // 2)
     return cost + (batch - n) * max(0.0, slope)
@@ -133,12 +133,12 @@ def plain_batch(case: Case, batch: int, seconds: float) -> int:
     return batch
 
 
-def _memory(name: str, batch: int, sitting: Sitting) -> tuple[Peaks | None, Peaks | None]:
+def _memory(name: str, batch: int, timing: Timings) -> tuple[Peaks | None, Peaks | None]:
     """Ours and the plain path's, at the same time: memory does not mind company."""
-    ask = partial(peaks, count=sitting.threads)
+    ask = partial(peaks, count=timing.threads)
     with ThreadPoolExecutor(2) as pool:
         ours = pool.submit(ask, name, batch, "fast")
-        plain = pool.submit(_plain_memory, ask, name, batch, sitting.plain_batch)
+        plain = pool.submit(_plain_memory, ask, name, batch, timing.plain_batch)
         return ours.result(), plain.result()
 
 
@@ -147,21 +147,21 @@ def _plain_memory(ask: Callable[..., Peaks | None], name: str, batch: int, n: in
     half = ask(name, n // 2, "plain") if n < batch else whole
     if whole is None or half is None or n == batch:
         return whole
-    return Peaks(*(further(batch, n, *pair) for pair in zip(whole, half, strict=True)))
+    return Peaks(*(extrapolate(batch, n, *pair) for pair in zip(whole, half, strict=True)))
 
 
 def rows_of(
-    name: str, batch: int, cost: Cost, sittings: list[Sitting], memory: tuple[Peaks | None, Peaks | None]
+    name: str, batch: int, cost: Cost, timings: list[Timings], memory: tuple[Peaks | None, Peaks | None]
 ) -> list[Row]:
-    """Two rows a sitting: forward and step."""
-    return [row for sitting in sittings for row in _rows(name, batch, cost, sitting, memory)]
+    """Two rows a timing: forward and step."""
+    return [row for timing in timings for row in _rows(name, batch, cost, timing, memory)]
 
 
 def _rows(
-    name: str, batch: int, cost: Cost, sitting: Sitting, memory: tuple[Peaks | None, Peaks | None]
+    name: str, batch: int, cost: Cost, timing: Timings, memory: tuple[Peaks | None, Peaks | None]
 ) -> Iterator[Row]:
-    seconds = sitting.seconds
-    speed = SGEMM_FLOP / sitting.seconds["sgemm"]
+    seconds = timing.seconds
+    speed = SGEMM_FLOP / timing.seconds["sgemm"]
     ours, plain = memory
     for kind in KINDS:
         mine = seconds[f"ours {kind}"]
@@ -172,7 +172,7 @@ def _rows(
             name=name,
             kind=kind,
             batch=batch,
-            threads=sitting.threads,
+            threads=timing.threads,
             ms_per_sample=1000 * mine / batch,
             plain_ratio=seconds[f"plain {kind}"] / mine,
             memory_ratio=other / peak if peak and other is not None else None,
@@ -180,5 +180,5 @@ def _rows(
             sgemm_fraction=getattr(cost, kind) * batch / mine / speed,
             sgemm_gflops=speed / 1e9,
             trunk_ratio=mine / trunk if trunk else None,
-            plain_batch=sitting.plain_batch,
+            plain_batch=timing.plain_batch,
         )

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 
 import pytest
 
-from support.benchmark_scripts import script
 from torchcaps.models import TinyMatrixConfig
 
 
 @pytest.fixture
 def epochs(monkeypatch):
-    module = script("epochs")
+    module = importlib.import_module("benchmarks.epochs")
     monkeypatch.setattr(module, "NETWORKS", {"tiny": TinyMatrixConfig()})
     return module
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from types import SimpleNamespace
 
 import pytest
 
-from support.benchmark_scripts import script
-
 
 @pytest.fixture
 def steps():
-    return script("steps")
+    return importlib.import_module("benchmarks.steps")
 
 
 @pytest.mark.parametrize(

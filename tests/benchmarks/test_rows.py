@@ -7,10 +7,10 @@ import json
 from dataclasses import asdict, replace
 
 import pytest
+from benchmarks.report import print_table, table_of
 from rich.console import Console
 
-from torchcaps.bench import Row, compare, read_rows, write_rows
-from torchcaps.bench.report import print_table, table_of
+from benchmarks import Row, compare, read_rows, write_rows
 from torchcaps.errors import DataError
 
 ROW = Row("capsnet-28", "step", 128, 2, 8.0, 3.5, 2.25, 410.0, 0.4, 120.0, 1.1, 128)

@@ -8,18 +8,20 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
+from benchmarks.cost import Cost
+from benchmarks.memory import Peaks, available_mb, measurable, now_mb, peak_mb, peaks
+from benchmarks.memory_worker import main as probe_main
+from benchmarks.runner import Timings, extrapolate, plain_batch, rows_of, time_case
+from benchmarks.timing import MOST_ROUNDS, SGEMM_FLOP, best_times, busy, sgemm, threads
 
-from torchcaps.bench import FULL, NAMES, QUICK, Case, Plan, Work, case_of, measure
-from torchcaps.bench.cost import Cost
-from torchcaps.bench.memory import Peaks, available_mb, measurable, now_mb, peak_mb, peaks
-from torchcaps.bench.probe import main as probe_main
-from torchcaps.bench.sitting import Sitting, further, plain_batch, rows_of, sit
-from torchcaps.bench.timing import MOST_ROUNDS, SGEMM_FLOP, best_times, busy, sgemm, threads
+from benchmarks import FULL, NAMES, QUICK, Case, Plan, Work, case_of, measure
 from torchcaps.errors import RecipeError
 
+ROOT = Path(__file__).parents[2]
 linux = pytest.mark.skipif(not measurable(), reason="memory is read from /proc")
 
 
@@ -98,7 +100,7 @@ def test_plans():
             Plan(**wrong)
 
 
-SITTING = Sitting(
+TIMINGS = Timings(
     2, 4,
     {
         "ours forward": 0.5, "plain forward": 2.0, "trunk forward": 0.25,
@@ -110,7 +112,7 @@ SITTING = Sitting(
 def test_rows_by_hand():
     # batch 8; sgemm is 1 GFLOP/s.
     memory = Peaks(1.0, 10.0, 20.0), Peaks(2.0, 30.0, 160.0)
-    forward, step = rows_of("x", 8, Cost(2e6, 1e7, 5), [SITTING], memory)
+    forward, step = rows_of("x", 8, Cost(2e6, 1e7, 5), [TIMINGS], memory)
     assert (forward.kind, forward.batch, forward.threads, forward.plain_batch) == ("forward", 8, 2, 4)
     assert forward.ms_per_sample == pytest.approx(62.5)
     assert forward.plain_ratio == pytest.approx(4.0)
@@ -124,19 +126,19 @@ def test_rows_by_hand():
 
 
 def test_what_was_not_measured_is_null():
-    seconds = {name: value for name, value in SITTING.seconds.items() if "trunk" not in name}
-    sitting = SITTING._replace(seconds=seconds)
+    seconds = {name: value for name, value in TIMINGS.seconds.items() if "trunk" not in name}
+    timing = TIMINGS._replace(seconds=seconds)
     for memory in ((None, None), (None, Peaks(1, 2, 3)), (Peaks(1, 2, 3), None)):
-        for row in rows_of("x", 8, Cost(1, 1, 1), [sitting], memory):
+        for row in rows_of("x", 8, Cost(1, 1, 1), [timing], memory):
             assert row.trunk_ratio is None and row.memory_ratio is None
             assert (row.peak_mb is None) == (memory[0] is None)
 
 
 def test_what_does_not_grow_with_the_batch_is_not_multiplied():
     for fixed, each in ((0.0, 3.0), (100.0, 3.0), (7.0, 0.0)):
-        assert further(128, 8, fixed + 8 * each, fixed + 4 * each) == pytest.approx(fixed + 128 * each)
-    assert further(128, 8, 5.0, 6.0) == 5.0  # noise
-    assert further(10, 5, 25.0, 10.0) == 50.0  # half of 5 is 2
+        assert extrapolate(128, 8, fixed + 8 * each, fixed + 4 * each) == pytest.approx(fixed + 128 * each)
+    assert extrapolate(128, 8, 5.0, 6.0) == 5.0  # noise
+    assert extrapolate(10, 5, 25.0, 10.0) == 50.0  # half of 5 is 2
 
 
 def test_the_plain_path_s_memory_goes_on_along_its_line(monkeypatch):
@@ -146,9 +148,9 @@ def test_the_plain_path_s_memory_goes_on_along_its_line(monkeypatch):
         asked.append((what, batch))
         return Peaks(50, 60 + batch, 300 + 10 * batch)
 
-    monkeypatch.setattr("torchcaps.bench.sitting.peaks", known)
-    monkeypatch.setattr("torchcaps.bench.sitting.measurable", lambda: True)
-    monkeypatch.setattr("torchcaps.bench.sitting.sit", lambda case, batch, count, plan: SITTING)
+    monkeypatch.setattr("benchmarks.runner.peaks", known)
+    monkeypatch.setattr("benchmarks.runner.measurable", lambda: True)
+    monkeypatch.setattr("benchmarks.runner.time_case", lambda case, batch, count, plan: TIMINGS)
     rows = measure(Plan(("dynamic-3x2-2x2",), (32,), (1,)))
     assert sorted(asked) == [("fast", 32), ("plain", 2), ("plain", 4)]
     assert [row.memory_ratio for row in rows] == [1.0, 1.0] and rows[1].peak_mb == 620
@@ -156,11 +158,11 @@ def test_the_plain_path_s_memory_goes_on_along_its_line(monkeypatch):
 
 def test_a_sitting_extends_the_plain_path_s_times(monkeypatch):
     known = {"ours": 1.0, "plain": 14.0, "half": 12.0}  # plain: 10 and 1 a sample, at 4 and at 2
-    monkeypatch.setattr("torchcaps.bench.sitting.plain_batch", lambda case, batch, seconds: 4)
+    monkeypatch.setattr("benchmarks.runner.plain_batch", lambda case, batch, seconds: 4)
     monkeypatch.setattr(
-        "torchcaps.bench.sitting.best_times", lambda tasks, seconds: {n: known.get(n.split()[0], 1.0) for n in tasks}
+        "benchmarks.runner.best_times", lambda tasks, seconds: {n: known.get(n.split()[0], 1.0) for n in tasks}
     )
-    found = sit(case_of("dynamic-3x2-2x2"), 32, 1, QUICK)
+    found = time_case(case_of("dynamic-3x2-2x2"), 32, 1, QUICK)
     assert found.plain_batch == 4
     assert found.seconds["plain step"] == found.seconds["plain forward"] == pytest.approx(42.0)
     assert not any("half" in name for name in found.seconds)
@@ -173,22 +175,22 @@ def case(votes: int) -> Case:
 
 def test_the_plain_path_gets_a_batch_that_fits_time_and_memory(monkeypatch):
     taken = {"step": 2.0}  # of 2 samples
-    monkeypatch.setattr("torchcaps.bench.sitting.best_times", lambda tasks, seconds: taken)
-    monkeypatch.setattr("torchcaps.bench.sitting.available_mb", lambda: 1e9)
+    monkeypatch.setattr("benchmarks.runner.best_times", lambda tasks, seconds: taken)
+    monkeypatch.setattr("benchmarks.runner.available_mb", lambda: 1e9)
     assert plain_batch(case(1), 128, 1000.0) == 128
     assert plain_batch(case(1), 128, 40.0) == 32
     assert plain_batch(case(1), 128, 0.001) == 4
     assert plain_batch(case(1), 1, 0.001) == 1
-    monkeypatch.setattr("torchcaps.bench.sitting.available_mb", lambda: 2 * 96.0)  # room for 96 MB
+    monkeypatch.setattr("benchmarks.runner.available_mb", lambda: 2 * 96.0)  # room for 96 MB
     assert plain_batch(case(2**20 // 8), 128, 1000.0) == 8  # 12 MB a sample
 
 
 def test_a_sitting_times_each_kind_of_each(monkeypatch):
-    monkeypatch.setattr("torchcaps.bench.sitting.best_times", lambda tasks, seconds: dict.fromkeys(tasks, seconds))
+    monkeypatch.setattr("benchmarks.runner.best_times", lambda tasks, seconds: dict.fromkeys(tasks, seconds))
     plan = replace(QUICK, seconds=0.5, plain_seconds=1.0)
-    layer = sit(case_of("dynamic-3x2-2x2"), 2, 1, plan)
+    layer = time_case(case_of("dynamic-3x2-2x2"), 2, 1, plan)
     assert set(layer.seconds) == {"ours forward", "ours step", "plain forward", "plain step", "sgemm"}
-    network = sit(case_of("em-2-1-1-1"), 1, 1, plan)
+    network = time_case(case_of("em-2-1-1-1"), 1, 1, plan)
     assert set(network.seconds) - set(layer.seconds) == {"trunk forward", "trunk step"}
     assert (layer.plain_batch, network.threads) == (2, 1)
 
@@ -203,9 +205,9 @@ def test_ours_is_compiled_before_it_is_timed(monkeypatch):
         seen.append("timed")
         return dict.fromkeys(tasks, 1.0)
 
-    monkeypatch.setattr("torchcaps.bench.sitting.best_times", timed)
+    monkeypatch.setattr("benchmarks.runner.best_times", timed)
     fake = Case("fake", lambda b: work(f"ours {b}"), lambda b: work(f"plain {b}"), None, lambda: Cost(1, 1, 1))
-    sit(fake, 3, 1, QUICK)
+    time_case(fake, 3, 1, QUICK)
     assert seen == ["ours 3 forward", "ours 3 step", "timed"]
 
 
@@ -237,7 +239,7 @@ def test_unknown_cases_are_refused_before_anything_runs():
 
 ALLOCATE = """
 import torch
-from torchcaps.bench.memory import now_mb, peak_mb
+from benchmarks.memory import now_mb, peak_mb
 start, before = now_mb(), peak_mb()
 block = torch.ones(300, 2**18)
 held = now_mb()
@@ -250,7 +252,7 @@ print(before - start, held - start, peak_mb() - start, now_mb() - start)
 def test_a_known_allocation_is_seen_and_remembered_and_a_parent_s_peak_is_not_inherited():
     block = torch.ones(700, 2**18)
     assert peak_mb() >= now_mb() > block.numel() * 4 / 2**20
-    done = subprocess.run([sys.executable, "-c", ALLOCATE], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", ALLOCATE], cwd=ROOT, capture_output=True, text=True, check=True)
     before, held, peak, after = map(float, done.stdout.split())
     assert before < 100  # MB, of which importing needs some
     assert 295 < held < 330 and held - 5 < peak < 330 and after < 60

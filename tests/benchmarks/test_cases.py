@@ -6,11 +6,11 @@ import os
 
 import pytest
 import torch
+from benchmarks.cases import plainly
+from benchmarks.cost import Cost, contrast_cost, cost_of, dense_cost, dynamic_cost, em_cost
 from torch import nn
 
-from torchcaps.bench import NAMES, case_of
-from torchcaps.bench.cases import plainly
-from torchcaps.bench.cost import Cost, contrast_cost, cost_of, dense_cost, dynamic_cost, em_cost
+from benchmarks import NAMES, case_of
 from torchcaps.errors import RecipeError, TorchcapsError
 from torchcaps.kernels.threads import SWITCH, kernel_mode, switched_on
 from torchcaps.layers import SharedCapsules
@@ -80,7 +80,7 @@ def test_plain_and_ours_see_the_switch_and_put_it_back(monkeypatch):
 
 
 def test_plainly_switches_off_and_fails_clean(monkeypatch):
-    from torchcaps.bench import Work
+    from benchmarks import Work
 
     monkeypatch.delenv(SWITCH, raising=False)
 

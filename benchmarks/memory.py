@@ -1,6 +1,6 @@
 """Peak memory of a case, each measured in a process of its own.
 
-    python -m torchcaps.bench.probe capsnet-28 --batch 32 --what plain
+    python -m benchmarks.memory_worker capsnet-28 --batch 32 --what plain
 
 "Over import" is the most memory that the process ever held, less what it held once all code was there: torchcaps,
 numba, what torch fetches for an optimizer, and the machine code of loops and convolutions, for which some samples pass
@@ -25,7 +25,7 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from torchcaps.bench.cases import Work, case_of
+from benchmarks.cases import Work, case_of
 from torchcaps.kernels import loops
 from torchcaps.routing.dispatch import FEWEST
 from torchcaps.train.recipe import OptimizerConfig
@@ -34,6 +34,7 @@ __all__ = ["Peaks", "What", "available_mb", "measurable", "now_mb", "peak_mb", "
 
 What = Literal["fast", "plain"]
 
+_ROOT = Path(__file__).parents[1]
 _STATUS = Path("/proc/self/status")
 _MACHINE = Path("/proc/meminfo")
 
@@ -97,10 +98,12 @@ def _pass_some(make: Callable[[int], Work]) -> None:
 def peaks(name: str, batch: int, what: What, count: int | None = None) -> Peaks | None:
     """`probe` in a fresh process with so many threads; None, and a line that says so, if it did not live."""
     words = [name, "--batch", str(batch), "--what", what, "--threads", str(count or torch.get_num_threads())]
-    done = subprocess.run([sys.executable, "-m", "torchcaps.bench.probe", *words], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.memory_worker", *words], cwd=_ROOT, capture_output=True, text=True
+    )
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}; too little memory?"])[-1]
-        print(f"torchcaps: no memory figure of {name} ({what}, batch {batch}): {reason}", file=sys.stderr)
+        print(f"benchmarks: no memory figure of {name} ({what}, batch {batch}): {reason}", file=sys.stderr)
         return None
     return Peaks(**json.loads(done.stdout))
 

@@ -23,8 +23,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
-from torchcaps.bench.cost import Cost, contrast_cost, cost_of
-from torchcaps.bench.reference import couple, plain_contrast
+from benchmarks.cost import Cost, contrast_cost, cost_of
+from benchmarks.reference import couple, plain_contrast
 from torchcaps.errors import RecipeError, suggestion
 from torchcaps.kernels.threads import kernel_mode
 from torchcaps.layers import DenseCapsules

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from rich.console import Console
 from rich.table import Table
 
-from torchcaps.bench.rows import Row
+from benchmarks.rows import Row
 
 __all__ = ["cells_of", "print_table", "table_of"]
 

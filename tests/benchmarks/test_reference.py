@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from benchmarks.reference import couple, plain_contrast
 
-from torchcaps.bench.reference import couple, plain_contrast
 from torchcaps.math.squash import squash
 from torchcaps.models.poe.config import EnergyConfig
 from torchcaps.models.poe.encoder import CapsuleEnergy

@@ -20,6 +20,7 @@ from torchcaps.models import MODELS, MatrixConfig, MatrixInit, SparseMatrixCaps,
 from torchcaps.models.sparse import SparseConfigBase
 from torchcaps.routing import EM
 from torchcaps.train import load_recipe, load_run, total_steps, train
+from torchcaps.train.recipe import PaperNumbers
 from torchcaps.types import ImageSpec
 
 SIZES: dict[str, Any] = {
@@ -250,7 +251,10 @@ def test_flat_images_make_no_nan(value: float) -> None:
 
 
 def test_the_dense_recipe_differs_in_what_its_name_says_and_nothing_else() -> None:
-    one, other = (flatten(to_dict(replace(load_recipe(name), name="x", about=""))) for name in (SPARSE, DENSE))
+    one, other = (
+        flatten(to_dict(replace(load_recipe(name), name="x", about="", paper=PaperNumbers())))
+        for name in (SPARSE, DENSE)
+    )
     assert {key: value for key, value in other.items() if one[key] != value} == {"model.sparse": False}
 
 

@@ -11,6 +11,7 @@ from torchcaps.losses import spread_margin
 from torchcaps.models import MatrixConfig, SmallMatrixConfig
 from torchcaps.train import load_recipe, recipe_names
 from torchcaps.train.loop import total_steps
+from torchcaps.train.recipe import PaperNumbers
 from torchcaps.types import ImageSpec
 
 BASE, NORMED, BRIEF = "matrix-smallnorb-small", "matrix-smallnorb-normed", "matrix-smallnorb-brief"
@@ -30,7 +31,9 @@ TOYS = ImageSpec(2, 32, 32, 5)
 
 def changed(name: str, base: str = BASE) -> dict[str, object]:
     """The settings in which a recipe differs from another."""
-    one, other = (flatten(to_dict(replace(load_recipe(n), name="x", about=""))) for n in (name, base))
+    one, other = (
+        flatten(to_dict(replace(load_recipe(n), name="x", about="", paper=PaperNumbers()))) for n in (name, base)
+    )
     return {key: value for key, value in one.items() if other.get(key) != value}
 
 

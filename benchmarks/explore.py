@@ -31,7 +31,6 @@ import torch
 
 from benchmarks.timing import busy
 from torchcaps import __version__
-from torchcaps.config import to_dict
 from torchcaps.explore.run_registry import shipped_run
 from torchcaps.train import load_recipe
 from torchcaps.train.run import Run
@@ -110,9 +109,9 @@ def served(run: Path | None) -> Iterator[int]:
 def fresh_run(folder: Path) -> Path:
     """A run that has taken no step: it draws as fast as any."""
     recipe = load_recipe(FRESH)
-    run = Run(folder, to_dict(recipe))
+    run = Run(folder, recipe)
     run.write_recipe()
-    run.save(build_training(recipe, ImageSpec(1, 28, 28, 10)).checkpoint(run.recipe))
+    run.save(build_training(recipe, ImageSpec(1, 28, 28, 10), images=1000).checkpoint(run.recipe))
     return folder
 
 

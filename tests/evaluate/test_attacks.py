@@ -34,7 +34,7 @@ from torchcaps.evaluate.attacks.square import side_at
 from torchcaps.evaluate.classification import classification
 from torchcaps.losses import cross_entropy_loss, margin_loss
 from torchcaps.models import CNNConfig, MatrixConfig, MatrixInit, Model
-from torchcaps.train.train_state import build_training
+from torchcaps.train.train_state import build_model
 from torchcaps.types import ImageSpec
 
 SPEC = ImageSpec(2, 3, 4, 3)
@@ -237,7 +237,7 @@ def test_capsule_networks_are_left_as_they_were(build):
     recipe = tiny()
     spec = ImageSpec(1, 20, 20, 4)
     if build == "capsnet":
-        model = build_training(recipe, spec).model
+        model = build_model(recipe, spec)
     else:
         torch.manual_seed(0)
         model = MatrixConfig(sizes=(4, 2, 2, 2), init=MatrixInit(classes=0.3)).build(spec)

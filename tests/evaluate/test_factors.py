@@ -13,7 +13,7 @@ from torchcaps.data import Dataset
 from torchcaps.errors import DataError
 from torchcaps.evaluate import factors as f
 from torchcaps.models import CapsNet
-from torchcaps.train.train_state import build_training
+from torchcaps.train.train_state import build_model
 from torchcaps.utils.random import permutation
 
 
@@ -21,7 +21,7 @@ from torchcaps.utils.random import permutation
 def model_and_test():
     recipe = tiny(data={"test": 240})
     test = recipe.data.load().test
-    model = build_training(recipe, test.spec).model.eval()
+    model = build_model(recipe, test.spec).eval()
     assert isinstance(model, CapsNet)
     return model, test
 

@@ -16,7 +16,7 @@ from torchcaps.models import Model
 from torchcaps.systems import evaluate_runs
 from torchcaps.systems.report import html_report, rows_of, text_table
 from torchcaps.train import train
-from torchcaps.train.train_state import build_training
+from torchcaps.train.train_state import build_model
 from torchcaps.types import ImageSpec
 
 
@@ -109,7 +109,7 @@ def test_untrained_is_about_chance():
 def test_what_is_asked_depends_on_the_data():
     """Pairs of labels, moved digits, known factors: each has its own names."""
     splits = tiny(data={"train": 120, "test": 120}).data.load()
-    model = build_training(tiny(), splits.train.spec).model
+    model = build_model(tiny(), splits.train.spec)
     assert {"test_error", "calibration_error", "factor_correlation"} < classifier_metrics(model, tiny(), splits).keys()
     assert set(pose_controls(model, splits.test)) == {"untrained", "pixel components", "pixel directions"}
     few = tiny(data={"test": 7}).data.load()

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import torch
 
 from support.tiny_recipe import tiny
-from torchcaps.config import to_dict
 from torchcaps.explore.middleware import PATIENCE
 from torchcaps.explore.queue import Queue
 from torchcaps.explore.run_registry import RunRegistry
@@ -90,9 +89,9 @@ def all_of(connection: socket.socket) -> bytes:
 def tiny_run(folder: Path, **over: Any) -> Path:
     """The folder of a run of the tiny recipe that has taken no step; of other data, for images of 16x16."""
     recipe: Recipe = tiny(**over)
-    run, spec = Run(folder, to_dict(recipe)), ImageSpec(1, 16, 16, 10)
+    run, spec = Run(folder, recipe), ImageSpec(1, 16, 16, 10)
     run.write_recipe()
     torch.manual_seed(0)
-    checkpoint: Checkpoint = build_training(recipe, spec).checkpoint(run.recipe)
+    checkpoint: Checkpoint = build_training(recipe, spec, images=1000).checkpoint(run.recipe)
     run.save(checkpoint)
     return folder

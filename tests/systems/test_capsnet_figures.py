@@ -17,12 +17,12 @@ from torchcaps.models import CapsNet
 from torchcaps.systems import figure_context
 from torchcaps.systems.capsnet import figures as c
 from torchcaps.systems.poe.figures import FigureOptions
-from torchcaps.train.train_state import build_training
+from torchcaps.train.train_state import build_model
 from torchcaps.types import Capsules
 
 
 def made(data: Dataset) -> CapsNet:
-    model = build_training(tiny(), data.spec).model.eval()
+    model = build_model(tiny(), data.spec).eval()
     assert isinstance(model, CapsNet)
     return model
 

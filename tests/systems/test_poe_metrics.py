@@ -23,7 +23,7 @@ from torchcaps.systems.poe.metrics import CONTROLS, SAMPLES, PoEEncoder, build_e
 from torchcaps.systems.report import rows_of, text_table
 from torchcaps.train import Recipe, load, load_run, train
 from torchcaps.train.recipe import OptimizerConfig, recipe_of
-from torchcaps.train.train_state import build_training
+from torchcaps.train.train_state import build_model
 from torchcaps.types import ImageSpec
 
 METRICS = [
@@ -219,7 +219,7 @@ def test_a_subject_that_knows_the_classes_has_known_numbers(material):
 def test_random_weights_are_the_initial_ones_times_a_number(material):
     recipe = experts()
     model = poe_metrics._random(recipe, material).model
-    start = build_training(replace(recipe, model=model.config), material.model.spec).model.energy.W
+    start = build_model(replace(recipe, model=model.config), material.model.spec).energy.W
     ratio = model.energy.W / start
     assert torch.allclose(ratio, ratio.mean(), rtol=1e-4) and model.energy.mask is None
     z = model.energy.infer(model.energy.visible(material.fitted)).z

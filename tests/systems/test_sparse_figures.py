@@ -18,7 +18,7 @@ from torchcaps.models.sparse import SparseModel
 from torchcaps.models.sparse_matrix import SparseMatrixConfig
 from torchcaps.systems.poe.figures import FigureOptions
 from torchcaps.systems.sparse import figures as s
-from torchcaps.train.train_state import build_training
+from torchcaps.train.train_state import build_model
 
 SIZES: dict[str, Any] = {
     "capsules": 5, "dimension": 4, "channels": 4, "kernel": 5, "types": 2, "type_dimension": 4, "primary_kernel": 5,
@@ -109,7 +109,7 @@ def test_ranking_is_that_of_each_image_by_itself(data, batch):
 
 
 def test_the_support_of_a_supervised_capsnet_is_read_in_the_same_way(data):
-    model = build_training(tiny(), data.spec).model.eval()
+    model = build_model(tiny(), data.spec).eval()
     assert isinstance(model, CapsNet)
     found, out = s.ranking(model, data), model(data.model_input(slice(0, 2)))
     coupling, (h, w, types) = out.info.coupling[-1], out.primary.activation.shape[1:]
@@ -141,7 +141,7 @@ def test_rank_frequency_counts_images(data):
 
 
 def test_ranked_has_a_curve_a_run(data, shown):
-    dense, capsnet = made(data, sparse=False), build_training(tiny(), data.spec).model
+    dense, capsnet = made(data, sparse=False), build_model(tiny(), data.spec)
     few = replace(data, images=data.images[:9], labels=data.labels[:9], factors={})
     beside = {"dense": (dense, data), "supervised": (capsnet, few)}
     s.picture("ranked", replace(scene(data), name="sparse", beside=beside))
@@ -264,4 +264,4 @@ def test_wrong_wishes_are_one_line(data):
         s.picture("rankd", scene(data))
     with pytest.raises(ShapeError, match="0 to 4"):
         scene(data, capsules=(5,))
-    assert not isinstance(build_training(tiny(), data.spec).model, SparseModel)
+    assert not isinstance(build_model(tiny(), data.spec), SparseModel)

@@ -27,7 +27,7 @@ from torchcaps.train.checkpoint import load as read_checkpoint
 from torchcaps.train.checkpoint import save as write_checkpoint
 from torchcaps.train.journal import read_journal
 from torchcaps.train.recipe import StageConfig, load_recipe, stage_of, with_all_stages
-from torchcaps.train.train_state import build_training, stage_seed
+from torchcaps.train.train_state import build_model, stage_seed
 from torchcaps.utils.distributed import mean_over_processes
 from torchcaps.utils.process_group import ProcessGroup
 from torchcaps.utils.random import permutation, seed_of
@@ -100,7 +100,7 @@ def lost_at(recipe, folder, *where, resume: bool = False) -> None:
 
 def test_each_stage_trains_its_own_part_and_the_rest_stands_still(tmp_path):
     recipe = staged()
-    fresh = dict(build_training(recipe, recipe.data.load().train.spec).model.state_dict())
+    fresh = dict(build_model(recipe, recipe.data.load().train.spec).state_dict())
     seen = [fresh]
     for stage in ("head", "moments"):
         lost_at(recipe, tmp_path, stage, "prepare", resume=stage != "head")
@@ -129,7 +129,7 @@ def test_the_later_stages_are_those_of_loops_written_out(whole):
     """Order, seed, optimizer and gathered mean of the second and third stage, from their own functions."""
     recipe = staged()
     data = recipe.data.load().train
-    model = build_training(recipe, data.spec).model.eval()
+    model = build_model(recipe, data.spec).eval()
     model.code.load_state_dict(load_run(whole).model.code.state_dict())
     with torch.no_grad():
         codes = model.code(data.images.float() / 255)
@@ -280,10 +280,8 @@ def test_two_processes_equal_one_in_every_stage(tmp_path):
 
 def test_more_epochs_are_free_in_the_stage_that_runs_and_past_stages_stay_past(tmp_path):
     longer = staged(train={"epochs": 9.0}, stages={"head": {"train": {"epochs": 3.0}}})
-    train(
-        longer, tmp_path / "whole", given={"code": build_training(longer, staged().data.load().train.spec).model.code}
-    )
-    given = {"code": build_training(longer, staged().data.load().train.spec).model.code}
+    train(longer, tmp_path / "whole", given={"code": build_model(longer, staged().data.load().train.spec).code})
+    given = {"code": build_model(longer, staged().data.load().train.spec).code}
     mishaps["head", 6] = lose
     with pytest.raises(LostError):
         train(staged(), tmp_path / "cut", quiet=True, given=given)
@@ -472,7 +470,7 @@ def test_weights_that_finish_made_infinite_are_never_saved(tmp_path, monkeypatch
 def test_a_model_whose_stages_are_not_those_of_its_configuration_is_a_mistake_in_it(monkeypatch):
     monkeypatch.setattr(toy.Staged, "stages", lambda self: {"code": self.code})
     with pytest.raises(TypeError, match="STAGES"):
-        build_training(staged(), staged().data.load().train.spec)
+        build_model(staged(), staged().data.load().train.spec)
 
 
 @pytest.mark.parametrize(

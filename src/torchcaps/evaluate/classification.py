@@ -25,7 +25,7 @@ from torchcaps.metrics import accuracy, expected_calibration_error
 from torchcaps.models import CapsNet, Model
 from torchcaps.train.recipe import Recipe
 from torchcaps.train.run import TrainedRun, load_run
-from torchcaps.train.train_state import build_training
+from torchcaps.train.train_state import build_model
 from torchcaps.utils.progress import progress
 
 __all__ = [
@@ -88,7 +88,7 @@ def classifier_metrics(model: Model, recipe: Recipe, splits: Splits, views: int 
 
 def untrained_metrics(recipe: Recipe, splits: Splits) -> dict[str, float]:
     """Control: the recipe's own network before its first step, which sees no more in many views than in one."""
-    return classifier_metrics(build_training(recipe, splits.train.spec).model, recipe, splits, views=1)
+    return classifier_metrics(build_model(recipe, splits.train.spec), recipe, splits, views=1)
 
 
 def nearest_mean_metrics(recipe: Recipe, splits: Splits) -> dict[str, float]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import cast
 
@@ -33,7 +32,6 @@ def train_reference_classifier(
     if labels.ndim != 1:
         raise DataError(f"labels of shape {list(labels.shape)}; a judge needs one label an image: choose other data")
     settings = TrainConfig(epochs=epochs, batch=min(128, len(labels)))
-    steps = math.ceil(epochs * len(labels) / settings.batch)
     recipe = Recipe(
         name="judge",
         seed=seed,
@@ -41,7 +39,7 @@ def train_reference_classifier(
         model=CNNConfig(kernel=3),
         train=settings,
         optimizer=OptimizerConfig("Adam", RATE),
-        schedule=ScheduleConfig("OneCycleLR", {"max_lr": RATE, "total_steps": steps + 1}),
+        schedule=ScheduleConfig("OneCycleLR", {"max_lr": RATE}),
     )
     outcome = train(recipe, folder, resume=True, quiet=quiet)
     if not outcome.finished:

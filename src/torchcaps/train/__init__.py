@@ -1,7 +1,7 @@
 """Training: recipes, the loop, checkpoints, runs."""
 
-from torchcaps.train.loop import Outcome, total_steps, train
-from torchcaps.train.recipe import Recipe, load_recipe, recipe_names
+from torchcaps.train.loop import Outcome, train
+from torchcaps.train.recipe import Recipe, load_recipe, recipe_names, total_steps
 from torchcaps.train.run import Run, TrainedRun, create, load, load_run
 
 __all__ = [

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from torchcaps.config import from_dict, to_dict
+from torchcaps.config import to_dict
 from torchcaps.errors import RecipeError
 from torchcaps.layers import PerTypeBatchNorm
 from torchcaps.train.checkpoint import Checkpoint
@@ -54,7 +54,7 @@ def average(folders: Sequence[Path], out: Path, *, name: str | None = None) -> R
     with target.lock():
         target.write_recipe()
         target.save(Checkpoint(_mean([one.tensors for one in checkpoints]), {**meta, "recipe": to_dict(recipe)}))
-    return from_dict(Recipe, target.recipe)
+    return recipe
 
 
 def _check_related(runs: Sequence[TrainedRun], folders: Sequence[Path]) -> None:

@@ -28,7 +28,7 @@ from torchcaps.models import Model
 from torchcaps.train.checkpoint import load as read_checkpoint
 from torchcaps.train.checkpoint import save
 from torchcaps.train.run import checkpoint_path, load_run
-from torchcaps.train.train_state import build_training, restore_training
+from torchcaps.train.train_state import build_model, load_weights
 from torchcaps.train.weights_export import strip_to_weights
 from torchcaps.types import Capsules
 from torchcaps.utils.files import write_atomically
@@ -82,9 +82,8 @@ def export_weights(folder: Path, path: Path, *, half: bool = False, examples: in
     run = load_run(folder)
     checkpoint = read_checkpoint(checkpoint_path(folder))
     small = strip_to_weights(checkpoint, half=half, examples=_examples(run.recipe.data, examples) if examples else None)
-    given = restore_training(
-        build_training(run.recipe, run.model.spec), run.recipe, small, weights_only=True
-    ).model.eval()
+    given = build_model(run.recipe, run.model.spec).eval()
+    load_weights(given, small)
     images = torch.rand(VERIFIED, *run.model.spec[:3], generator=torch.Generator().manual_seed(0))
     expected = outputs(run.model, images)
     found = outputs(given, images)

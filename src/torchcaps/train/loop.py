@@ -18,7 +18,6 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from torchcaps.config import to_dict
 from torchcaps.data import Dataset, batch_position, epoch_order, make_batch
 from torchcaps.errors import TorchcapsError, TrainingError
 from torchcaps.models import Model
@@ -32,7 +31,6 @@ from torchcaps.train.train_state import (
     load_stage,
     restore_training,
     stage_seed,
-    start_stage,
     warm_start,
 )
 from torchcaps.train.validation import check_validation, validation_accuracy
@@ -42,7 +40,7 @@ from torchcaps.utils.progress import TrainingProgress
 from torchcaps.utils.random import seed_of
 from torchcaps.utils.signals import StopFlag, stop_signal
 
-__all__ = ["Outcome", "total_steps", "train"]
+__all__ = ["Outcome", "train"]
 
 
 @dataclass(frozen=True)
@@ -105,7 +103,7 @@ def train(
         del _  # memory that training has no use for
         for batch in batches:
             batch_position(0, len(data), batch)  # refuses a batch larger than the set
-        training = build_training(recipe, data.spec, crew.device)
+        training = build_training(recipe, data.spec, len(data), crew.device)
         check_validation(recipe, training.model, validation)
         load_stage(training.stages, given)
         run = _open(folder, recipe, resume, crew)
@@ -126,7 +124,7 @@ def train(
 
 def _open(folder: Path, recipe: Recipe, resume: bool, crew: ProcessGroup) -> Run:
     """Process 0 looks at the folder and prepares it; the others start only when it has."""
-    run = Run(folder, to_dict(recipe))
+    run = Run(folder, recipe)
     error = None
     if crew.is_main:
         try:
@@ -157,22 +155,11 @@ def _claimed(run: Run, crew: ProcessGroup, stamp: tuple[int, int] | None) -> Ite
         yield
 
 
-def total_steps(recipe: Recipe, images: int) -> int:
-    """How many steps the recipe's epochs are, over all stages."""
-    return sum(_steps(stage_of(recipe, name).train, images) for name in stage_names(recipe.model))
-
-
-def _steps(settings: TrainConfig, images: int) -> int:
-    return max(1, round(settings.epochs * (images // settings.batch)))
-
-
 def _all_stages(job: _Job, training: TrainState, given: Mapping[str, nn.Module]) -> Outcome:
     """From the stage that training stands in to the last, unless it is interrupted on the way."""
     for name in list(training.stages)[training.stage_index :]:
         if name != training.stage:
-            training = start_stage(
-                job.recipe, training.model, training.stages, name, before=training.steps, seconds=training.seconds
-            )
+            training = training.next_stage(job.recipe, name)
         if name in given and not training.finished:
             load_stage(training.stages, {name: given[name]})
             training.finished = True
@@ -194,7 +181,7 @@ def _one_stage(job: _Job, training: TrainState) -> None:
     data = job.data
     seed = stage_seed(job.recipe.seed, training.stage_index)
     settings = stage_of(job.recipe, training.stage).train
-    total = _steps(settings, len(data))
+    total = settings.steps(len(data))
     ends = training.step >= total
     stopped = False
     if training.finished and (ends or training.stopped_early or not training.is_last):

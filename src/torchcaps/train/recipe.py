@@ -38,6 +38,7 @@ __all__ = [
     "recipe_of",
     "stage_names",
     "stage_of",
+    "total_steps",
     "with_all_stages",
 ]
 
@@ -60,6 +61,10 @@ class TrainConfig:
     log_every: Count = 10
     stop_at: Share | None = None
     validate_every: Count | None = None
+
+    def steps(self, images: int) -> int:
+        """How many steps the epochs are with so many training images; a last batch that is not full is left out."""
+        return max(1, round(self.epochs * (images // self.batch)))
 
     @property
     def validates(self) -> bool:
@@ -139,6 +144,11 @@ def stage_names(model: ModelConfig) -> tuple[str, ...]:
 def stage_of(recipe: Recipe, name: str) -> StageConfig:
     """How a stage is trained: by its own settings, or by the recipe's if it has none."""
     return recipe.stages.get(name) or StageConfig(recipe.optimizer, recipe.schedule, recipe.train)
+
+
+def total_steps(recipe: Recipe, images: int) -> int:
+    """How many steps the recipe's epochs are with so many training images, over all stages."""
+    return sum(stage_of(recipe, name).train.steps(images) for name in stage_names(recipe.model))
 
 
 def with_all_stages(recipe: Recipe) -> Recipe:

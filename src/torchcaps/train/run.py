@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -19,8 +19,8 @@ from torchcaps.train.checkpoint import Checkpoint
 from torchcaps.train.checkpoint import load as read_checkpoint
 from torchcaps.train.checkpoint import save as write_checkpoint
 from torchcaps.train.journal import Journal
-from torchcaps.train.recipe import Recipe, load_recipe, with_all_stages
-from torchcaps.train.train_state import build_training, restore_training
+from torchcaps.train.recipe import Recipe, ScheduleConfig, load_recipe, stage_of, with_all_stages
+from torchcaps.train.train_state import build_model, load_weights
 from torchcaps.types import ImageSpec
 from torchcaps.utils.files import folder_lock, write_atomically
 
@@ -35,10 +35,10 @@ The same holds for those of a single stage, `stages.NAME.train.epochs` and so on
 
 @dataclass(frozen=True)
 class Run:
-    """A folder and the recipe in it, as plain data."""
+    """The folder of a run and the recipe that is trained in it."""
 
     folder: Path
-    recipe: dict[str, Any]
+    recipe: Recipe
 
     @property
     def has_checkpoint(self) -> bool:
@@ -58,9 +58,10 @@ class Run:
         path = checkpoint_path(self.folder)
         checkpoint = read_checkpoint(path)
         try:
-            _check_same(checkpoint.meta.get("recipe"), self.recipe, path)
+            written = from_dict(Recipe, checkpoint.meta.get("recipe") or {})
         except RecipeError as error:
             raise CheckpointError(f"'{path}' is of no recipe known here: {error}") from None
+        _check_same(written, self.recipe, path)
         return checkpoint
 
     def lock(self) -> AbstractContextManager[None]:
@@ -71,7 +72,7 @@ class Run:
     def write_recipe(self) -> None:
         """Make the folder and say in it what is trained; the last thing before the first step."""
         _make(self.folder)
-        text = json.dumps(self.recipe, indent=2) + "\n"
+        text = json.dumps(to_dict(self.recipe), indent=2) + "\n"
         write_atomically(self.folder / "recipe.json", [text.encode()])
 
     def save(self, checkpoint: Checkpoint) -> None:
@@ -83,7 +84,6 @@ class Run:
 
 def open_run(folder: Path, recipe: Recipe, *, resume: bool) -> Run:
     """The run in a new folder, or with `resume` the one that is there, if it is of the same recipe."""
-    wanted = to_dict(recipe)
     path = folder / "recipe.json"
     if folder.exists() and not folder.is_dir():
         raise TrainingError(f"'{folder}' is a file; a folder for the run is wanted: choose another --out")
@@ -92,12 +92,12 @@ def open_run(folder: Path, recipe: Recipe, *, resume: bool) -> Run:
             raise TrainingError(
                 f"'{folder}' already holds a run; add --resume to go on with it, or choose another --out"
             )
-        _check_same(_read_recipe(path), wanted, folder)
+        _check_same(_read_recipe(path), recipe, folder)
     elif folder.exists() and any(not _is_ours(p.name) for p in folder.iterdir()):
         raise TrainingError(f"'{folder}' is not empty and holds no run of torchcaps; choose another --out")
     elif path.exists():
         _read_recipe(path)  # a recipe.json that is not ours is somebody's
-    return Run(folder, wanted)
+    return Run(folder, recipe)
 
 
 class TrainedRun(NamedTuple):
@@ -121,7 +121,7 @@ def create(recipe: Recipe | str, spec: ImageSpec | None = None) -> Model:
     """A fresh model by a recipe or its name, for the images of the recipe's data unless `spec` says otherwise."""
     if isinstance(recipe, str):
         recipe = load_recipe(recipe)
-    return build_training(recipe, spec or recipe.data.load().train.spec).model
+    return build_model(recipe, spec or recipe.data.load().train.spec)
 
 
 def load(folder: Path | str) -> Model:
@@ -145,13 +145,20 @@ def load_run(folder: Path | str) -> TrainedRun:
             raise ValueError(f"images of {list(spec)}")
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"'{folder}' is not the run of a recipe known here: {error}") from None
-    training = restore_training(build_training(recipe, spec), recipe, checkpoint, weights_only=True)
+    model = build_model(recipe, spec)
+    load_weights(model, checkpoint)
     extra = {name: value for name, value in checkpoint.tensors.items() if not name.startswith("state.")}
     told = checkpoint.meta.get("threads")
     threads = told if type(told) is int and told > 0 else None
-    return TrainedRun(
-        training.model.eval(), recipe, training.steps, training.seconds, training.stopped_early, threads, extra
-    )
+    try:
+        step = int(checkpoint.meta["step"])
+        seconds = float(checkpoint.meta["seconds"])
+        if step < 0:
+            raise ValueError(f"step {step}")
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise CheckpointError(f"'{folder}' is not the run of a recipe known here: {error}") from None
+    stopped_early = checkpoint.meta.get("reached") is True
+    return TrainedRun(model.eval(), recipe, step, seconds, stopped_early, threads, extra)
 
 
 def checkpoint_path(folder: Path) -> Path:
@@ -177,28 +184,41 @@ def _make(folder: Path) -> None:
         raise TrainingError(f"cannot make the folder '{folder}': {error.strerror}; choose another --out") from None
 
 
-def _read_recipe(path: Path) -> dict[str, Any]:
+def _read_recipe(path: Path) -> Recipe:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-        return to_dict(from_dict(Recipe, data, where=str(path)))
+        return from_dict(Recipe, data, where=str(path))
     except (OSError, ValueError) as error:
         raise TrainingError(f"cannot read '{path}': {error}") from None
 
 
-def _settings(recipe: Any) -> dict[str, Any]:
+def _settings(recipe: Recipe) -> dict[str, object]:
     """Every setting of a recipe by its dotted key, those of each stage too, whether or not it had its own."""
-    return flatten(to_dict(with_all_stages(from_dict(Recipe, recipe))))
+    return flatten(to_dict(with_all_stages(recipe)))
 
 
 def _is_free(key: str) -> bool:
     return key.startswith("paper.") or re.sub(r"^stages\.[^.]+\.", "", key) in RESUMABLE_CHANGES
 
 
-def _check_same(old: Any, new: Mapping[str, Any], folder: Path) -> None:
+def _schedule_of(recipe: Recipe, key: str) -> ScheduleConfig:
+    """The schedule of the stage that a key such as `stages.NAME.train.epochs` belongs to."""
+    parts = key.split(".")
+    return stage_of(recipe, parts[1]).schedule if parts[0] == "stages" else recipe.schedule
+
+
+def _check_same(old: Recipe, new: Recipe, folder: Path) -> None:
     before = _settings(old)
     after = _settings(new)
     for key in sorted(before.keys() | after.keys()):
-        if before.get(key) != after.get(key) and not _is_free(key):
+        if before.get(key) == after.get(key):
+            continue
+        if key.endswith("train.epochs") and _schedule_of(new, key).depends_on_length:
+            raise TrainingError(
+                f"'{folder}' was started with {key} = {before.get(key)!r}, now it is {after.get(key)!r}; its schedule "
+                f"{_schedule_of(new, key).name} ends with its epochs: take the old value, or --start another from it"
+            )
+        if not _is_free(key):
             raise TrainingError(
                 f"'{folder}' was started with {key} = {before.get(key)!r}, now it is {after.get(key)!r}; "
                 "take the old value to resume, or choose another --out"

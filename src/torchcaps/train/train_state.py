@@ -6,13 +6,13 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from torchcaps.config import to_dict
 from torchcaps.errors import CheckpointError, RecipeError, TrainingError, suggestion
 from torchcaps.models import Model
 from torchcaps.train.checkpoint import Checkpoint
@@ -23,9 +23,11 @@ from torchcaps.utils.random import seed_of
 
 __all__ = [
     "TrainState",
+    "build_model",
     "build_training",
     "flushed_denormals",
     "load_stage",
+    "load_weights",
     "restore_training",
     "stage_seed",
     "start_stage",
@@ -37,6 +39,7 @@ __all__ = [
 class TrainState:
     """All that changes as a run goes on, and so all that a checkpoint holds.
 
+    `images` is the number of training images, on which the length of a schedule depends.
     `step` counts in the stage, `before` the steps of the stages before it; `seconds` are those of the whole run. A
     stage that does not learn by gradients has no optimizer. `finished` says that the stage's `finish` has been called,
     and `reached` that it ended because a check found the accuracy to stop at.
@@ -45,6 +48,7 @@ class TrainState:
     model: Model
     stages: Mapping[str, Model]
     stage: str
+    images: int
     optimizer: Optimizer | None
     schedule: LRScheduler | None
     step: int = 0
@@ -78,7 +82,7 @@ class TrainState:
         """The steps of the whole run so far."""
         return self.steps_before + self.step
 
-    def checkpoint(self, recipe: dict[str, Any]) -> Checkpoint:
+    def checkpoint(self, recipe: Recipe) -> Checkpoint:
         """Whole model, optimizer, schedule and position, beside the recipe and the image shape they belong to."""
         state = {
             "model": dict(self.model.state_dict()),
@@ -88,24 +92,21 @@ class TrainState:
         tensors, skeleton = pack_state(state, "state")
         position = {"stage": self.stage, "step": self.steps, "before": self.steps_before, "seconds": self.seconds}
         ending = {"finished": self.finished, "reached": self.stopped_early, "threads": torch.get_num_threads()}
-        meta = {"recipe": recipe, "spec": list(self.model.spec), **position, **ending, "state": skeleton}
+        meta = {"recipe": to_dict(recipe), "spec": list(self.model.spec), **position, **ending, "state": skeleton}
         return Checkpoint(tensors, meta)
 
-    def restore(self, checkpoint: Checkpoint, *, weights_only: bool = False) -> None:
-        """Go to where a checkpoint of the same recipe was made in this stage; with `weights_only`, weights alone do."""
+    def next_stage(self, recipe: Recipe, stage: str) -> TrainState:
+        """Start another stage with the weights, steps and seconds of this one."""
+        following = start_stage(recipe, self.model, self.stages, stage, self.images)
+        following.steps_before = self.steps
+        following.seconds = self.seconds
+        return following
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Go to where a checkpoint of the same recipe was made in this stage."""
         meta = checkpoint.meta
         state = unpack_state(meta["state"], checkpoint.tensors)
         self.model.load_state_dict(state["model"])
-        if not (weights_only and meta.get("slim") is True):
-            self._restore_optimizer(state)
-        self.steps_before = int(meta.get("before", 0))
-        self.step = int(meta["step"]) - self.steps_before
-        self.seconds = float(meta["seconds"])
-        self.finished, self.stopped_early = (meta.get(key) is True for key in ("finished", "reached"))
-        if min(self.step, self.steps_before) < 0 or not math.isfinite(self.seconds):
-            raise ValueError(f"step {self.step} after {self.steps_before}, seconds {self.seconds}")
-
-    def _restore_optimizer(self, state: dict[str, Any]) -> None:
         if self.optimizer:
             if state["optimizer"] is None:
                 raise ValueError("it holds weights alone; to train further, name its run as `start` of another")
@@ -113,6 +114,13 @@ class TrainState:
             _lay_out_like_parameters(self.optimizer)
         if self.schedule:
             self.schedule.load_state_dict(state["schedule"])
+        self.steps_before = int(meta.get("before", 0))
+        self.step = int(meta["step"]) - self.steps_before
+        self.seconds = float(meta["seconds"])
+        self.finished = meta.get("finished") is True
+        self.stopped_early = meta.get("reached") is True
+        if min(self.step, self.steps_before) < 0 or not math.isfinite(self.seconds):
+            raise ValueError(f"step {self.step} after {self.steps_before}, seconds {self.seconds}")
 
     def eval_all(self) -> None:
         """Put the whole model, and whatever its stages hold besides, into evaluation mode."""
@@ -145,49 +153,72 @@ def flushed_denormals() -> Iterator[None]:
         torch.set_flush_denormal(before)
 
 
-def build_training(recipe: Recipe, spec: ImageSpec, device: torch.device | None = None) -> TrainState:
-    """A fresh model, a function of the recipe's seed, at the start of its first stage."""
+def build_model(recipe: Recipe, spec: ImageSpec, device: torch.device | None = None) -> Model:
+    """Build the recipe's model with its initial weights, which are a function of the recipe's seed.
+
+    Args:
+        recipe: Which model, and in which memory layout its stages are trained.
+        spec: The shape of the images and the number of classes.
+        device: Where the model is moved to; the CPU by default.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_of(recipe.seed, 0))
         model = recipe.model.build(spec)
     model.to(device)
-    parts = model.stages()
+    stages = model.stages()
     names = stage_names(recipe.model)
-    if tuple(parts) != names:
-        raise TypeError(f"{type(model).__name__}.stages() are {tuple(parts)}, its configuration's STAGES {names}")
-    for name, part in parts.items():
+    if tuple(stages) != names:
+        raise TypeError(f"{type(model).__name__}.stages() are {tuple(stages)}, its configuration's STAGES {names}")
+    for name, stage in stages.items():
         if stage_of(recipe, name).train.channels_last:
-            _lay_out_channels_last(part)
-    return start_stage(recipe, model, parts, names[0])
+            _lay_out_channels_last(stage)
+    return model
 
 
-def start_stage(
-    recipe: Recipe, model: Model, parts: Mapping[str, Model], stage: str, *, before: int = 0, seconds: float = 0.0
-) -> TrainState:
-    """The start of a stage: its own optimizer over its own parameters, and its own schedule."""
+def build_training(recipe: Recipe, spec: ImageSpec, images: int, device: torch.device | None = None) -> TrainState:
+    """Build a fresh model at the start of its first stage; `images` is the number of training images."""
+    model = build_model(recipe, spec, device)
+    stages = model.stages()
+    return start_stage(recipe, model, stages, next(iter(stages)), images)
+
+
+def start_stage(recipe: Recipe, model: Model, stages: Mapping[str, Model], stage: str, images: int) -> TrainState:
+    """Start a stage: its own optimizer over its own parameters, and a schedule as long as its epochs."""
     settings = stage_of(recipe, stage)
     optimizer = None
     schedule = None
-    if parts[stage].by_gradient:
-        optimizer = settings.optimizer.build(parts[stage].parameters())
-        schedule = settings.schedule.build(optimizer)
-    return TrainState(model, parts, stage, optimizer, schedule, steps_before=before, seconds=seconds)
+    if stages[stage].by_gradient:
+        optimizer = settings.optimizer.build(stages[stage].parameters())
+        schedule = settings.schedule.build(optimizer, settings.train.steps(images))
+    return TrainState(model, stages, stage, images, optimizer, schedule)
 
 
-def restore_training(
-    training: TrainState, recipe: Recipe, checkpoint: Checkpoint, *, weights_only: bool = False
-) -> TrainState:
-    """Where a checkpoint of the same recipe was made, in whichever stage; the model of `training` is filled."""
-    try:
+def restore_training(training: TrainState, recipe: Recipe, checkpoint: Checkpoint) -> TrainState:
+    """Go to where a checkpoint of the same recipe was made, in whichever stage; the model of `training` is filled."""
+    with _refusing_foreign():
         stage = checkpoint.meta.get("stage", next(iter(training.stages)))
         if stage not in training.stages:
             raise ValueError(f"no stage '{stage}'{suggestion(str(stage), training.stages)}")
-        there = start_stage(recipe, training.model, training.stages, stage)
-        there.restore(checkpoint, weights_only=weights_only)
-    except Exception as error:  # whatever a file can make torch raise
+        restored = start_stage(recipe, training.model, training.stages, stage, training.images)
+        restored.restore(checkpoint)
+    return restored
+
+
+def load_weights(model: Model, checkpoint: Checkpoint) -> None:
+    """Fill a model with the weights of a checkpoint; the state of its optimizer is not read."""
+    with _refusing_foreign():
+        skeleton = checkpoint.meta["state"]["model"]
+        model.load_state_dict(unpack_state(skeleton, checkpoint.tensors))
+
+
+@contextmanager
+def _refusing_foreign() -> Iterator[None]:
+    """Turn what torch raises for a state that does not fit into one line."""
+    try:
+        yield
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:300]
         raise CheckpointError(f"the checkpoint belongs to another kind of run: {reason}") from None
-    return there
 
 
 def warm_start(training: TrainState, model: nn.Module, *, steps: int, seconds: float) -> None:

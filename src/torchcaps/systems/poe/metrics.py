@@ -44,7 +44,7 @@ from torchcaps.models.poe.stages import DecoderStage
 from torchcaps.routing import Dynamic
 from torchcaps.train import Recipe, train
 from torchcaps.train.recipe import OptimizerConfig, StageConfig, stage_of
-from torchcaps.train.train_state import build_training, load_stage
+from torchcaps.train.train_state import build_model, load_stage
 from torchcaps.types import Batch
 from torchcaps.utils.progress import progress
 
@@ -316,7 +316,7 @@ def _random(recipe: Recipe, material: EvaluationData) -> PoEEncoder:
     """
     config = cast(PoEConfig, recipe.model)
     plain = replace(config, energy=replace(config.energy, mode="offset"), decoder=DecoderConfig())
-    model = cast(PoE, build_training(replace(recipe, model=plain), material.model.spec).model).eval()
+    model = cast(PoE, build_model(replace(recipe, model=plain), material.model.spec)).eval()
     load_stage(model.stages(), {"autoencoder": material.model.autoencoder})
     f = material.fitted
     energy = model.energy

@@ -36,7 +36,7 @@ from torchcaps.metrics import nmi, purity
 from torchcaps.models import Model, SparseConfig
 from torchcaps.models.sparse import SparseModel, SparseOutput
 from torchcaps.train.run import TrainedRun
-from torchcaps.train.train_state import build_training
+from torchcaps.train.train_state import build_model
 from torchcaps.utils.progress import progress
 
 __all__ = [
@@ -199,7 +199,7 @@ def _control(name: str, runs: Sequence[TrainedRun], material: ProbeData) -> Metr
 @torch.no_grad()
 def _untrained(run: TrainedRun, shown: Tensor) -> SparseModel:
     """The run's network before its first step, which knows what support is usual, if it is ranked by that."""
-    network = cast(SparseModel, build_training(run.recipe, run.model.spec).model.eval())
+    network = cast(SparseModel, build_model(run.recipe, run.model.spec).eval())
     if network.mask.relative:
         found = [cast(SparseOutput, network(part)).support for part in torch.split(shown, CHUNK)]
         network.mask.observe_support(torch.cat(found).mean(0))

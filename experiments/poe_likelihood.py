@@ -1,21 +1,23 @@
-"""Does contrastive divergence raise the likelihood of its data? On a model small enough to know.
+"""Measure whether contrastive divergence raises the likelihood of held-out data, on a model small enough to compute it.
 
-    python experiments/poe_likelihood.py      writes results/poe-likelihood.json
+    python experiments/poe_likelihood.py
 
 Four children of two numbers, three capsules of three, uniform coupling held fixed: then the energy of Hauser 2019 is a
-density on the product of unit discs, and its partition function is known exactly. Log-likelihoods in nats, on data
-held out, by the exact partition function and by annealed importance sampling.
+density on the product of unit discs, and its partition function is known exactly. Log-likelihoods in nats, by the exact
+partition function and by annealed importance sampling. Written to results/poe-likelihood.json.
 """
 
 from __future__ import annotations
 
+import argparse
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from torchcaps.evaluate.likelihood import ais, log_likelihood, log_partition_exact, log_volume
+from likelihood import ais, log_likelihood, log_partition_exact, log_volume
 from torchcaps.evaluate.results import Result, gather, versions, write_result
 from torchcaps.models.poe.config import EnergyConfig
 from torchcaps.models.poe.encoder import CapsuleEnergy
@@ -28,7 +30,7 @@ RATE = 0.05
 
 
 def data(seed: int, count: int) -> Tensor:
-    """[n i d] children that turn together: one hidden angle, noise, lengths near .8."""
+    """Draw children [n i d] that rotate together: one hidden angle, noise, lengths near .8."""
     g = torch.Generator().manual_seed(seed)
     angle = torch.rand(count, 1, generator=g) * 2 * torch.pi + torch.arange(CHILDREN) * torch.pi / 2
     x = torch.stack([angle.cos(), angle.sin()], -1) * 0.8 + 0.05 * torch.randn(count, CHILDREN, 2, generator=g)
@@ -36,7 +38,7 @@ def data(seed: int, count: int) -> Tensor:
 
 
 def measure(model: CapsuleEnergy, x: Tensor, seed: int) -> dict[str, float]:
-    """Mean log-likelihood of x, exactly and by AIS, and the error of the latter's partition function."""
+    """Compute the mean log-likelihood of x, exactly and by AIS, and the error of the latter's partition function."""
     W = model.W.detach().double()
     b = model.bias.double()
     c = torch.full((CHILDREN, CAPSULES), model.share, dtype=torch.float64)
@@ -51,7 +53,8 @@ def measure(model: CapsuleEnergy, x: Tensor, seed: int) -> dict[str, float]:
     }
 
 
-def trained(seed: int, **settings: object) -> CapsuleEnergy:
+def train_energy(seed: int, **settings: object) -> CapsuleEnergy:
+    """Train a fresh model by contrastive divergence with some settings of `EnergyConfig`."""
     torch.manual_seed(seed)
     model = CapsuleEnergy(EnergyConfig(mode="paper", **settings), CHILDREN, CAPSULES, 2, 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.9)
@@ -68,12 +71,15 @@ def trained(seed: int, **settings: object) -> CapsuleEnergy:
     return model
 
 
-def main() -> None:
+def main(words: Sequence[str] | None = None) -> None:
+    """Run the command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.parse_args(words)
     start = time.monotonic()
     held_out = {seed: data(seed + 100, 500) for seed in SEEDS}
     rows = {}
     for name, settings in {"CD-1": {}, "CD-10": {"steps": 10}, "persistent": {"chain": "persistent"}}.items():
-        rows[name] = gather(measure(trained(seed, **settings), held_out[seed], seed) for seed in SEEDS)
+        rows[name] = gather(measure(train_energy(seed, **settings), held_out[seed], seed) for seed in SEEDS)
     torch.manual_seed(0)
     fresh = CapsuleEnergy(EnergyConfig(mode="paper"), CHILDREN, CAPSULES, 2, 3)
     rows["untrained"] = gather(measure(fresh, held_out[seed], seed) for seed in SEEDS)
@@ -82,9 +88,15 @@ def main() -> None:
     budget = {"steps": STEPS, "seconds": time.monotonic() - start, "threads": torch.get_num_threads()}
     config = {"children": CHILDREN, "capsules": CAPSULES, "rate": RATE, "first row": first}
     result = Result(
-        "poe-likelihood", config, SEEDS, rows[first], {name: rows[name] for name in others}, {},
-        {**budget, "parameters": fresh.W.numel()}, versions(),
-    )  # fmt: skip
+        recipe="poe-likelihood",
+        config=config,
+        seeds=SEEDS,
+        metrics=rows[first],
+        controls={name: rows[name] for name in others},
+        paper={},
+        budget={**budget, "parameters": fresh.W.numel()},
+        versions=versions(),
+    )
     print(write_result(Path(__file__).parents[1] / "results", result).name)
     for name, row in rows.items():
         print(name, {metric: [round(v, 3) for v in values] for metric, values in row.items()})

@@ -1,6 +1,6 @@
-"""Take the pictures of the explorer in the docs: each panel, light and dark, docs/pictures/explore-PANEL-THEME.png.
+"""Take screenshots of the explorer for the docs: each panel, light and dark, docs/pictures/explore-PANEL-THEME.png.
 
-python experiments/screenshots.py [RUN ...] [--data-dir DIR]
+    python experiments/screenshots.py [RUN ...] [--data-dir DIR]
 
 Without a run, the one that ships with the package and those under ./runs. Needs Playwright, and a Chromium on the path.
 """
@@ -14,7 +14,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -26,9 +26,9 @@ from torchcaps.utils.files import write_atomically
 PICTURES = Path(__file__).parents[1] / "docs" / "pictures"
 WIDTH = 900
 SCALE = 1.25
-"""Pixels of a picture's width, and of the window's for each of them: the page is laid out for a desk."""
+"""Width of a picture in pixels, and how many pixels of the browser's window make one: the page is for desktops."""
 COLORS = 224
-PATIENCE = 60_000
+TIMEOUT = 60_000
 LINKS = {
     "parents": "tab=parents&example=7",
     "routing": "tab=routing&example=7&step=3&place=2.3",
@@ -45,7 +45,8 @@ READY = {
 }
 
 
-def main(words: list[str]) -> None:
+def main(words: Sequence[str] | None = None) -> None:
+    """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="*", type=Path)
     parser.add_argument("--data-dir", type=Path)
@@ -56,7 +57,7 @@ def main(words: list[str]) -> None:
         for theme in ("light", "dark"):
             size = {"width": round(WIDTH * SCALE), "height": 900}
             page = browser.new_page(viewport=size, color_scheme=theme)
-            page.set_default_timeout(PATIENCE)
+            page.set_default_timeout(TIMEOUT)
             for panel in LINKS:
                 path = PICTURES / f"explore-{panel}-{theme}.png"
                 write_atomically(path, [picture(page, url, panel)])
@@ -66,7 +67,7 @@ def main(words: list[str]) -> None:
 
 @contextmanager
 def explorer(runs: list[Path], data_dir: Path | None) -> Iterator[str]:
-    """The command itself, on a free port; its address."""
+    """Start the explorer on a free port; yields its address."""
     where = [] if data_dir is None else ["--data-dir", str(data_dir)]
     command = [sys.executable, "-m", "torchcaps", "explore", *map(str, runs), "--no-browser", *where]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
@@ -80,13 +81,13 @@ def explorer(runs: list[Path], data_dir: Path | None) -> Iterator[str]:
 
 
 def picture(page: Page, url: str, panel: str) -> bytes:
-    """The whole page at a link, scaled to the width of the docs, in few colors."""
+    """Capture the whole page at a link as PNG, scaled to the width of the docs, with a palette of few colors."""
     page.goto("about:blank")
     page.goto(f"{url}#{LINKS[panel]}")
-    expect(page.get_by_test_id("answer")).not_to_have_text("–", timeout=PATIENCE)
+    expect(page.get_by_test_id("answer")).not_to_have_text("–", timeout=TIMEOUT)
     page.wait_for_selector(READY[panel])
     page.wait_for_timeout(300)
-    expect(page.locator("body.busy")).to_have_count(0, timeout=PATIENCE)  # the pad's field is drawn, too
+    expect(page.locator("body.busy")).to_have_count(0, timeout=TIMEOUT)  # the pad's field is drawn, too
     page.wait_for_timeout(600)
     shot = Image.open(io.BytesIO(page.screenshot(full_page=True))).convert("RGB")
     small = shot.resize((WIDTH, round(shot.height * WIDTH / shot.width)), Image.Resampling.LANCZOS)
@@ -98,4 +99,4 @@ def picture(page: Page, url: str, panel: str) -> bytes:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -1,24 +1,24 @@
-"""What an SVM reads of affNIST by protocol (a), as it learns from more images: of sparse capsules behind and before
-their mask, of the dense control and of principal components. One row learns from the test digits themselves,
-moved otherwise, as the authors' code does.
+"""Tabulate the accuracy of an SVM probe on affNIST (protocol a) by the number of images it is fitted to.
 
-    python experiments/readout.py NAME runs/sparse runs/dense [COUNT ...]
+    python experiments/svm_probe_size.py NAME runs/sparse runs/dense [--images 2500 5000 10000 20000]
 
-Written to results/lab-NAME.json: a row of each, a column a number of training images.
+Rows: sparse capsules behind and before their mask, the dense control, principal components; and an SVM that is fitted
+to the test digits themselves under other transforms, as the authors' code does. Columns: numbers of training images.
+Written to results/lab-NAME.json.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
+import argparse
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
 import torch
-from lab import store
 from torch import Tensor
 
+from lab_result import write_rows
 from torchcaps.data import AffnistConfig, Dataset, MnistConfig
 from torchcaps.data.affnist import affnist
 from torchcaps.errors import RecipeError
@@ -31,37 +31,45 @@ from torchcaps.train.run import TrainedRun, load_run
 from torchcaps.utils.progress import progress
 
 COUNTS = (2500, 5000, 10_000, 20_000)
-OTHER = 1_000
+TRANSFORM_SEED = 1_000
 """A seed that no recipe draws its test images by."""
 
 
-def main(arguments: list[str]) -> int:
-    name, sparse, dense, *counts = arguments
-    numbers = [int(count) for count in counts] or list(COUNTS)
-    runs = [load_run(Path(folder)) for folder in (sparse, dense)]
-    for folder, run in zip((sparse, dense), runs, strict=True):
+def main(words: Sequence[str] | None = None) -> None:
+    """Run the command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("name", help="of the table")
+    parser.add_argument("sparse", type=Path, help="folder of a run of sparse capsules on affNIST")
+    parser.add_argument("dense", type=Path, help="folder of its dense control")
+    parser.add_argument("--images", nargs="+", type=int, default=COUNTS, help="how many images the SVM is fitted to")
+    arguments = parser.parse_args(words)
+
+    numbers = list(arguments.images)
+    folders = [arguments.sparse, arguments.dense]
+    runs = [load_run(folder) for folder in folders]
+    for folder, run in zip(folders, runs, strict=True):
         if not isinstance(run.recipe.model, SparseConfig) or not isinstance(run.recipe.data, AffnistConfig):
             raise RecipeError(f"'{folder}' holds {run.recipe.name}; a run of sparse capsules on affNIST is wanted")
     if runs[0].recipe.data != runs[1].recipe.data:
-        raise RecipeError("the two runs saw other images; those of one data set are wanted")
+        raise RecipeError("the two runs have different data; give two runs on the same images")
     material = build_probe_data(runs[0].recipe, max(numbers))
     if max(numbers) > material.read:
-        raise RecipeError(f"{max(numbers)} images are asked for; there are {material.read} to learn from")
+        raise RecipeError(f"--images {max(numbers)} came; there are only {material.read} images to fit to")
     train, test = (material.sets[name] for name in material.protocols[material.main])
     rows = [["accuracy (%) after", *(f"{count:,} images" for count in numbers)]]
-    for title, look, gamma in progress(list(_looks(runs, material.shown)), "reading"):
+    for title, look, gamma in progress(list(_looks(runs, material.shown)), "fitting"):
         rows.append([title, *_curve(look, gamma, train, test, numbers)])
     before = _before(cast(SparseModel, runs[0].model))
     same = _moved_again(runs[0], max(numbers))
     rows.append(
         [f"{runs[0].recipe.name}, before the mask, of test digits", *_curve(before, GAMMA, same, test, numbers)]
     )
-    return store(name, rows, runs=[run.recipe.name for run in runs], seeds=[run.recipe.seed for run in runs])
+    write_rows(arguments.name, rows, runs=[run.recipe.name for run in runs], seeds=[run.recipe.seed for run in runs])
 
 
 @torch.no_grad()
 def _looks(runs: list[TrainedRun], shown: Tensor) -> Iterator[tuple[str, Look, float | None]]:
-    """What is read, by name, with the kernel that suits it, as in torchcaps.systems.sparse.metrics."""
+    """Yield row label, encoder and the kernel that suits its codes, as in torchcaps.systems.sparse.metrics."""
     sparse, dense = (cast(SparseModel, run.model.eval()) for run in runs)
     yield f"{runs[0].recipe.name}, behind the mask", capsules(sparse), GAMMA
     yield f"{runs[0].recipe.name}, before the mask", _before(sparse), GAMMA
@@ -71,23 +79,25 @@ def _looks(runs: list[TrainedRun], shown: Tensor) -> Iterator[tuple[str, Look, f
 
 
 def _before(model: SparseModel) -> Look:
+    """Encode by the capsules before their mask."""
     return lambda images: capsules(model)(images).before()
 
 
 def _moved_again(run: TrainedRun, count: int) -> Dataset:
-    """So many images of the test digits, under other maps than those of the test."""
+    """Draw `count` images of the test digits under transforms other than those of the test."""
     data = cast(AffnistConfig, run.recipe.data)
     digits = MnistConfig(data_dir=data.data_dir).load().test
-    images, _ = affnist(digits.images, OTHER, torch.arange(count), data.size)
+    images, _ = affnist(digits.images, TRANSFORM_SEED, torch.arange(count), data.size)
     return replace(digits, images=images, labels=digits.labels[torch.arange(count) % len(digits)])
 
 
 @torch.no_grad()
 def _curve(look: Look, gamma: float | None, train: Dataset, test: Dataset, numbers: list[int]) -> list[str]:
+    """Fit an SVM to the first images of `train`, for each number of them; accuracies (%) on `test`."""
     codes, asked = (cast(Tensor, encode_dataset(look, data).codes) for data in (train, test))
     machines = (fit_svm(codes[:count], train.labels[:count], gamma=gamma) for count in numbers)
     return [f"{100 * machine.accuracy(asked, test.labels):.1f}" for machine in machines]
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main()

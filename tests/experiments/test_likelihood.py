@@ -1,3 +1,5 @@
+"""Likelihoods of products of expert capsules: exact sums, brute force, and annealed importance sampling."""
+
 from __future__ import annotations
 
 import math
@@ -10,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from torchcaps.errors import DataError, RecipeError, ShapeError
-from torchcaps.evaluate.likelihood import (
+from likelihood import (
     _ball,
     _Chains,
     _fold,
@@ -24,6 +25,7 @@ from torchcaps.evaluate.likelihood import (
     log_partition_exact,
     log_volume,
 )
+from torchcaps.errors import DataError, RecipeError, ShapeError
 
 
 class Parts(NamedTuple):

@@ -1,14 +1,16 @@
-"""Does a step of EM routing lower its free energy, as the paper says? Counts the steps that raise it.
+"""Count the steps of EM routing that raise its free energy, which the paper says each step lowers.
 
-    python experiments/free_energy.py      writes results/em-free-energy.json
+    python experiments/em_free_energy.py
 
 Random votes with one cluster, lambda held fixed, eight iterations; the assignment of procedure 1 as printed, beside
-the one that minimizes eq. (4) (`EM(assignment="descent")`).
+the one that minimizes eq. (4) (`EM(assignment="descent")`). Written to results/em-free-energy.json.
 """
 
 from __future__ import annotations
 
+import argparse
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -24,7 +26,7 @@ ITERATIONS = 8
 
 
 def rising_share(settings: EM, seed: int) -> float:
-    """Share of steps after which the free energy is higher than before."""
+    """Return the share of steps after which the free energy is higher than before."""
     torch.manual_seed(seed)
     votes = torch.randn(PROBLEMS, 12, 4, 6, dtype=torch.float64)  # [b i j k]
     votes[:, :6, 0] = torch.randn(PROBLEMS, 1, 6, dtype=torch.float64) + 0.05 * votes[:, :6, 0]
@@ -41,15 +43,18 @@ def rising_share(settings: EM, seed: int) -> float:
     return float((change > 1e-9).double().mean())
 
 
-def row(lam: float, assignment: str) -> dict[str, list[float]]:
-    """The measure for every seed; decay = 0 keeps lambda fixed."""
+def measure(lam: float, assignment: str) -> dict[str, list[float]]:
+    """Measure every seed; decay = 0 keeps lambda fixed."""
     settings = EM(final_inverse_temperature=lam, decay=0.0, assignment=assignment)
     return gather({"rising_steps": rising_share(settings, seed)} for seed in SEEDS)
 
 
-def main() -> None:
+def main(words: Sequence[str] | None = None) -> None:
+    """Run the command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.parse_args(words)
     start = time.monotonic()
-    rows = {f"{kind}, lambda {lam}": row(lam, kind) for kind in ("paper", "descent") for lam in (0.01, 1.0)}
+    rows = {f"{kind}, lambda {lam}": measure(lam, kind) for kind in ("paper", "descent") for lam in (0.01, 1.0)}
     first, *others = rows
     config = {"problems": PROBLEMS, "iterations": ITERATIONS, "first row": first}
     budget = {

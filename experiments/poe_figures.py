@@ -1,11 +1,12 @@
-"""Draw the pictures of docs/poe.md from trained runs.
+"""Draw the figures of docs/poe.md from trained runs.
 
-python experiments/pictures.py runs/poe-mnist-0 runs/poe-fashion-0
+python experiments/poe_figures.py runs/poe-mnist-0 runs/poe-fashion-0
 """
 
 from __future__ import annotations
 
-import sys
+import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 from torchcaps.models.poe import PoE
@@ -18,10 +19,13 @@ SWEPT = 14
 PICTURES = Path(__file__).parents[1] / "docs" / "pictures"
 
 
-def main(folders: list[str]) -> None:
-    for folder in folders:
+def main(words: Sequence[str] | None = None) -> None:
+    """Run the command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", nargs="+", type=Path, help="folders of runs of poe-mnist and poe-fashion")
+    for folder in parser.parse_args(words).runs:
         run = load_run(folder)
-        assert isinstance(run.model, PoE), f"{folder} is no run of products of expert capsules"
+        assert isinstance(run.model, PoE), f"'{folder}' holds no products of expert capsules"
         name = run.recipe.name
         _write(f"{name}-samples", picture("samples", run.model, FigureOptions(count=4)), "samples-empirical")
         if name == "poe-mnist":
@@ -37,4 +41,4 @@ def _write(name: str, drawn: dict[str, bytes], which: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -40,7 +40,7 @@ from torchcaps.errors import RecipeError, TorchcapsError, suggestion
 from torchcaps.train import Recipe, load_recipe, recipe_names, train
 from torchcaps.train.average import average
 from torchcaps.train.checkpoint import load as read_checkpoint
-from torchcaps.train.recipe import recipe_of, stage_names
+from torchcaps.train.recipe import NOT_INHERITED, recipe_of, stage_names
 from torchcaps.train.run import checkpoint_path
 
 ROOT = Path(__file__).parents[1]
@@ -212,9 +212,10 @@ def _tables(name: str, path: Path, below: tuple[tuple[str, Path], ...]) -> dict[
         start = _tables(base, file, (*below, (name, path)))
     else:
         start = to_dict(load_recipe(base))
+    inherited = {key: value for key, value in start.items() if key not in NOT_INHERITED}
     own = {key: value for key, value in table.items() if key not in RunConfig.__dataclass_fields__}
     first = {"name": name, "about": config.about or str(start["about"]), "seed": config.seeds[0]}
-    return {**merge(start, own), **first}
+    return {**merge(inherited, own), **first}
 
 
 def _defines(path: Path, name: str) -> bool:

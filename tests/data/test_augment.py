@@ -10,31 +10,33 @@ import torch
 from torch import Tensor
 
 from torchcaps.data.augment import (
+    SampleKey,
     _stream,
     affine,
     brightness_contrast,
-    center_crop,
     crop,
-    crops,
     deform,
     mirror,
     shift,
-    standardize,
     windows,
 )
+from torchcaps.data.preprocess import center_crop, crops
 from torchcaps.data.warp import linear_map, warp
 from torchcaps.errors import TorchcapsError
+from torchcaps.math.pixels import standardize
 from torchcaps.utils.random import uniform
 
 N = 4000
 Change = Callable[[Tensor, int, int, Tensor], Tensor]
 CHANGES: dict[str, Change] = {
-    "shift": lambda images, *where: shift(images, 3, *where),
-    "crop": lambda images, *where: crop(images, 7, *where),
-    "brightness_contrast": lambda images, *where: brightness_contrast(images, *where),
-    "deform": lambda images, *where: deform(images, 0.7, *where),
-    "mirror": lambda images, *where: mirror(images, tuple(range(images.shape[1])), *where),
-    "affine": lambda images, *where: affine(images, *where, rotation=0.4, scale=(0.8, 1.2), shear=0.2, translate=2.0),
+    "shift": lambda images, *where: shift(images, 3, SampleKey(*where)),
+    "crop": lambda images, *where: crop(images, 7, SampleKey(*where)),
+    "brightness_contrast": lambda images, *where: brightness_contrast(images, SampleKey(*where)),
+    "deform": lambda images, *where: deform(images, 0.7, SampleKey(*where)),
+    "mirror": lambda images, *where: mirror(images, tuple(range(images.shape[1])), SampleKey(*where)),
+    "affine": lambda images, *where: affine(
+        images, SampleKey(*where), rotation=0.4, scale=(0.8, 1.2), shear=0.2, translate=2.0
+    ),
 }
 EVERY = pytest.mark.parametrize("name", CHANGES)
 
@@ -51,7 +53,7 @@ def compass(b: int) -> Tensor:
 def light(index: Tensor, seed: int = 0, epoch: int = 0, **options: object) -> tuple[Tensor, Tensor]:
     """δ and κ [b] of the change of light, from an image of 0 and 1: its mean moves by δ, its range grows by κ."""
     images = torch.tensor([0.0, 1.0]).expand(len(index), 1, 1, 2)
-    low, high = brightness_contrast(images, seed, epoch, index, **options).flatten(1).unbind(-1)
+    low, high = brightness_contrast(images, SampleKey(seed, epoch, index), **options).flatten(1).unbind(-1)
     return (low + high) / 2 - 0.5, high - low
 
 
@@ -95,10 +97,12 @@ def test_images_are_left_as_they_were(name):
 
 def test_the_streams_of_the_changes_are_independent():
     index = torch.arange(N)
-    place = crop(compass(N), 6, 0, 0, index)[:, 0, 0, 0]
-    moved = shift(torch.nn.functional.pad(torch.ones(N, 1, 1, 1), (3, 3, 3, 3)), 3, 0, 0, index).flatten(1).argmax(-1)
-    grid = torch.linspace(-1, 1, 5)
-    turned = affine(grid.expand(N, 1, 5, 5), 0, 0, index, rotation=1.0)[:, 0, 1, 2]  # sin of the angle, in halves
+    key = SampleKey(0, 0, index)
+    place = crop(compass(N), 6, key)[:, 0, 0, 0]
+    dots = torch.nn.functional.pad(torch.ones(N, 1, 1, 1), (3, 3, 3, 3))
+    moved = shift(dots, 3, key).flatten(1).argmax(-1)
+    slopes = torch.linspace(-1, 1, 5).expand(N, 1, 5, 5)
+    turned = affine(slopes, key, rotation=1.0)[:, 0, 1, 2]  # sin of the angle, in halves
     columns = (place // 10, place % 10, moved // 7, moved % 7, *light(index), turned)
     off = torch.corrcoef(torch.stack([c.float() for c in columns])) - torch.eye(7)
     assert float(off.abs().max()) < 0.07
@@ -107,7 +111,7 @@ def test_the_streams_of_the_changes_are_independent():
 def test_shift_is_the_shift_of_the_loop():
     images = noise()
     moves = (uniform(5, _stream("shift"), 2, torch.arange(12), count=2) * 7).long() - 3
-    done = shift(images, 3, 5, 2, torch.arange(12))
+    done = shift(images, 3, SampleKey(5, 2, torch.arange(12)))
     for n, (dy, dx) in enumerate(moves.tolist()):
         for row in range(12):
             for column in range(10):
@@ -117,7 +121,7 @@ def test_shift_is_the_shift_of_the_loop():
 
 
 def test_crop_takes_a_square_from_any_place_alike():
-    done = crop(compass(N), 6, 1, 0, torch.arange(N))
+    done = crop(compass(N), 6, SampleKey(1, 0, torch.arange(N)))
     assert done.shape == (N, 1, 6, 6)
     start = done[:, 0, 0, 0]
     counts = torch.bincount(start.long(), minlength=120).view(12, 10)
@@ -128,13 +132,13 @@ def test_crop_takes_a_square_from_any_place_alike():
     wanted = start.view(N, 1, 1) + 10 * torch.arange(6.0)[:, None] + torch.arange(6.0)
     assert torch.equal(done[:, 0], wanted)
     square = noise(3, 1, 6, 6)
-    assert torch.equal(crop(square, 6, 0, 0, torch.arange(3)), square)
+    assert torch.equal(crop(square, 6, SampleKey(0, 0, torch.arange(3))), square)
 
 
 def test_crop_keeps_channels_and_bytes():
     images = (noise(4, 3) * 255).byte()
-    done = crop(images, 5, 0, 0, torch.arange(4))
-    starts = crop(compass(4), 5, 0, 0, torch.arange(4))[:, 0, 0, 0].long().tolist()
+    done = crop(images, 5, SampleKey(0, 0, torch.arange(4)))
+    starts = crop(compass(4), 5, SampleKey(0, 0, torch.arange(4)))[:, 0, 0, 0].long().tolist()
     for n, start in enumerate(starts):
         y, x = divmod(start, 10)
         assert torch.equal(done[n], images[n, :, y : y + 5, x : x + 5])
@@ -174,7 +178,7 @@ def test_brightness_and_contrast_are_uniform_in_their_ranges():
 def test_brightness_and_contrast_in_a_loop_each_channel_about_its_own_mean_and_nothing_clipped():
     images, index = noise(), torch.arange(12)
     delta, kappa = light(index)
-    done = brightness_contrast(images, 0, 0, index)
+    done = brightness_contrast(images, SampleKey(0, 0, index))
     for n in range(12):
         for c in range(2):
             pixels = [v + float(delta[n]) for v in images[n, c].flatten().tolist()]
@@ -183,29 +187,29 @@ def test_brightness_and_contrast_in_a_loop_each_channel_about_its_own_mean_and_n
             assert done[n, c].flatten().tolist() == pytest.approx(wanted, abs=1e-5)
     assert float(done.min()) < 0
     assert float(done.max()) > 1
-    same = brightness_contrast(images, 0, 0, index, brightness=0, contrast=(1, 1))
+    same = brightness_contrast(images, SampleKey(0, 0, index), brightness=0, contrast=(1, 1))
     torch.testing.assert_close(same, images, rtol=0, atol=1e-6)
 
 
 def test_to_deform_is_affine_about_the_brightness_of_the_rim():
     images, index = noise(), torch.arange(12)
-    assert torch.equal(deform(images, 0.0, 0, 0, index), images)
-    done = deform(images, 0.5, 3, 1, index)
+    assert torch.equal(deform(images, 0.0, SampleKey(0, 0, index)), images)
+    done = deform(images, 0.5, SampleKey(3, 1, index))
     for n in range(12):
         for c in range(2):
             image = images[n, c]
             rim = [*image[0].tolist(), *image[-1].tolist(), *image[:, 0].tolist(), *image[:, -1].tolist()]
             ground = sorted(rim)[(len(rim) - 1) // 2]
             one = (image - ground)[None, None]
-            turned = affine(one, 3, 1, index[n : n + 1], rotation=0.085, scale=(0.9, 1.1), shear=0.085)
+            turned = affine(one, SampleKey(3, 1, index[n : n + 1]), rotation=0.085, scale=(0.9, 1.1), shear=0.085)
             torch.testing.assert_close(done[n, c], turned[0, 0] + ground)
     even = torch.full((12, 1, 9, 9), 0.8)
-    torch.testing.assert_close(deform(even, 1.0, 0, 0, index), even)  # nothing black comes in
+    torch.testing.assert_close(deform(even, 1.0, SampleKey(0, 0, index)), even)  # nothing black comes in
 
 
 def test_a_mirror_turns_left_and_right_and_exchanges_channels_in_half_of_the_images():
     images, index = compass(N).repeat(1, 2, 1, 1) + torch.tensor([0.0, 1000.0]).view(2, 1, 1), torch.arange(N)
-    done = mirror(images, (1, 0), 3, 1, index)
+    done = mirror(images, (1, 0), SampleKey(3, 1, index))
     turned = done[:, 0, 0, 0] != images[:, 0, 0, 0]
     assert abs(float(turned.float().mean()) - 0.5) < 0.03
     assert torch.equal(done[~turned], images[~turned])
@@ -216,7 +220,7 @@ def test_a_mirror_turns_left_and_right_and_exchanges_channels_in_half_of_the_ima
                 assert float(one[c, y, x]) == 1000 * (1 - c) + 10 * y + (9 - x)
     assert bool((done[turned] == one).all())
     with pytest.raises(TorchcapsError, match="name each once"):
-        mirror(images, (0, 0), 0, 0, index)
+        mirror(images, (0, 0), SampleKey(0, 0, index))
 
 
 @pytest.mark.parametrize(
@@ -234,7 +238,7 @@ def test_the_factors_of_an_affine_change_are_uniform_and_seen_in_ramps(options, 
     """Of an image that equals x (or y), a pixel of the result is the x (or y) it came from: A⁻¹ (y - t), exactly."""
     grid = torch.arange(9.0) - 4
     ramps = torch.stack((grid.expand(9, 9), grid[:, None].expand(9, 9))).expand(N, 2, 9, 9)
-    done = affine(ramps, 7, 3, torch.arange(N), **options)
+    done = affine(ramps, SampleKey(7, 3, torch.arange(N)), **options)
     inverse = torch.stack((done[..., 4, 5] - done[..., 4, 4], done[..., 5, 4] - done[..., 4, 4]), dim=-1)  # [b 2 2]
     A = torch.linalg.inv(inverse)
     x, y = (A @ -done[..., 4, 4, None])[..., 0].unbind(-1)
@@ -254,8 +258,8 @@ def test_the_factors_of_an_affine_change_are_uniform_and_seen_in_ramps(options, 
 
 def test_an_affine_change_of_nothing_is_exact_and_what_comes_in_is_black():
     images = noise()
-    assert torch.equal(affine(images, 0, 0, torch.arange(12)), images)
-    moved = affine(torch.ones(50, 1, 8, 8), 0, 0, torch.arange(50), translate=4.0)
+    assert torch.equal(affine(images, SampleKey(0, 0, torch.arange(12))), images)
+    moved = affine(torch.ones(50, 1, 8, 8), SampleKey(0, 0, torch.arange(50)), translate=4.0)
     assert float(moved.min()) == 0
     assert float(moved.max()) <= 1 + 1e-6
 
@@ -286,16 +290,16 @@ def test_windows_read_each_image_at_its_own_place():
 @pytest.mark.parametrize(
     ("call", "text"),
     [
-        (lambda x, i: crop(x, 11, 0, 0, i), "crop of size 11 from images of 12x10; ask for 1 to 10"),
-        (lambda x, i: crop(x, 0, 0, 0, i), "ask for 1 to 10"),
-        (lambda x, i: crop(x, 5, 0, 0, i[:3]), r"\[12\], one number an image"),
-        (lambda x, i: shift(x, 2, 0, 0, i[:3]), r"\[12\], one number an image"),
-        (lambda x, i: affine(x, 0, 0, i[:, None]), "shape"),
-        (lambda x, i: affine(x, 0, 0, i - 1), "index -1"),
-        (lambda x, i: affine(x, 0, 0, i, scale=(0, 0)), "no inverse"),
-        (lambda x, i: affine(x.byte(), 0, 0, i), "floats"),
-        (lambda x, i: brightness_contrast(x.byte(), 0, 0, i), "floats"),
-        (lambda x, i: brightness_contrast(x, 0, 0, i[:1]), "one number an image"),
+        (lambda x, i: crop(x, 11, SampleKey(0, 0, i)), "crop of size 11 from images of 12x10; ask for 1 to 10"),
+        (lambda x, i: crop(x, 0, SampleKey(0, 0, i)), "ask for 1 to 10"),
+        (lambda x, i: crop(x, 5, SampleKey(0, 0, i[:3])), r"\[12\], one number an image"),
+        (lambda x, i: shift(x, 2, SampleKey(0, 0, i[:3])), r"\[12\], one number an image"),
+        (lambda x, i: affine(x, SampleKey(0, 0, i[:, None])), "shape"),
+        (lambda x, i: affine(x, SampleKey(0, 0, i - 1)), "index -1"),
+        (lambda x, i: affine(x, SampleKey(0, 0, i), scale=(0, 0)), "no inverse"),
+        (lambda x, i: affine(x.byte(), SampleKey(0, 0, i)), "floats"),
+        (lambda x, i: brightness_contrast(x.byte(), SampleKey(0, 0, i)), "floats"),
+        (lambda x, i: brightness_contrast(x, SampleKey(0, 0, i[:1])), "one number an image"),
         (lambda x, i: standardize(x[0]), "b c h w"),
         (lambda x, i: center_crop(x, 13), "1 to 10"),
         (lambda x, i: crops(x, 13), "1 to 10"),

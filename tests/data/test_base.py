@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from torchcaps.data import Dataset, GlyphsConfig, Splits, batch_position, check_splits, epoch_order, make_batch
-from torchcaps.data.augment import shift
+from torchcaps.data.augment import SampleKey, shift
 from torchcaps.errors import DataError
 
 
@@ -32,7 +32,7 @@ def test_parts_of_a_batch_are_the_batch():
     data, order = some(), epoch_order(1, 2, 20)
     place = batch_position(3, 20, 8)
     whole = make_batch(data, order, place, 8, seed=1, max_shift=2)
-    parts = [make_batch(data, order, place, 8, seed=1, max_shift=2, part=p, parts=4) for p in range(4)]
+    parts = [make_batch(data, order, place, 8, seed=1, max_shift=2, rank=p, world_size=4) for p in range(4)]
     for name in ("images", "labels", "indices"):
         assert torch.equal(torch.cat([getattr(p, name) for p in parts]), getattr(whole, name))
 
@@ -48,15 +48,15 @@ def test_shift_moves_by_whole_pixels_and_fills_with_black():
     images = torch.zeros(300, 1, 7, 9)
     images[:, 0, 3, 4] = 1
     index = torch.arange(300)
-    moved = shift(images, 2, 5, 1, index)
+    moved = shift(images, 2, SampleKey(5, 1, index))
     places = moved[:, 0].nonzero()[:, 1:] - torch.tensor([3, 4])
     assert len(places) == 300
     assert {tuple(p) for p in places.tolist()} == {(y, x) for y in range(-2, 3) for x in range(-2, 3)}
-    assert torch.equal(moved[10:20], shift(images[10:20], 2, 5, 1, index[10:20]))
-    assert not torch.equal(moved, shift(images, 2, 5, 2, index))
+    assert torch.equal(moved[10:20], shift(images[10:20], 2, SampleKey(5, 1, index[10:20])))
+    assert not torch.equal(moved, shift(images, 2, SampleKey(5, 2, index)))
     corner = torch.ones(50, 1, 4, 4)
-    assert (shift(corner, 3, 0, 0, torch.arange(50)).sum((1, 2, 3)) < 16).any()
-    assert shift(images, 0, 5, 1, index) is images
+    assert (shift(corner, 3, SampleKey(0, 0, torch.arange(50))).sum((1, 2, 3)) < 16).any()
+    assert shift(images, 0, SampleKey(5, 1, index)) is images
 
 
 @pytest.mark.parametrize(

@@ -32,9 +32,10 @@ from torchcaps.data import (
     make_batch,
     subset,
 )
-from torchcaps.data.augment import STANDARD_BRIGHTNESS, brightness_contrast, crop, deform, mirror, standardize
+from torchcaps.data.augment import STANDARD_BRIGHTNESS, SampleKey, brightness_contrast, crop, deform, mirror
 from torchcaps.data.smallnorb import familiar
 from torchcaps.errors import DataError, RecipeError
+from torchcaps.math.pixels import standardize
 from torchcaps.train import Recipe, train
 
 
@@ -80,7 +81,7 @@ def test_digits_are_deformed_while_training_if_asked(small_mnist):
     plain, bent = MnistConfig().load(), MnistConfig(deform=0.8).load()
     place, order = batch_position(0, len(plain.train), 4), epoch_order(0, 0, len(plain.train))
     bare, seen = (make_batch(s.train, order, place, 4, seed=0).images for s in (plain, bent))
-    assert torch.equal(seen, deform(bare, 0.8, 0, 0, order[:4])) and not torch.equal(seen, bare)
+    assert torch.equal(seen, deform(bare, 0.8, SampleKey(0, 0, order[:4]))) and not torch.equal(seen, bare)
     assert torch.equal(bent.test.model_input(), plain.test.model_input())
 
 
@@ -165,27 +166,27 @@ def test_multimnist_draws_other_pairs_each_epoch_and_the_same_ones_again_unless_
     stored = MultiMnistConfig(train=30, test=5, fresh=False).load().train
     index = torch.tensor([3, 0, 29])
     for epoch in range(3):
-        images, labels, parts = drawn.epoch_images(epoch, index)
+        images, labels, parts = drawn.raw_batch(epoch, index)
         again = MultiMnistConfig(train=30 * (epoch + 1), test=5, fresh=False).load().train
         assert torch.equal(images, again.images[30 * epoch + index])
         assert torch.equal(labels, again.labels[30 * epoch + index]) and parts is not None
         assert torch.equal(images[:, 0], parts.sum(1).clamp(max=255).to(torch.uint8))
         for mine, wanted in zip(
-            stored.epoch_images(epoch, index), (stored.images, stored.labels, stored.components), strict=True
+            stored.raw_batch(epoch, index), (stored.images, stored.labels, stored.components), strict=True
         ):
             assert mine is not None and wanted is not None and torch.equal(mine, wanted[index])
-    assert not torch.equal(drawn.epoch_images(0, index)[0], drawn.epoch_images(1, index)[0])
+    assert not torch.equal(drawn.raw_batch(0, index)[0], drawn.raw_batch(1, index)[0])
 
 
 def test_a_batch_of_fresh_pairs_is_its_epochs_and_a_subset_stays_what_it_is(small_mnist):
     data = MultiMnistConfig(train=30, test=5).load().train
     order = torch.arange(30)
     batch = make_batch(data, order, BatchPosition(2, 1), 10, seed=0)
-    images, labels, parts = data.epoch_images(2, order[10:20])
+    images, labels, parts = data.raw_batch(2, order[10:20])
     assert torch.equal(batch.images, images.float() / 255) and torch.equal(batch.labels, labels)
     assert parts is not None and batch.components is not None and torch.equal(batch.components, parts.float() / 255)
     kept = subset(data, torch.tensor([4, 7]))
-    assert torch.equal(kept.epoch_images(5, torch.tensor([1]))[0], data.images[[7]])
+    assert torch.equal(kept.raw_batch(5, torch.tensor([1]))[0], data.images[[7]])
 
 
 def test_multimnist_validation_shows_no_digit_that_is_trained_on(small_mnist):
@@ -268,15 +269,15 @@ def test_smallnorb_as_the_paper_shows_it(norb_files):
     place, order = batch_position(0, 171, 16), epoch_order(0, 0, 171)
     batch, bare = (make_batch(s.train, order, place, 16, seed=0).images for s in (seen, plain))
     assert (batch.shape, bare.shape) == ((16, 2, 32, 32), (16, 2, 48, 48))
-    wanted = standardize(crop(bare, 32, 0, 0, order[:16]))
-    assert torch.equal(batch, brightness_contrast(wanted, 0, 0, order[:16], brightness=STANDARD_BRIGHTNESS))
+    wanted = standardize(crop(bare, 32, SampleKey(0, 0, order[:16])))
+    assert torch.equal(batch, brightness_contrast(wanted, SampleKey(0, 0, order[:16]), brightness=STANDARD_BRIGHTNESS))
 
 
 def test_toys_are_mirrored_with_their_eyes_exchanged_where_azimuths_are_not_what_is_asked(norb_files):
     plain, turned = SmallNorbConfig().load(), SmallNorbConfig(mirror=True).load()
     place, order = batch_position(0, 180, 32), epoch_order(0, 0, 180)
     bare, seen = (make_batch(s.train, order, place, 32, seed=0).images for s in (plain, turned))
-    assert torch.equal(seen, mirror(bare, (1, 0), 0, 0, order[:32])) and not torch.equal(seen, bare)
+    assert torch.equal(seen, mirror(bare, (1, 0), SampleKey(0, 0, order[:32]))) and not torch.equal(seen, bare)
     assert torch.equal(turned.test.model_input(), plain.test.model_input())
     assert SmallNorbConfig(novel="elevation", mirror=True).mirror
     with pytest.raises(RecipeError, match="mirror with novel = 'azimuth'"):
@@ -301,7 +302,7 @@ def test_smallnorb_matched_validates_on_the_familiar_viewpoints_of_the_test_set(
     rows = test.factors["familiar"].nonzero().flatten()
     assert len(train) == 60 and len(test) == 180 and len(held) == len(rows) == 60
     assert torch.equal(held.images, test.images[rows]) and torch.equal(held.labels, test.labels[rows])
-    assert held.spec == (2, 32, 32, 5) and held.standardized
+    assert held.spec == (2, 32, 32, 5) and held.preprocess.standardize
     with pytest.raises(RecipeError, match="set novel, too"):
         SmallNorbConfig(matched=True)
 

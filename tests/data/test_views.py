@@ -8,19 +8,29 @@ import pytest
 import torch
 from torch import Tensor
 
-from torchcaps.data import Dataset, Splits, batch_position, epoch_order, hold_out, make_batch, subset
+from torchcaps.data import (
+    Dataset,
+    Preprocess,
+    SampleKey,
+    Splits,
+    batch_position,
+    epoch_order,
+    hold_out,
+    make_batch,
+    subset,
+)
 from torchcaps.data.augment import (
     BRIGHTNESS,
     STANDARD_BRIGHTNESS,
     _stream,
     brightness_contrast,
-    center_crop,
     crop,
     deform,
     mirror,
-    standardize,
 )
+from torchcaps.data.preprocess import center_crop
 from torchcaps.errors import DataError, TorchcapsError
+from torchcaps.math.pixels import standardize
 from torchcaps.train.loop import _to
 from torchcaps.types import Batch
 from torchcaps.utils.random import uniform
@@ -33,6 +43,12 @@ def pairs(n: int = 24) -> Dataset:
     generator = torch.Generator().manual_seed(1)
     images, parts = (torch.randint(0, 256, (n, 2, H, W), generator=generator).byte() for _ in range(2))
     return Dataset(images, torch.randint(0, 5, (n, 2), generator=generator), classes=5, components=parts)
+
+
+def shaped(data: Dataset, **options: object) -> Dataset:
+    """The same images with other settings of their preprocessing and augmentation."""
+    preprocess = {name: options.pop(name) for name in ("view", "standardize") if name in options}
+    return replace(data, preprocess=replace(data.preprocess, **preprocess), augment=replace(data.augment, **options))
 
 
 def batch_of(data: Dataset, step: int = 1, *, seed: int = SEED, size: int = 8, **options: int) -> Batch:
@@ -62,7 +78,7 @@ def looked_at(pixels: Tensor, index: int, epoch: int, most: int, side: int) -> T
 @pytest.mark.parametrize("most", [0, 2])
 @pytest.mark.parametrize("step", [1, 5])
 def test_images_and_their_parts_are_shifted_and_cropped_alike(most, step):
-    data, side, epoch = replace(pairs(), view=6), 6, step // 3
+    data, side, epoch = shaped(pairs(), view=6), 6, step // 3
     batch = batch_of(data, step, max_shift=most)
     assert batch.images.shape == batch.components.shape == (8, 2, side, side)
     for n, index in enumerate(batch.indices.tolist()):
@@ -73,7 +89,7 @@ def test_images_and_their_parts_are_shifted_and_cropped_alike(most, step):
 
 def test_every_place_is_seen_and_another_epoch_sees_others():
     compass = torch.arange(H * W).view(1, 1, H, W).expand(120, 1, H, W).byte()
-    data = Dataset(compass, torch.zeros(120).long(), classes=1, view=6)
+    data = Dataset(compass, torch.zeros(120).long(), classes=1, preprocess=Preprocess(view=6))
     first, second = (batch_of(data, step, size=120).images for step in (0, 1))
     starts = {int((image[0, 0, 0] * 255).round()) for image in first}
     assert starts == {y * W + x for y in range(H - 5) for x in range(W - 5)}
@@ -82,15 +98,15 @@ def test_every_place_is_seen_and_another_epoch_sees_others():
 
 
 def test_parts_of_processes_are_the_whole_batch_in_every_change():
-    data = replace(pairs(), view=6, standardized=True, jitter=True)
+    data = shaped(pairs(), view=6, standardize=True, jitter=True)
     whole = batch_of(data, 4, max_shift=2)
-    shares = [batch_of(data, 4, max_shift=2, part=p, parts=4) for p in range(4)]
+    shares = [batch_of(data, 4, max_shift=2, rank=p, world_size=4) for p in range(4)]
     for name in Batch._fields:
         assert torch.equal(torch.cat([getattr(s, name) for s in shares]), getattr(whole, name))
 
 
 def test_a_batch_depends_on_seed_and_place_alone():
-    data = replace(pairs(), view=6, standardized=True, jitter=True)
+    data = shaped(pairs(), view=6, standardize=True, jitter=True)
     once, again, other = batch_of(data, 4), batch_of(data, 4), batch_of(data, 4, seed=SEED + 1)
     assert all(torch.equal(a, b) for a, b in zip(once, again, strict=True))
     assert not torch.equal(once.images, other.images)
@@ -98,55 +114,55 @@ def test_a_batch_depends_on_seed_and_place_alone():
 
 def test_light_changes_after_images_are_standardized_and_parts_keep_theirs():
     """The order of the text of Hinton 2018: the other way round, standardizing would take the changes back."""
-    plain = replace(pairs(), view=6)
-    levelled = replace(plain, standardized=True)
+    plain = shaped(pairs(), view=6)
+    levelled = shaped(plain, standardize=True)
     for data, most in ((plain, BRIGHTNESS), (levelled, STANDARD_BRIGHTNESS)):
-        before, after = batch_of(data), batch_of(replace(data, jitter=True))
-        wanted = brightness_contrast(before.images, SEED, 0, before.indices, brightness=most)
+        before, after = batch_of(data), batch_of(shaped(data, jitter=True))
+        wanted = brightness_contrast(before.images, SampleKey(SEED, 0, before.indices), brightness=most)
         assert torch.equal(after.images, wanted)
         assert torch.equal(before.components, after.components)
         assert float((after.images - before.images).abs().max()) > most / 2
-    lit = batch_of(replace(levelled, jitter=True)).images
+    lit = batch_of(shaped(levelled, jitter=True)).images
     assert float((lit - standardize(lit)).abs().max()) > 0.1  # what came last is still there
 
 
 def test_images_and_their_parts_are_deformed_alike_before_they_are_cropped_and_levelled():
-    plain, bent = replace(pairs(), view=6), replace(pairs(), view=6, deform=1.0)
+    plain, bent = shaped(pairs(), view=6), shaped(pairs(), view=6, deform=1.0)
     batch = batch_of(bent)
     for whole, came in ((plain.images, batch.images), (plain.components, batch.components)):
-        moved = deform(whole[batch.indices].float() / 255, 1.0, SEED, 0, batch.indices)
-        assert torch.equal(came, crop(moved, 6, SEED, 0, batch.indices))
-    levelled = batch_of(replace(bent, standardized=True)).images
+        moved = deform(whole[batch.indices].float() / 255, 1.0, SampleKey(SEED, 0, batch.indices))
+        assert torch.equal(came, crop(moved, 6, SampleKey(SEED, 0, batch.indices)))
+    levelled = batch_of(shaped(bent, standardize=True)).images
     assert torch.equal(levelled, standardize(batch.images))
     assert torch.equal(bent.model_input(), plain.model_input())  # a test sees what there is
 
 
 def test_parts_are_mirrored_with_their_image_and_keep_their_order():
-    plain, turned = pairs(), replace(pairs(), mirror=(1, 0))
+    plain, turned = pairs(), shaped(pairs(), mirror=(1, 0))
     before, after = batch_of(plain), batch_of(turned)
-    assert torch.equal(after.images, mirror(before.images, (1, 0), SEED, 0, before.indices))
+    assert torch.equal(after.images, mirror(before.images, (1, 0), SampleKey(SEED, 0, before.indices)))
     order = tuple(range(before.components.shape[1]))
-    assert torch.equal(after.components, mirror(before.components, order, SEED, 0, before.indices))
+    assert torch.equal(after.components, mirror(before.components, order, SampleKey(SEED, 0, before.indices)))
     assert not torch.equal(after.components, before.components)
 
 
 def test_without_a_view_or_with_one_as_large_as_the_images_a_batch_is_as_ever():
     data = pairs()
     square = replace(data, images=data.images[..., :W, :], components=data.components[..., :W, :])
-    batch, same = batch_of(square, max_shift=1), batch_of(replace(square, view=W), max_shift=1)
+    batch, same = batch_of(square, max_shift=1), batch_of(shaped(square, view=W), max_shift=1)
     assert torch.equal(batch.images, same.images)
     assert torch.equal(batch.components, same.components)
     assert batch_of(replace(data, components=None)).components is None
 
 
 def test_a_test_is_shown_the_middle():
-    data = replace(pairs(), view=6)
+    data = shaped(pairs(), view=6)
     assert data.spec == (2, 6, 6, 5)
     assert torch.equal(data.cropped, data.images[:, :, 1:7, 1:7])  # of three rows over, two are cut from below
     for rows in (torch.tensor([3, 1, 3]), slice(2, 5), None):
         wanted = data.images[slice(None) if rows is None else rows][:, :, 1:7, 1:7].float() / 255
         assert torch.equal(data.model_input(rows), wanted)
-        assert torch.equal(replace(data, standardized=True, jitter=True).model_input(rows), standardize(wanted))
+        assert torch.equal(shaped(data, standardize=True, jitter=True).model_input(rows), standardize(wanted))
     whole = pairs()
     assert whole.spec == (2, H, W, 5)
     assert whole.cropped is whole.images
@@ -154,7 +170,7 @@ def test_a_test_is_shown_the_middle():
 
 
 def test_thirteen_views_each_levelled_by_itself():
-    data = replace(pairs(), view=6, standardized=True)
+    data = shaped(pairs(), view=6, standardize=True)
     views = data.views(slice(4))
     assert views.shape == (13, 4, 2, 6, 6)
     assert torch.equal(views[0], data.model_input(slice(4)))
@@ -166,12 +182,12 @@ def test_thirteen_views_each_levelled_by_itself():
 
 
 def test_a_subset_and_what_is_held_out_look_alike():
-    data = replace(pairs(), view=6, standardized=True, jitter=True)
+    data = shaped(pairs(), view=6, standardize=True, jitter=True)
     some = subset(data, torch.tensor([5, 2]))
     assert torch.equal(some.components, data.components[[5, 2]])
     assert torch.equal(some.model_input(), data.model_input(torch.tensor([5, 2])))
     splits = hold_out(Splits(data, data), 4)
-    assert (splits.validation.view, splits.validation.standardized, splits.validation.jitter) == (6, True, True)
+    assert (splits.validation.preprocess, splits.validation.augment) == (data.preprocess, data.augment)
     assert torch.equal(splits.validation.components, data.components[20:])
     assert torch.equal(splits.train.components, data.components[:20])
 
@@ -179,8 +195,8 @@ def test_a_subset_and_what_is_held_out_look_alike():
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"view": 9}, "a view of 9 pixels of images of 9x8; 1 to 8 is wanted"),
-        ({"view": 0}, "1 to 8 is wanted"),
+        ({"preprocess": Preprocess(view=9)}, "a view of 9 pixels of images of 9x8; 1 to 8 is wanted"),
+        ({"preprocess": Preprocess(view=0)}, "1 to 8 is wanted"),
         ({"components": torch.zeros(24, 2, H, W)}, "uint8"),
         ({"components": torch.zeros(23, 2, H, W).byte()}, r"uint8 \[24, 2, 9, 8\]"),
         ({"components": torch.zeros(24, 3, H, W).byte()}, "one for each label"),
@@ -199,19 +215,19 @@ def test_views_that_are_not_there_are_refused_in_one_line():
         pairs().views()
     assert "\n" not in str(caught.value)
     with pytest.raises(TorchcapsError, match="13 views"):
-        replace(pairs(), view=6).views(count=14)
+        shaped(pairs(), view=6).views(count=14)
 
 
 def test_one_part_an_image_goes_with_one_label():
     data = pairs()
-    one = Dataset(data.images, data.labels[:, 0], 5, components=data.components[:, :1], view=5)
+    one = Dataset(data.images, data.labels[:, 0], 5, components=data.components[:, :1], preprocess=Preprocess(view=5))
     batch = batch_of(one)
     assert (batch.labels.shape, batch.components.shape) == ((8,), (8, 1, 5, 5))
     assert torch.equal(center_crop(one.images, 5), one.cropped)
 
 
 def test_parts_go_to_the_device_with_their_images():
-    batch = batch_of(replace(pairs(), view=6))
+    batch = batch_of(shaped(pairs(), view=6))
     moved = _to(batch, torch.device("meta"), channels_last=True)
     assert moved.images.device.type == moved.components.device.type == "meta"
     assert _to(batch._replace(components=None), torch.device("cpu"), channels_last=False).components is None

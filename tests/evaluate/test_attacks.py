@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 from support.tiny_recipe import tiny
-from torchcaps.data import Dataset
-from torchcaps.data.augment import standardize
+from torchcaps.data import Dataset, Preprocess
 from torchcaps.errors import DataError, RecipeError, ShapeError
 from torchcaps.evaluate.attacks import (
     GradientMasking,
@@ -33,6 +32,7 @@ from torchcaps.evaluate.attacks.gradients import ball, random_start
 from torchcaps.evaluate.attacks.square import side_at
 from torchcaps.evaluate.classification import classification
 from torchcaps.losses import cross_entropy_loss, margin_loss
+from torchcaps.math.pixels import standardize
 from torchcaps.models import CNNConfig, MatrixConfig, MatrixInit, Model
 from torchcaps.train.train_state import build_model
 from torchcaps.types import ImageSpec
@@ -371,7 +371,7 @@ def test_success_towards_a_class_by_loops():
 
 def test_standardized_sets_are_attacked_in_pixels():
     spec = ImageSpec(2, 3, 3, 3)
-    model, data = Linear(spec), replace(linear_data(), view=3, standardized=True)
+    model, data = Linear(spec), replace(linear_data(), preprocess=Preprocess(3, standardize=True))
     found = attack_curves(model, data, ["fgsm"], [0, 0.1]).attack_accuracy["fgsm"]
     assert found["0"] == pytest.approx(1 - classification(model, data)["test_error"])
     pixels = data.cropped.float() / 255

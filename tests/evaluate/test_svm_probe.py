@@ -12,7 +12,7 @@ from sklearn.svm import SVC
 from support.tiny_recipe import tiny
 from torchcaps.data import AffnistConfig, GlyphsConfig, MnistConfig, NpzConfig, Splits, epoch_order
 from torchcaps.data.affnist import affnist
-from torchcaps.data.augment import shift
+from torchcaps.data.augment import SampleKey, shift
 from torchcaps.errors import DataError, RecipeError, ShapeError
 from torchcaps.evaluate import svm_probe
 from torchcaps.evaluate.svm_probe import AFFNIST, GAMMA, SVM, C, build_probe_data, fit_svm, require_sklearn
@@ -200,7 +200,9 @@ def test_images_are_shown_as_training_shows_them(monkeypatch):
     recipe = sparse(train=80)
     images = recipe.data.load().train.images
     order = epoch_order(3, 0, 80)[:50]
-    wanted = torch.stack([shift(images[i, None].float() / 255, 2, 3, 0, torch.tensor([i]))[0] for i in order.tolist()])
+    wanted = torch.stack(
+        [shift(images[i, None].float() / 255, 2, SampleKey(3, 0, torch.tensor([i])))[0] for i in order.tolist()]
+    )
     assert torch.equal(build_probe_data(recipe, 50).shown, wanted)
     assert not torch.equal(wanted, images[order].float() / 255)
     monkeypatch.setattr(svm_probe, "READ", 30)

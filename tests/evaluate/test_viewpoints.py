@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from support.tiny_recipe import tiny
-from torchcaps.data import Dataset, Splits
-from torchcaps.data.augment import standardize
+from torchcaps.data import Dataset, Preprocess, Splits
 from torchcaps.errors import DataError
 from torchcaps.evaluate.classification import class_scores, classifier_metrics, nearest_mean_metrics
 from torchcaps.evaluate.results import Result
 from torchcaps.evaluate.viewpoints import has_views, novel_errors, view_scores, viewpoint_metrics
+from torchcaps.math.pixels import standardize
 from torchcaps.models import Model
 from torchcaps.systems.report import rows_of
 from torchcaps.types import ImageSpec
@@ -36,7 +36,7 @@ def toys() -> Dataset:
     make = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (N, 2, SIDE, SIDE), generator=make).byte()
     labels, familiar = torch.randint(0, J, (N,), generator=make), torch.arange(N) % 3 == 0
-    return Dataset(images, labels, J, {"familiar": familiar.long()}, view=VIEW, standardized=True)
+    return Dataset(images, labels, J, {"familiar": familiar.long()}, preprocess=Preprocess(VIEW, standardize=True))
 
 
 def best(scores: list[float]) -> int:
@@ -92,7 +92,7 @@ def test_what_is_asked_depends_on_the_view_and_the_split(toys):
     assert total == pytest.approx(found["test_error"] * N)
     assert {"novel_error", "familiar_error"} < set(nearest_mean_metrics(tiny(), splits))
     bare = replace(toys, images=toys.images[:, :, :VIEW, :VIEW], factors={})
-    assert not has_views(bare) and not has_views(replace(bare, view=None)) and has_views(toys)
+    assert not has_views(bare) and not has_views(replace(bare, preprocess=Preprocess())) and has_views(toys)
     assert set(classifier_metrics(Brightest(), tiny(), Splits(bare, bare))) == {"test_error", "calibration_error"}
 
 

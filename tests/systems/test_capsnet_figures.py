@@ -9,7 +9,7 @@ import torch
 
 from support.png import panels
 from support.tiny_recipe import tiny
-from torchcaps.data import Dataset
+from torchcaps.data import Dataset, Preprocess
 from torchcaps.data.multimnist import multimnist
 from torchcaps.errors import DataError, RecipeError, ShapeError
 from torchcaps.evaluate.factors import class_capsules
@@ -202,7 +202,7 @@ def test_all_images_are_looked_at_only_where_it_is_said(single, pairs, kind, mon
 def test_color_and_crops_are_drawn(single):
     torch.manual_seed(0)
     images = torch.randint(0, 256, (6, 3, 20, 20), dtype=torch.uint8)
-    data = Dataset(images, torch.arange(6), 10, names=tuple("abcdefghij"), view=16, standardized=True)
+    data = Dataset(images, torch.arange(6), 10, names=tuple("abcdefghij"), preprocess=Preprocess(16, standardize=True))
     model = made(data)
     for kind in c.kinds_of(data):
         assert c.picture(kind, model, FigureOptions(count=2), data)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from support.png import panels
-from torchcaps.data import Dataset
+from torchcaps.data import Dataset, Preprocess
 from torchcaps.errors import RecipeError, ShapeError
 from torchcaps.evaluate.factors import class_capsules
 from torchcaps.evaluate.figures import image_grid
@@ -30,7 +30,9 @@ VARIANTS = {
 def data() -> Dataset:
     make = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (9, 2, 16, 16), generator=make).byte()
-    return Dataset(images, torch.arange(9) % 3, 3, names=("car", "plane", "truck"), view=13, standardized=True)
+    return Dataset(
+        images, torch.arange(9) % 3, 3, names=("car", "plane", "truck"), preprocess=Preprocess(13, standardize=True)
+    )
 
 
 def made(data: Dataset, config: MatrixConfig = CONFIG) -> MatrixCaps:

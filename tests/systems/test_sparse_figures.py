@@ -11,7 +11,7 @@ import torch
 
 from support.png import panels
 from support.tiny_recipe import tiny
-from torchcaps.data import Dataset
+from torchcaps.data import Dataset, Preprocess
 from torchcaps.errors import DataError, RecipeError, ShapeError
 from torchcaps.models import CapsNet, Model, SparseCaps, SparseConfig
 from torchcaps.models.sparse import SparseModel
@@ -238,7 +238,7 @@ def test_every_figure_is_the_same_again_and_depends_on_the_model(data, kind, bui
     """Stereo pairs that are cropped and standardized, whatever routes them."""
     make = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (20, 2, 18, 18), generator=make).byte()
-    pairs = Dataset(images, torch.arange(20) % 3, 3, view=16, standardized=True)
+    pairs = Dataset(images, torch.arange(20) % 3, 3, preprocess=Preprocess(16, standardize=True))
     model = build(pairs)
     assert isinstance(model, SparseModel)
     drawn = s.picture(kind, scene(pairs, model, count=2, seed=1))
@@ -252,7 +252,7 @@ def test_every_figure_is_the_same_again_and_depends_on_the_model(data, kind, bui
 
 def test_standardized_images_are_drawn_with_their_own_light(data):
     even = torch.cat([data.images[:5], torch.full_like(data.images[:1], 90)])
-    level = Dataset(even, data.labels[:6], 10, standardized=True)
+    level = Dataset(even, data.labels[:6], 10, preprocess=Preprocess(standardize=True))
     for row in range(6):
         found = scene(level).levels(level.model_input(slice(row, row + 1)), row)
         torch.testing.assert_close(found, even[row : row + 1].float() / 255, rtol=1e-4, atol=1e-5)

@@ -12,7 +12,7 @@ import torch
 
 from support.hardware import multiplies_bfloat16
 from support.tiny_recipe import tiny
-from torchcaps.data.augment import shift
+from torchcaps.data.augment import SampleKey, shift
 from torchcaps.errors import CheckpointError, DataError, RecipeError, ShapeError, TrainingError
 from torchcaps.models.capsnet import CapsNet
 from torchcaps.train import load_run, total_steps, train
@@ -174,7 +174,7 @@ def test_the_first_steps_are_those_of_a_loop_written_out(tmp_path):
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     for step, (epoch, first) in enumerate([(0, 0), (0, 40), (1, 0), (1, 40)]):
         index = permutation(3, epoch, 80)[first : first + 40]
-        images = shift(data.images[index].float() / 255, 2, 3, epoch, index)
+        images = shift(data.images[index].float() / 255, 2, SampleKey(3, epoch, index))
         loss = model.objective(Batch(images, data.labels[index], index), step)["loss"]
         optimizer.zero_grad()
         loss.backward()

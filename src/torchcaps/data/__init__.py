@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from torchcaps.data.augment import Augment, SampleKey
 from torchcaps.data.base import (
     BatchPosition,
     DataConfig,
     Dataset,
+    RawBatch,
     Splits,
     batch_position,
     check_splits,
@@ -15,6 +17,7 @@ from torchcaps.data.base import (
     subset,
 )
 from torchcaps.data.builtin import GlyphsConfig
+from torchcaps.data.preprocess import Preprocess
 from torchcaps.data.sets import AffnistConfig, Cifar10Config, FashionMnistConfig, MnistConfig, MultiMnistConfig
 from torchcaps.data.smallnorb import SmallNorbConfig
 from torchcaps.data.user_data import FolderConfig, NpzConfig
@@ -22,6 +25,7 @@ from torchcaps.data.user_data import FolderConfig, NpzConfig
 __all__ = [
     "DATASETS",
     "AffnistConfig",
+    "Augment",
     "BatchPosition",
     "Cifar10Config",
     "DataConfig",
@@ -32,6 +36,9 @@ __all__ = [
     "MnistConfig",
     "MultiMnistConfig",
     "NpzConfig",
+    "Preprocess",
+    "RawBatch",
+    "SampleKey",
     "SmallNorbConfig",
     "Splits",
     "batch_position",

@@ -1,14 +1,19 @@
-"""Changes to images [b c h w], each a pure function of (seed, epoch, index), and the views a test looks at.
+"""Random changes of training images [b c h w], each a pure function of (seed, epoch, index).
 
-`index` [b] names the images, so a change is the same in any batch and after any resumption. Every change hashes
-its own name with (seed, epoch, index): where the crop falls says nothing about the brightness.
+The index of an image, not its place in a batch, names it, so a change is the same in any batch and after any
+resumption. Every change hashes its own name with (seed, epoch, index), so that no two share random numbers: where a
+crop falls says nothing about the brightness.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
+from torchcaps.data.preprocess import crop_margins
 from torchcaps.data.warp import linear_map, warp
 from torchcaps.errors import DataError, ShapeError
 from torchcaps.utils.random import uniform
@@ -16,86 +21,146 @@ from torchcaps.utils.random import uniform
 __all__ = [
     "BRIGHTNESS",
     "STANDARD_BRIGHTNESS",
+    "Augment",
+    "SampleKey",
     "affine",
     "brightness_contrast",
-    "center_crop",
     "check_index",
     "crop",
-    "crops",
     "deform",
     "mirror",
     "shift",
-    "standardize",
     "windows",
 ]
 
 BRIGHTNESS = 63 / 255
+"""Largest change of brightness of images in [0, 1]."""
 STANDARD_BRIGHTNESS = 1.0
-"""By how much light may change at most: of images in [0, 1], and of images of unit variance."""
+"""Largest change of brightness of images of unit variance."""
 
-_QUARTERS = (
-    (2, 2),  # the center
-    *((0, 0), (0, 4), (4, 0), (4, 4)),  # the corners
-    *((0, 2), (2, 0), (2, 4), (4, 2)),  # the middles of the edges
-    *((1, 1), (1, 3), (3, 1), (3, 3)),  # half-way from the center to the corners
-)  # where the 13 test views start, (down, right), in quarters of what a view leaves out
+_ROTATION = 0.17
+_STRETCH = 0.2
+_SHEAR = 0.17
+"""How far `deform` goes at strength 1: radians (10 degrees), a share of the size, a slope."""
 
 
-def shift(images: Tensor, most: int, seed: int, epoch: int, index: Tensor) -> Tensor:
-    """Move each image [b c h w] by up to `most` whole pixels in each direction; what comes in is black."""
+class SampleKey(NamedTuple):
+    """What the random numbers of a batch of images are hashed from.
+
+    Attributes:
+        seed: Seed of the run.
+        epoch: Number of the epoch, from 0.
+        indices: int64 [b], the numbers of the images in their data set.
+    """
+
+    seed: int
+    epoch: int
+    indices: Tensor
+
+    def uniform(self, change: str, count: int) -> Tensor:
+        """Draw `count` numbers in [0, 1) for each image, [b count]; each `change` has numbers of its own."""
+        return uniform(self.seed, _stream(change), self.epoch, self.indices, count=count)
+
+
+@dataclass(frozen=True)
+class Augment:
+    """How training images are changed at random; a test sees none of it.
+
+    Attributes:
+        mirror: Order of the channels of a mirrored image, see `mirror`; half of the images are mirrored. None mirrors
+            no image.
+        deform: Strength of random rotation, stretch and shear, see `deform`; 0 is none.
+        jitter: Change brightness and contrast, after images were standardized if they are.
+    """
+
+    mirror: tuple[int, ...] | None = None
+    deform: float = 0.0
+    jitter: bool = False
+
+    def geometry(self, pixels: Tensor, key: SampleKey, *, components: bool = False) -> Tensor:
+        """Mirror and deform images, in this order.
+
+        Args:
+            pixels: floats [b c h w].
+            key: Seed, epoch and indices [b] of the images.
+            components: The channels are the objects of an image, each alone: mirrored with it, in their own order.
+
+        Returns:
+            Floats [b c h w].
+        """
+        if self.mirror is not None:
+            order = tuple(range(pixels.shape[1])) if components else self.mirror
+            pixels = mirror(pixels, order, key)
+        return deform(pixels, self.deform, key)
+
+    def brightness(self, images: Tensor, key: SampleKey, *, standardized: bool) -> Tensor:
+        """Change brightness and contrast of model input [b c h w] if `jitter`, on the scale of its values."""
+        if not self.jitter:
+            return images
+        largest = STANDARD_BRIGHTNESS if standardized else BRIGHTNESS
+        return brightness_contrast(images, key, brightness=largest)
+
+
+def shift(images: Tensor, most: int, key: SampleKey) -> Tensor:
+    """Move each image by whole pixels, uniform in -most ... most along each axis; what comes in is black.
+
+    Args:
+        images: Tensor [b c h w].
+        most: Largest move in pixels; 0 returns the images as they are.
+        key: Seed, epoch and indices [b] of the images.
+
+    Returns:
+        Tensor [b c h w].
+    """
     if most == 0:
         return images
-    check_index("shift", index, len(images))
-    u = uniform(seed, _stream("shift"), epoch, index, count=2)  # [b 2]
-    top, left = (u * (2 * most + 1)).long().unbind(-1)  # [b], 0 ... 2 most
+    check_index("shift", key.indices, len(images))
+    top, left = (key.uniform("shift", 2) * (2 * most + 1)).long().unbind(-1)  # [b] each, 0 ... 2 most
     padded = torch.nn.functional.pad(images, (most, most, most, most))
     return windows(padded, top, left, (images.shape[-2], images.shape[-1]))
 
 
-def crop(images: Tensor, size: int, seed: int, epoch: int, index: Tensor) -> Tensor:  # [b c size size]
-    """A square of each image [b c h w], all of its places inside the image equally likely."""
-    room = torch.tensor(_room("crop", images, size), device=index.device)  # (down, right)
-    check_index("crop", index, len(images))
-    top, left = (uniform(seed, _stream("crop"), epoch, index, count=2) * (room + 1)).long().unbind(-1)
+def crop(images: Tensor, size: int, key: SampleKey) -> Tensor:
+    """Crop a square at a random place of each image, all places inside the image equally likely.
+
+    Args:
+        images: Tensor [b c h w].
+        size: Side of the square.
+        key: Seed, epoch and indices [b] of the images.
+
+    Returns:
+        Tensor [b c size size].
+    """
+    margins = torch.tensor(crop_margins("crop", images, size), device=key.indices.device)  # (down, right)
+    check_index("crop", key.indices, len(images))
+    top, left = (key.uniform("crop", 2) * (margins + 1)).long().unbind(-1)
     return windows(images, top, left, (size, size))
 
 
-def center_crop(images: Tensor, size: int) -> Tensor:  # [b c size size]
-    """The square in the middle of each image; of an odd rest, the larger half is cut from below and the right."""
-    down, right = _room("center_crop", images, size)
-    return images[..., down // 2 : down // 2 + size, right // 2 : right // 2 + size]
-
-
-def crops(images: Tensor, size: int, count: int = 13) -> Tensor:  # [count b c size size]
-    """The first `count` of 13 views of each image: a test may average what a model says of them.
-
-    In order: the center (that of `center_crop`), the four corners, the middles of the four edges, and the four
-    places half-way between the center and the corners; each four from the top left, row by row.
-    """
-    if not 1 <= count <= len(_QUARTERS):
-        raise ShapeError(f"crops with count={count}: there are {len(_QUARTERS)} views; ask for 1 to {len(_QUARTERS)}")
-    down, right = _room("crops", images, size)
-    starts = ((down * y // 4, right * x // 4) for y, x in _QUARTERS[:count])
-    return torch.stack([images[..., y : y + size, x : x + size] for y, x in starts])
-
-
 def brightness_contrast(
-    images: Tensor,
-    seed: int,
-    epoch: int,
-    index: Tensor,
-    *,
-    brightness: float = BRIGHTNESS,
-    contrast: tuple[float, float] = (0.5, 1.5),
+    images: Tensor, key: SampleKey, *, brightness: float = BRIGHTNESS, contrast: tuple[float, float] = (0.5, 1.5)
 ) -> Tensor:
-    """x' = (x + δ - m) κ + m, δ ~ U(-brightness, brightness), κ ~ U(contrast), m the mean of x + δ.
+    """Change brightness by δ and contrast by κ: x' = (x + δ - m) κ + m, with m the mean of x + δ.
 
     The mean is that of one channel of one image, as in TensorFlow's random_contrast. Images in [0, 1] may leave
     that range: nothing is clipped, so that no detail is lost and a change could be undone.
+
+    Args:
+        images: floats [b c h w].
+        key: Seed, epoch and indices [b] of the images.
+        brightness: δ is uniform in ±brightness.
+        contrast: κ is uniform between these two.
+
+    Returns:
+        Floats [b c h w].
+
+    Raises:
+        ShapeError: if the images are not floats [b c h w], or the key does not name one index for each.
     """
-    _check_floats("brightness_contrast", images)
-    check_index("brightness_contrast", index, len(images))
-    u = uniform(seed, _stream("brightness_contrast"), epoch, index, count=2).to(images)[..., None, None, None]
+    if images.ndim != 4 or not images.is_floating_point():
+        raise ShapeError(f"brightness_contrast of {images.dtype} {list(images.shape)}: floats [b c h w] are wanted")
+    check_index("brightness_contrast", key.indices, len(images))
+    u = key.uniform("brightness_contrast", 2).to(images)[..., None, None, None]
     delta = brightness * (2 * u[:, 0] - 1)
     kappa = contrast[0] + (contrast[1] - contrast[0]) * u[:, 1]  # [b 1 1 1]
     m = images.mean((2, 3), keepdim=True, dtype=torch.float64).to(images)  # [b c 1 1]
@@ -104,66 +169,99 @@ def brightness_contrast(
 
 def affine(
     images: Tensor,
-    seed: int,
-    epoch: int,
-    index: Tensor,
+    key: SampleKey,
     *,
     rotation: float = 0.0,
     scale: tuple[float, float] = (1.0, 1.0),
     shear: float = 0.0,
     translate: float = 0.0,
 ) -> Tensor:
-    """Each image turned, stretched, leant over and moved about its center by `warp`; what comes in is black.
+    """Rotate, scale, shear and move each image about its center by `warp`; what comes in is black.
 
-    The angle is uniform in ±rotation radians, the shear in ±shear, the scale of each axis by itself in `scale`, and
-    the move along each axis in ±translate pixels; see `warp.linear_map` for their order and directions.
+    Args:
+        images: floats [b c h w].
+        key: Seed, epoch and indices [b] of the images.
+        rotation: The angle is uniform in ±rotation radians.
+        scale: The scale of each axis by itself is uniform between these two.
+        shear: The shear is uniform in ±shear.
+        translate: The move along each axis is uniform in ±translate pixels.
+
+    Returns:
+        Floats [b c h w]; see `warp.linear_map` for the order and the directions of the changes.
     """
-    check_index("affine", index, len(images))
-    most = (rotation, shear, translate, translate)
-    u = uniform(seed, _stream("affine"), epoch, index, count=6).to(images).unbind(-1)
-    turn, lean, right, down = (m * (2 * u_n - 1) for m, u_n in zip(most, u[:4], strict=True))
-    wide, high = (scale[0] + (scale[1] - scale[0]) * u_n for u_n in u[4:])
+    check_index("affine", key.indices, len(images))
+    largest = (rotation, shear, translate, translate)
+    u = key.uniform("affine", 6).to(images).unbind(-1)
+    angle, slope, right, down = (m * (2 * u_n - 1) for m, u_n in zip(largest, u[:4], strict=True))
+    scale_x, scale_y = (scale[0] + (scale[1] - scale[0]) * u_n for u_n in u[4:])
     size = (images.shape[-2], images.shape[-1])
-    return warp(images, linear_map(turn, lean, wide, high), torch.stack((right, down), dim=-1), size)
+    return warp(images, linear_map(angle, slope, scale_x, scale_y), torch.stack((right, down), dim=-1), size)
 
 
-def deform(images: Tensor, strength: float, seed: int, epoch: int, index: Tensor) -> Tensor:
-    """`affine` in all its ways at once, up to `strength` times 10 degrees, a fifth of the size and a shear of .17.
+def deform(images: Tensor, strength: float, key: SampleKey) -> Tensor:
+    """Rotate, stretch and shear each image, at strength 1 by up to 10 degrees, a fifth of its size and .17.
 
-    What comes in is as bright as the rim of the image, in the median: a toy keeps its table.
+    What comes in has the median brightness of the image's border, so that an object keeps its background.
+
+    Args:
+        images: floats [b c h w].
+        strength: Factor of all three ranges; 0 returns the images as they are.
+        key: Seed, epoch and indices [b] of the images.
+
+    Returns:
+        Floats [b c h w].
     """
     if strength == 0:
         return images
-    rim = torch.cat((images[..., (0, -1), :].flatten(2), images[..., :, (0, -1)].flatten(2)), dim=-1)  # [b c r]
-    ground = rim.median(-1).values[..., None, None]
-    scale = (1 - 0.2 * strength, 1 + 0.2 * strength)
-    turned = affine(images - ground, seed, epoch, index, rotation=0.17 * strength, scale=scale, shear=0.17 * strength)
-    return turned + ground
+    rows = images[..., (0, -1), :].flatten(2)
+    columns = images[..., :, (0, -1)].flatten(2)
+    background = torch.cat((rows, columns), dim=-1).median(-1).values[..., None, None]  # [b c 1 1]
+    deformed = affine(
+        images - background,
+        key,
+        rotation=_ROTATION * strength,
+        scale=(1 - _STRETCH * strength, 1 + _STRETCH * strength),
+        shear=_SHEAR * strength,
+    )
+    return deformed + background
 
 
-def mirror(images: Tensor, order: tuple[int, ...], seed: int, epoch: int, index: Tensor) -> Tensor:
-    """One image [c h w] in two as a mirror beside it shows it, its channels in the given order.
+def mirror(images: Tensor, order: tuple[int, ...], key: SampleKey) -> Tensor:
+    """Mirror half of the images left to right, with their channels in another order.
 
-    Of a stereo pair the order is (1, 0): in a mirror, what the left eye sees is what the right eye would have seen.
+    Of a stereo pair the order is (1, 0): in a mirror, the left camera's image is the one that the right camera would
+    have taken.
+
+    Args:
+        images: Tensor [b c h w].
+        order: The numbers of the c channels in the order that a mirrored image has.
+        key: Seed, epoch and indices [b] of the images.
+
+    Returns:
+        Tensor [b c h w].
+
+    Raises:
+        ShapeError: if the order does not name each channel once.
     """
     if sorted(order) != list(range(images.shape[1])):
         raise ShapeError(f"mirror: channels in the order {list(order)} of images {list(images.shape)}; name each once")
-    check_index("mirror", index, len(images))
-    turned = uniform(seed, _stream("mirror"), epoch, index, count=1).to(images.device) < 0.5  # [b 1]
-    return torch.where(turned[..., None, None], images[:, list(order)].flip(-1), images)
+    check_index("mirror", key.indices, len(images))
+    is_mirrored = key.uniform("mirror", 1).to(images.device) < 0.5  # [b 1]
+    return torch.where(is_mirrored[..., None, None], images[:, list(order)].flip(-1), images)
 
 
-def standardize(images: Tensor) -> Tensor:
-    """(x - mean) / max(σ, 1/√N) over the N values of each image: zero mean, unit variance, an even image zero."""
-    _check_floats("standardize", images)
-    centerd = images - images.mean((1, 2, 3), keepdim=True, dtype=torch.float64).to(images)
-    variance = centerd.square().mean((1, 2, 3), keepdim=True, dtype=torch.float64)  # [b 1 1 1]
-    N = max(1, images.shape[1:].numel())
-    return centerd / variance.clamp_min(1 / N).sqrt().to(images)
+def windows(images: Tensor, top: Tensor, left: Tensor, size: tuple[int, int]) -> Tensor:
+    """Cut a window out of each image, at a place of its own.
 
+    Args:
+        images: Tensor [b c h w].
+        top: First row of each window, int64 [b].
+        left: First column of each window, int64 [b].
+        size: Height H and width W of the windows.
 
-def windows(images: Tensor, top: Tensor, left: Tensor, size: tuple[int, int]) -> Tensor:  # [b c H W]
-    """Of each image [b c h w] the H x W pixels that start at its own row and column, `top` and `left` [b]."""
+    Returns:
+        Tensor [b c H W].
+    """
     b, c = images.shape[:2]
     H, W = size
     device = images.device
@@ -174,29 +272,20 @@ def windows(images: Tensor, top: Tensor, left: Tensor, size: tuple[int, int]) ->
     return images[samples, channels, rows, columns]
 
 
-def check_index(what: str, index: Tensor, count: int | None = None) -> None:
-    """One line, unless the index is [b] with no number below 0, and of `count` numbers if that is given."""
+def check_index(caller: str, index: Tensor, count: int | None = None) -> None:
+    """Refuse an index of images that is not [b], holds a negative number or is not of `count` numbers.
+
+    Raises:
+        ShapeError: if the shape is wrong; the text begins with the name of the `caller`.
+        DataError: if a number is negative.
+    """
     if index.ndim != 1 or (count is not None and len(index) != count):
         wanted = "[b]" if count is None else f"[{count}], one number an image,"
-        raise ShapeError(f"{what}: an index of shape {list(index.shape)} came; {wanted} is wanted")
+        raise ShapeError(f"{caller}: an index of shape {list(index.shape)} came; {wanted} is wanted")
     if index.numel() and int(index.min()) < 0:
-        raise DataError(f"{what}: index {int(index.min())} came; images are counted from 0, so pass none below")
+        raise DataError(f"{caller}: index {int(index.min())} came; images are counted from 0, so pass none below")
 
 
 def _stream(name: str) -> int:
-    """The letters of a name as a number, to be hashed as a counter."""
+    """Return the letters of a name as a number, to be hashed as a counter."""
     return int.from_bytes(name.encode(), "big")
-
-
-def _room(what: str, images: Tensor, size: int) -> tuple[int, int]:
-    """How many pixels (down, right) a square of `size` may move inside the images."""
-    h, w = images.shape[-2:]
-    if not 1 <= size <= min(h, w):
-        raise ShapeError(f"{what} of size {size} from images of {h}x{w}; ask for 1 to {min(h, w)} pixels")
-    return h - size, w - size
-
-
-def _check_floats(what: str, images: Tensor) -> None:
-    """One line, unless the images are floats [b c h w]."""
-    if images.ndim != 4 or not images.is_floating_point():
-        raise ShapeError(f"{what} of {images.dtype} {list(images.shape)}: floats [b c h w] are wanted")

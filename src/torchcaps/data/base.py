@@ -1,7 +1,7 @@
 """A data set in memory, and how training takes batches from it.
 
 Which images are in a batch, and how each is changed, depends only on (seed, epoch, index): so a run can be stopped
-anywhere, and go on with any number of processes, and see exactly what it would have seen.
+anywhere, resumed with any number of processes, and trains on exactly the same images.
 """
 
 from __future__ import annotations
@@ -14,19 +14,10 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from torchcaps.data.augment import (
-    BRIGHTNESS,
-    STANDARD_BRIGHTNESS,
-    brightness_contrast,
-    center_crop,
-    crop,
-    crops,
-    deform,
-    mirror,
-    shift,
-    standardize,
-)
+from torchcaps.data.augment import Augment, SampleKey, crop, shift
+from torchcaps.data.preprocess import TEST_VIEWS, Preprocess
 from torchcaps.errors import DataError
+from torchcaps.math.pixels import to_float
 from torchcaps.types import Batch, ImageSpec
 from torchcaps.utils.random import permutation
 
@@ -34,6 +25,7 @@ __all__ = [
     "BatchPosition",
     "DataConfig",
     "Dataset",
+    "RawBatch",
     "Splits",
     "batch_position",
     "check_splits",
@@ -43,18 +35,42 @@ __all__ = [
     "subset",
 ]
 
+Rows = Tensor | slice | None
+"""Which images: their numbers [b], a range of them, or all."""
+
+
+class RawBatch(NamedTuple):
+    """Images as they are stored, before preprocessing and augmentation.
+
+    Attributes:
+        images: uint8 [b c h w].
+        labels: int64 [b], or [b m] where an image shows m objects.
+        components: uint8 [b m h w], each object of an image alone, if that is known.
+    """
+
+    images: Tensor
+    labels: Tensor
+    components: Tensor | None = None
+
 
 @dataclass(frozen=True)
 class Dataset:
-    """Images [n c h w] as bytes, labels [n] ([n m] where an image shows m things), named factors [n], class names.
+    """Labeled images in memory, with what is known of them and what is done to them before a model.
 
-    `parts` [n m h w] are bytes too: each thing of an image alone. A model sees squares of side `view`, or whole images
-    without it: at random places while training, in the middle when tested. What it sees is of zero mean and unit
-    variance if `standardized`; after that, training changes brightness and contrast at random if `jitter`. Before all
-    that, training turns, stretches and shears it by `deform` times as much as `augment.deform` says, and of half of the
-    images sees their mirror images, if `mirror` says which order the channels then have.
-    A set that is drawn rather than collected may be drawn `anew` for each epoch: (epoch, index [b]) -> images, labels,
-    parts; those of epoch 0 are the ones it holds.
+    Attributes:
+        images: uint8 [n c h w].
+        labels: int64 [n], or [n m] where an image shows m objects.
+        classes: Number of classes; labels run from 0 to `classes` - 1.
+        factors: Further facts about each image by name, such as its azimuth, each [n].
+        names: Names of the classes; empty where they have none.
+        components: uint8 [n m h w], each object of an image alone, if that is known.
+        preprocess: What every image goes through before a model.
+        augment: How training images are changed at random.
+        resample_fn: Maps (epoch, index [b]) to new images, for sets that are generated rather than collected; those of
+            epoch 0 are the stored ones. None trains on the stored images in every epoch.
+
+    Raises:
+        DataError: if shapes, types, labels or the view do not fit together.
     """
 
     images: Tensor
@@ -63,12 +79,9 @@ class Dataset:
     factors: Mapping[str, Tensor] = field(default_factory=dict)
     names: tuple[str, ...] = ()
     components: Tensor | None = None
-    view: int | None = None
-    standardized: bool = False
-    jitter: bool = False
-    deform: float = 0.0
-    mirror: tuple[int, ...] | None = None
-    resample_fn: Callable[[int, Tensor], tuple[Tensor, Tensor, Tensor | None]] | None = None
+    preprocess: Preprocess = field(default_factory=Preprocess)
+    augment: Augment = field(default_factory=Augment)
+    resample_fn: Callable[[int, Tensor], RawBatch] | None = None
 
     def __post_init__(self) -> None:
         if self.images.ndim != 4 or self.images.dtype != torch.uint8:
@@ -82,76 +95,130 @@ class Dataset:
         high = int(self.labels.max())
         if low < 0 or high >= self.classes:
             raise DataError(f"labels run from {low} to {high}; 0 to {self.classes - 1} is wanted")
-        self._check_looks()
+        self._check_components()
+        view = self.preprocess.view
+        h, w = self.images.shape[-2:]
+        if view is not None and not 1 <= view <= min(h, w):
+            raise DataError(f"a view of {view} pixels of images of {h}x{w}; 1 to {min(h, w)} is wanted")
 
-    def _check_looks(self) -> None:
+    def _check_components(self) -> None:
+        """Refuse components that are not one image of bytes for each label."""
+        if self.components is None:
+            return
         n, _, h, w = self.images.shape
-        things = (n, self.labels[0].numel(), h, w)
-        if self.components is not None and (self.components.shape != things or self.components.dtype != torch.uint8):
+        wanted = (n, self.labels[0].numel(), h, w)
+        if self.components.shape != wanted or self.components.dtype != torch.uint8:
             came = f"{self.components.dtype} {list(self.components.shape)}"
-            raise DataError(f"parts are {came}; uint8 {list(things)}, one for each label, is wanted")
-        if self.view is not None and not 1 <= self.view <= min(h, w):
-            raise DataError(f"a view of {self.view} pixels of images of {h}x{w}; 1 to {min(h, w)} is wanted")
+            raise DataError(f"components are {came}; uint8 {list(wanted)}, one for each label, is wanted")
 
     def __len__(self) -> int:
         return len(self.images)
 
     @property
     def spec(self) -> ImageSpec:
-        """What a model is built for: the shape of what it sees."""
+        """Shape of the model input and number of classes: what a model is built for."""
         channels, height, width = self.images.shape[1:]
-        return ImageSpec(channels, self.view or height, self.view or width, self.classes)
+        view = self.preprocess.view
+        return ImageSpec(channels, view or height, view or width, self.classes)
 
     @property
     def cropped(self) -> Tensor:
-        """[n c s s] the bytes a model sees when it is tested: the middle of each image."""
-        return self.images if self.view is None else center_crop(self.images, self.view)
+        """The center of each image, uint8 [n c s s]; whole images [n c h w] where no view is set."""
+        return self.preprocess.crop(self.images)
 
-    def model_input(self, rows: Tensor | slice | None = None) -> Tensor:  # [b c s s]
-        """What a model is shown of the rows when it is tested: floats in [0, 1], standardized if the set is."""
-        return self.standardize(self.cropped[slice(None) if rows is None else rows].float() / 255)
+    def pixels(self, rows: Rows = None) -> Tensor:
+        """Return the cropped images of some rows in [0, 1], not standardized: what people are shown.
 
-    def epoch_images(self, epoch: int, index: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The images, labels and parts that training takes in an epoch, bytes as they are stored."""
+        Args:
+            rows: Numbers [b] of the images, a slice of them, or None for all.
+
+        Returns:
+            Floats [b c s s].
+        """
+        return to_float(self.cropped[_selection(rows)])
+
+    def model_input(self, rows: Rows = None) -> Tensor:
+        """Return what a model gets of some rows in a test: cropped, in [0, 1], standardized if the set is.
+
+        Args:
+            rows: Numbers [b] of the images, a slice of them, or None for all.
+
+        Returns:
+            Floats [b c s s].
+        """
+        return self.preprocess(self.images[_selection(rows)])
+
+    def views(self, rows: Rows = None, count: int = TEST_VIEWS) -> Tensor:
+        """Return several crops of some rows as model input, the center first; see `Preprocess.views`.
+
+        Args:
+            rows: Numbers [b] of the images, a slice of them, or None for all.
+            count: Number of crops, 1 to 13.
+
+        Returns:
+            Floats [count b c s s].
+        """
+        return self.preprocess.views(self.images[_selection(rows)], count)
+
+    def raw_batch(self, epoch: int, index: Tensor) -> RawBatch:
+        """Return the images [b] that training takes in an epoch as they are stored, generated anew if the set is."""
         if self.resample_fn is not None:
             return self.resample_fn(epoch, index)
-        return self.images[index], self.labels[index], None if self.components is None else self.components[index]
-
-    def views(self, rows: Tensor | slice | None = None, count: int = 13) -> Tensor:  # [count b c s s]
-        """`count` views of the rows, the first in the middle (see `crops`): a test may average what is said of them."""
-        if self.view is None:
-            raise DataError(f"{count} views of whole images would all be the same; give the data set a view")
-        images = self.images[slice(None) if rows is None else rows]
-        return torch.stack([self.standardize(v.float() / 255) for v in crops(images, self.view, count)])
-
-    def standardize(self, images: Tensor) -> Tensor:
-        """Floats [b c h w] of zero mean and unit variance each, if the set is standardized; else as they came."""
-        return standardize(images) if self.standardized else images
+        components = None if self.components is None else self.components[index]
+        return RawBatch(self.images[index], self.labels[index], components)
 
     def name_of(self, label: int) -> str:
-        """The class's name, or its number where it has none."""
+        """Return the name of a class, or its number where it has none."""
         return self.names[label] if label < len(self.names) else str(label)
 
 
 class Splits(NamedTuple):
-    """What to learn from, what to be judged by, and what to choose settings by, where that was set aside."""
+    """Images to train on, to test on and, where they were set aside, to choose settings by."""
 
     train: Dataset
     test: Dataset
     validation: Dataset | None = None
 
 
+class DataConfig(Protocol):
+    """A frozen dataclass that names a data set and loads it: the [data] table of a recipe."""
+
+    def load(self) -> Splits: ...
+
+
+class BatchPosition(NamedTuple):
+    """A position in training: the epoch, and the number of the batch in it, both from 0."""
+
+    epoch: int
+    number: int
+
+
 def subset(data: Dataset, rows: Tensor) -> Dataset:
-    """The images of the given rows [m], with their labels, factors and parts; they stay what they are."""
-    factors = {name: values[rows] for name, values in data.factors.items()}
-    parts = None if data.components is None else data.components[rows]
+    """Select images with their labels, factors and components.
+
+    Args:
+        data: The set to select from.
+        rows: Numbers [m] of the images.
+
+    Returns:
+        A set of m images; it is never generated anew.
+    """
     return replace(
-        data, images=data.images[rows], labels=data.labels[rows], factors=factors, components=parts, resample_fn=None
+        data,
+        images=data.images[rows],
+        labels=data.labels[rows],
+        factors={name: values[rows] for name, values in data.factors.items()},
+        components=None if data.components is None else data.components[rows],
+        resample_fn=None,
     )
 
 
 def hold_out(splits: Splits, count: int) -> Splits:
-    """Set the last `count` training images aside for validation."""
+    """Set the last `count` training images aside for validation; 0 changes nothing.
+
+    Raises:
+        DataError: if no training image would be left.
+    """
     n = len(splits.train)
     if count >= n:
         raise DataError(f"{count} validation images of {n} training images leave none; set fewer aside")
@@ -161,21 +228,17 @@ def hold_out(splits: Splits, count: int) -> Splits:
     return Splits(subset(splits.train, rows[: n - count]), splits.test, subset(splits.train, rows[n - count :]))
 
 
-class DataConfig(Protocol):
-    """A frozen dataclass that names a data set and loads it."""
-
-    def load(self) -> Splits: ...
-
-
-class BatchPosition(NamedTuple):
-    """A position in training: the epoch, and the number of the batch in it."""
-
-    epoch: int
-    number: int
-
-
 def batch_position(step: int, images: int, batch: int) -> BatchPosition:
-    """Where step number `step` stands; what is left over at the end of an epoch waits for another order."""
+    """Return the position of a training step; images left over at the end of an epoch are not used in it.
+
+    Args:
+        step: Number of the step, from 0.
+        images: Number of training images.
+        batch: Images in a batch.
+
+    Raises:
+        DataError: if a batch is larger than the set.
+    """
     per_epoch = images // batch
     if per_epoch == 0:
         raise DataError(f"a batch of {batch} is more than the {images} training images; make it smaller")
@@ -183,61 +246,85 @@ def batch_position(step: int, images: int, batch: int) -> BatchPosition:
 
 
 def epoch_order(seed: int, epoch: int, images: int) -> Tensor:
-    """[n] the order of the images in an epoch."""
+    """Return the order [n] of `images` images in an epoch."""
     return permutation(seed, epoch, images)
 
 
 def make_batch(
     data: Dataset,
     order: Tensor,
-    place: BatchPosition,
+    position: BatchPosition,
     batch: int,
     *,
     seed: int,
     max_shift: int = 0,
-    part: int = 0,
-    parts: int = 1,
+    rank: int = 0,
+    world_size: int = 1,
 ) -> Batch:
-    """The batch at a place as floats in [0, 1]; of `parts` processes each takes its own `part` of it.
+    """Prepare the training batch at a position.
 
-    Each image is shifted, mirrored, deformed and cropped to the view, and its parts with it; then it is standardized,
-    and then its brightness and contrast change, each only where the set says so.
+    Each image is shifted, mirrored, deformed and cropped to the view, and its components with it; then it is
+    standardized, and then its brightness and contrast change, each only where the set says so.
+
+    Args:
+        data: The training set.
+        order: Order [n] of its images in this epoch, see `epoch_order`.
+        position: The epoch and the number of the batch in it.
+        batch: Images in a batch, over all processes.
+        seed: Seed of the augmentations.
+        max_shift: Largest shift of an image along each axis, in pixels.
+        rank: Number of this process; it takes its share of the batch.
+        world_size: Number of processes.
+
+    Returns:
+        The batch, or this process's share of it: images [b c s s] and components [b m s s] as floats.
     """
-    share = batch // parts
-    first = place.number * batch + part * share
+    share = batch // world_size
+    first = position.number * batch + rank * share
     index = order[first : first + share]
-    pixels, labels, things = data.epoch_images(place.epoch, index)
+    key = SampleKey(seed, position.epoch, index)
+    raw = data.raw_batch(position.epoch, index)
+    view = data.preprocess.view
 
-    def placed(pixels: Tensor, order: tuple[int, ...] | None) -> Tensor:
-        moved = shift(pixels.float() / 255, max_shift, seed, place.epoch, index)
-        if order is not None:
-            moved = mirror(moved, order, seed, place.epoch, index)
-        moved = deform(moved, data.deform, seed, place.epoch, index)
-        if data.view is None or moved.shape[-2:] == (data.view, data.view):
-            return moved
-        return crop(moved, data.view, seed, place.epoch, index)
+    def transformed(images: Tensor, *, components: bool) -> Tensor:
+        pixels = shift(to_float(images), max_shift, key)
+        pixels = data.augment.geometry(pixels, key, components=components)
+        if view is None or pixels.shape[-2:] == (view, view):
+            return pixels
+        return crop(pixels, view, key)
 
-    images = data.standardize(placed(pixels, data.mirror))
-    if data.jitter:
-        most = STANDARD_BRIGHTNESS if data.standardized else BRIGHTNESS
-        images = brightness_contrast(images, seed, place.epoch, index, brightness=most)
-    kept = None if data.mirror is None or things is None else tuple(range(things.shape[1]))
-    return Batch(images, labels, index, None if things is None else placed(things, kept))
+    # Brightness changes last, in the order of the text of Hinton 2018: standardizing would take the change back.
+    images = data.preprocess.to_input(transformed(raw.images, components=False))
+    images = data.augment.brightness(images, key, standardized=data.preprocess.standardize)
+    components = None if raw.components is None else transformed(raw.components, components=True)
+    return Batch(images, raw.labels, index, components)
 
 
 def check_splits(splits: Splits) -> str:
-    """Counts, class balance, and that no two splits share an image; one line, or DataError."""
+    """Verify that no two splits share an image.
+
+    Returns:
+        One line with the number of images, their shape and the class balance.
+
+    Raises:
+        DataError: if an image is in two splits.
+    """
     present = {name: split for name, split in splits._asdict().items() if split is not None}
-    seen: dict[bytes, str] = {}
+    split_of: dict[bytes, str] = {}
     for name, split in present.items():
         hashes = {sha256(image.numpy().tobytes()).digest() for image in split.images}
-        shared = [h for h in hashes if h in seen]
+        shared = [h for h in hashes if h in split_of]
         if shared:
-            raise DataError(f"{len(shared)} images of the {name} set are also in the {seen[shared[0]]} set")
-        seen |= dict.fromkeys(hashes, name)
+            raise DataError(f"{len(shared)} images of the {name} set are also in the {split_of[shared[0]]} set")
+        split_of |= dict.fromkeys(hashes, name)
     train = splits.train
     counts = torch.bincount(train.labels.flatten(), minlength=train.classes)
     sizes = " + ".join(f"{len(split)} {name}" for name, split in present.items())
     shape = "x".join(str(side) for side in train.spec[:3])
     balance = f"{train.classes} classes of {int(counts.min())} to {int(counts.max())}"
     return f"{sizes} images {shape}, {balance}, no image in two splits"
+
+
+def _selection(rows: Rows) -> Tensor | slice:
+    """Return rows as an index of a tensor; None selects all."""
+    return slice(None) if rows is None else rows

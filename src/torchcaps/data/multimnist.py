@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from torchcaps.data.augment import check_index, windows
+from torchcaps.data.base import RawBatch
 from torchcaps.errors import DataError
 from torchcaps.utils.random import uniform
 
@@ -24,7 +25,7 @@ _STREAM = int.from_bytes(b"multimnist", "big")  # its numbers are shared with no
 
 def multimnist(
     images: Tensor, labels: Tensor, seed: int, index: Tensor, size: int = 36, most_shift: int = 4
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> RawBatch:
     """Images `index` [b] of the set that `seed` makes of uint8 images [n 1 h w] and their labels [n].
 
     Returns the images uint8 [b 1 size size], the labels [b 2] of the two digits, and the digits each by itself,
@@ -38,7 +39,7 @@ def multimnist(
     moves = (u[:, 1:] * (2 * most_shift + 1)).long() - most_shift  # [b 4]
     parts = _place(images[pair.flatten()], moves.view(-1, 2), size).view(-1, 2, size, size)
     both = parts.sum(1, keepdim=True, dtype=torch.int16).clamp(max=255).to(torch.uint8)  # [b 1 size size]
-    return both, labels[pair], parts
+    return RawBatch(both, labels[pair], parts)
 
 
 def _partner(labels: Tensor, first: Tensor, u: Tensor) -> Tensor:  # [b]

@@ -18,16 +18,17 @@ from torch.nn.functional import pad
 
 from torchcaps.config import Count, NonNegativeInt, Range
 from torchcaps.data.affnist import affnist
-from torchcaps.data.augment import shift
-from torchcaps.data.base import Dataset, Splits, hold_out
+from torchcaps.data.augment import Augment, SampleKey, shift
+from torchcaps.data.base import Dataset, RawBatch, Splits, hold_out
 from torchcaps.data.cache import locate
 from torchcaps.data.multimnist import multimnist
+from torchcaps.data.preprocess import Preprocess
 from torchcaps.data.readers import read_affnist, read_cifar_archive, read_idx
 from torchcaps.errors import DataError
 
 __all__ = ["AffnistConfig", "Cifar10Config", "FashionMnistConfig", "MnistConfig", "MultiMnistConfig"]
 
-GARMENTS = (
+FASHION_NAMES = (
     "T-shirt",
     "trouser",
     "pullover",
@@ -39,7 +40,7 @@ GARMENTS = (
     "bag",
     "ankle boot",
 )
-OBJECTS = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+CIFAR10_NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class MnistConfig:
             raise DataError(f"{self.SET}: images {images.shape} and labels {labels.shape} do not belong together")
         pixels = as_tensor(images[:most]).unsqueeze(1)
         classes = as_tensor(labels[:most]).long()
-        return Dataset(pixels, classes, len(self.NAMES), names=self.NAMES, deform=self.deform)
+        return Dataset(pixels, classes, len(self.NAMES), names=self.NAMES, augment=Augment(deform=self.deform))
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ class FashionMnistConfig(MnistConfig):
     """Fashion-MNIST: 60,000 + 10,000 garments, 28x28."""
 
     SET: ClassVar[str] = "fashion-mnist"
-    NAMES: ClassVar[tuple[str, ...]] = GARMENTS
+    NAMES: ClassVar[tuple[str, ...]] = FASHION_NAMES
 
 
 @dataclass(frozen=True)
@@ -126,7 +127,7 @@ class AffnistConfig:
     def _shifted(self, data: Dataset, first: int) -> Dataset:
         """The digits moved by up to `placed_shift` whole pixels; numbered from `first` on, after those of training."""
         index = first + torch.arange(len(data))
-        return replace(data, images=shift(data.images, self.placed_shift, self.drawn, 0, index))
+        return replace(data, images=shift(data.images, self.placed_shift, SampleKey(self.drawn, 0, index)))
 
     def _moved(self, digits: Dataset, count: int, stream: int) -> Dataset:
         index = torch.arange(count)
@@ -165,11 +166,11 @@ class MultiMnistConfig:
 
     def _pairs(self, digits: Dataset, first: int, count: int, stream: int) -> Dataset:
         """Pairs number `first` and on, and their digits each alone."""
-        images, labels, parts = self._drawn(digits, first + torch.arange(count), stream)
-        return Dataset(images, labels, digits.classes, names=digits.names, components=parts)
+        raw = self._drawn(digits, first + torch.arange(count), stream)
+        return Dataset(raw.images, raw.labels, digits.classes, names=digits.names, components=raw.components)
 
-    def _drawn(self, digits: Dataset, index: Tensor, stream: int) -> tuple[Tensor, Tensor, Tensor]:
-        """The images, labels and parts of the pairs of these numbers [b]."""
+    def _drawn(self, digits: Dataset, index: Tensor, stream: int) -> RawBatch:
+        """Generate the pairs of these numbers [b]."""
         seed = 2 * self.drawn + stream
         return multimnist(digits.images, digits.labels, seed, index, self.size, self.most_shift)
 
@@ -195,7 +196,13 @@ class Cifar10Config:
         return hold_out(Splits(train, test), self.validation)
 
     def _part(self, images: Tensor, labels: Tensor, most: int) -> Dataset:
-        return Dataset(images[:most], labels[:most].long(), len(OBJECTS), names=OBJECTS, view=self.view)
+        return Dataset(
+            images[:most],
+            labels[:most].long(),
+            len(CIFAR10_NAMES),
+            names=CIFAR10_NAMES,
+            preprocess=Preprocess(self.view),
+        )
 
 
 def folder(data_dir: str | None) -> Path | None:

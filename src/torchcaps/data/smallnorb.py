@@ -4,22 +4,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from torchcaps.config import NonNegativeInt, Range
+from torchcaps.data.augment import Augment
 from torchcaps.data.base import Dataset, Splits, hold_out, subset
 from torchcaps.data.cache import locate
+from torchcaps.data.preprocess import Preprocess
 from torchcaps.data.readers import read_norb, read_npz
 from torchcaps.data.sets import as_tensor, folder
 from torchcaps.errors import DataError, RecipeError
 
 __all__ = ["SmallNorbConfig", "familiar"]
 
-TOYS = ("animal", "human", "airplane", "truck", "car")
+SMALLNORB_NAMES = ("animal", "human", "airplane", "truck", "car")
 FACTORS = ("instance", "elevation", "azimuth", "lighting")
 EYES = 2
 """The two pictures of a stereo pair are the channels of one image."""
@@ -74,14 +76,10 @@ class SmallNorbConfig:
 
     def load(self) -> Splits:
         files = locate("smallnorb", folder(self.data_dir))
-        looks: dict[str, Any] = {
-            "view": self.view,
-            "standardized": self.standardize,
-            "jitter": self.jitter,
-            "deform": self.deform,
-            "mirror": (1, 0) if self.mirror else None,
-        }
-        train, test = (replace(_part(files, part), **looks) for part in ("train", "test"))
+        preprocess = Preprocess(self.view, self.standardize)
+        augment = Augment(mirror=(1, 0) if self.mirror else None, deform=self.deform, jitter=self.jitter)
+        train = replace(_part(files, "train"), preprocess=preprocess, augment=augment)
+        test = replace(_part(files, "test"), preprocess=preprocess, augment=augment)
         if self.novel != "none":
             train = subset(train, familiar(train, self.novel).nonzero().flatten())
             seen = familiar(test, self.novel).long()
@@ -121,7 +119,7 @@ def _part(files: dict[str, Path], part: str) -> Dataset:
     factors = {name: as_tensor(arrays[name]).long() for name in FACTORS}
     if images.ndim != 4 or images.shape[1] != EYES:
         raise DataError(f"smallnorb {part}: images of shape {list(images.shape)}; pairs [n {EYES} h w] are wanted")
-    return Dataset(images, as_tensor(arrays["category"]).long(), len(TOYS), factors, TOYS)
+    return Dataset(images, as_tensor(arrays["category"]).long(), len(SMALLNORB_NAMES), factors, SMALLNORB_NAMES)
 
 
 def _official(files: dict[str, Path], part: str) -> dict[str, np.ndarray]:

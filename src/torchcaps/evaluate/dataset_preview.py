@@ -7,6 +7,7 @@ from torch import Tensor
 
 from torchcaps.data import Dataset
 from torchcaps.evaluate.figures import image_grid
+from torchcaps.math.pixels import to_float
 
 __all__ = ["preview_grid"]
 
@@ -26,7 +27,7 @@ def _of_class(data: Dataset, label: int) -> Tensor:
 
 def _pixels(images: Tensor) -> Tensor:
     """[n c h w] bytes -> [n h w] or [n h w 3] in [0, 1]."""
-    pixels = images.float() / 255
+    pixels = to_float(images)
     return pixels.permute(0, 2, 3, 1) if images.shape[1] == 3 else pixels.mean(1)
 
 
@@ -44,4 +45,4 @@ def _viewpoints(data: Dataset) -> list[tuple[str, Tensor]]:
 def _pair(data: Dataset, label: int, elevation: int, azimuth: int) -> Tensor:
     """[2 h w] both eyes of the first image with this viewpoint."""
     wanted = (data.labels == label) & (data.factors["elevation"] == elevation) & (data.factors["azimuth"] == azimuth)
-    return data.cropped[wanted.nonzero().flatten()[:1]].flatten(0, 1).float() / 255
+    return data.pixels(wanted.nonzero().flatten()[:1]).flatten(0, 1)

@@ -34,7 +34,8 @@ def viewpoint_metrics(model: Model, data: Dataset, scores: Tensor, views: int = 
 
 def has_views(data: Dataset) -> bool:
     """True if a view is smaller than the images, one label each, so that there are several views of them."""
-    return data.labels.ndim == 1 and data.view is not None and data.view < max(data.images.shape[-2:])
+    view = data.preprocess.view
+    return data.labels.ndim == 1 and view is not None and view < max(data.images.shape[-2:])
 
 
 @torch.inference_mode()

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from torchcaps.data import DataConfig, Dataset, FolderConfig, GlyphsConfig, NpzConfig, subset
-from torchcaps.data.augment import standardize
 from torchcaps.errors import ShapeError, TorchcapsError
+from torchcaps.math.pixels import standardize
 from torchcaps.systems.predict import class_names
 from torchcaps.train import Recipe
 from torchcaps.train.weights_export import EXAMPLES
@@ -58,7 +58,7 @@ class Examples:
     @property
     def shown(self) -> Tensor | None:
         """[n c h w] what the model is shown of them."""
-        return None if self.data is None else self.prepared(self.data.cropped.float() / 255)
+        return None if self.data is None else self.prepared(self.data.pixels())
 
     def prepared(self, images: Tensor) -> Tensor:
         """Images [b c h w] in [0, 1] -> what the model is shown of them."""
@@ -76,7 +76,7 @@ class Examples:
         if image is None:
             if self.data is None:
                 return 0.5, 0.2
-            image = self.data.cropped.float() / 255
+            image = self.data.pixels()
         return float(image.mean()), max(float(image.std(correction=0)), image.numel() ** -0.5)
 
     @property

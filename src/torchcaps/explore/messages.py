@@ -19,6 +19,7 @@ from torch import Tensor
 
 from torchcaps.config import NonNegativeInt, Range, from_dict
 from torchcaps.errors import DataError, ShapeError
+from torchcaps.math.pixels import to_bytes, to_float
 
 __all__ = [
     "CHILDREN",
@@ -138,13 +139,13 @@ def pixels_of(picture: Picture, shape: Sequence[int]) -> Tensor:  # [c h w]
     wanted = torch.Size(shape).numel()
     if len(data) != wanted:
         raise ShapeError(f"image.data is {len(data)} bytes; {wanted} are wanted, one for each number of the image")
-    return torch.from_numpy(np.frombuffer(data, np.uint8).copy()).view(*shape).float() / 255
+    return to_float(torch.from_numpy(np.frombuffer(data, np.uint8).copy()).view(*shape))
 
 
 def encode_images(images: Tensor) -> dict[str, Any]:
     """Images [... h w], floats that are cut to [0, 1] or bytes, as they travel; what is not a number is black."""
     if images.dtype != torch.uint8:
-        images = images.detach().nan_to_num(0.0).clamp(0, 1).mul(255).round().to(torch.uint8)
+        images = to_bytes(images)
     data = base64.b64encode(images.contiguous().cpu().numpy().tobytes())
     return {"shape": list(images.shape), "data": data.decode("ascii")}
 

@@ -147,5 +147,5 @@ def _test(run: TrainedRun, folder: Path, first: Dataset, reference: TrainedRun) 
 
 
 def _check_shown_alike(test: Dataset, other: Dataset) -> None:
-    if test.standardized != other.standardized:
+    if test.preprocess.standardize != other.preprocess.standardize:
         raise RecipeError("one run sees standardized images, another not; transfer needs runs that see the same")

@@ -50,7 +50,7 @@ class FigureContext(Generic[M]):
 
     def images(self, rows: Tensor) -> Tensor:
         """[b h w] or [b h w 3] the images as they are, whatever the model is shown of them."""
-        return pixels(self.data.cropped[rows].float() / 255)
+        return pixels(self.data.pixels(rows))
 
     def names(self, classes: Tensor) -> list[str]:
         """Of classes [b] or [b m]."""

@@ -21,11 +21,12 @@ from torchcaps.data import (
     MnistConfig,
     MultiMnistConfig,
     NpzConfig,
+    Preprocess,
     SmallNorbConfig,
 )
 from torchcaps.data.readers.pictures import class_folders, read_picture
-from torchcaps.data.sets import OBJECTS
-from torchcaps.data.smallnorb import TOYS
+from torchcaps.data.sets import CIFAR10_NAMES
+from torchcaps.data.smallnorb import SMALLNORB_NAMES
 from torchcaps.errors import ShapeError, TorchcapsError, TrainingError
 from torchcaps.evaluate.figures import image_grid, pixels
 from torchcaps.evaluate.multilabel import top
@@ -41,8 +42,8 @@ SEVERAL = 0.5
 NAMES: dict[type, tuple[str, ...]] = {
     MnistConfig: MnistConfig.NAMES,
     FashionMnistConfig: FashionMnistConfig.NAMES,
-    Cifar10Config: OBJECTS,
-    SmallNorbConfig: TOYS,
+    Cifar10Config: CIFAR10_NAMES,
+    SmallNorbConfig: SMALLNORB_NAMES,
     GlyphsConfig: (),
     AffnistConfig: (),
     MultiMnistConfig: (),
@@ -91,8 +92,7 @@ def pictures_of(run: TrainedRun, paths: Sequence[Path], *, fit: bool = False, in
         torch.zeros(len(paths), dtype=torch.int64),
         classes,
         names=class_names(config, classes),
-        view=view,
-        standardized=bool(getattr(config, "standardize", False)),
+        preprocess=Preprocess(view, bool(getattr(config, "standardize", False))),
     )
 
 
@@ -162,6 +162,6 @@ def redrawn_sheet(model: CapsNet, data: Dataset, row: int, answer: Answer) -> by
     pose, on = model.encode(data.model_input(slice(row, row + 1)))
     each = Capsules(pose.expand(len(chosen), -1, -1), on.expand(len(chosen), -1))
     drawn = model.reconstruct(each, chosen).clamp(0, 1)
-    images = torch.cat([data.cropped[row : row + 1].float() / 255, drawn])  # [1+m c h w]
+    images = torch.cat([data.pixels(slice(row, row + 1)), drawn])  # [1+m c h w]
     notes = ["picture", *(f"{data.name_of(j)} {answer.scores[j]:.2f}".replace("$", r"\$") for j in chosen.tolist())]
     return image_grid([("", pixels(images))], scale=1.6, notes={0: notes})

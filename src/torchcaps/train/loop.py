@@ -205,8 +205,8 @@ def _one_stage(job: _Job, training: TrainState) -> None:
                 settings.batch,
                 seed=seed,
                 max_shift=settings.max_shift,
-                part=crew.rank,
-                parts=crew.size,
+                rank=crew.rank,
+                world_size=crew.size,
             )
             torch.manual_seed(seed_of(seed, 1, training.step, crew.rank))
             terms = _step(settings, objective, training, _to(batch, crew.device, settings.channels_last))

@@ -95,7 +95,7 @@ def attack_curves(
     helper = None if source is None else build_target(source, data)
     with _evaluating(model, source):
         for part, name in progress([(part, name) for part in torch.split(rows, _BATCH) for name in names], "attacking"):
-            pixels = data.cropped[part].float() / 255
+            pixels = data.pixels(part)
             labels = data.labels[part].long()
             ATTACKS[name](AttackBatch(victim, helper, pixels, labels, part, levels, seed, queries, counts))
     return _attacked(counts, len(rows), time.perf_counter() - began, levels)

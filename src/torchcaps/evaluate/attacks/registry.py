@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from torchcaps.data import Dataset
-from torchcaps.data.augment import standardize
 from torchcaps.evaluate.attacks.gradients import (
     Logits,
     Loss,
@@ -49,8 +48,7 @@ def build_target(model: Model, data: Dataset, *, own: bool = False) -> Target:
     logits = logits_of(model)
     trained_by = own_loss(model)
 
-    def show(pixels: Tensor) -> Tensor:
-        return standardize(pixels) if data.standardized else pixels
+    show = data.preprocess.to_input
 
     def answer(pixels: Tensor) -> Tensor:
         return logits(show(pixels))

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy
 
+from torchcaps.math.pixels import to_float
 from torchcaps.models.base import Model
 from torchcaps.models.poe.decoder import EXAMPLES, CapsuleDecoder, decoder_coupling, paper_update
 from torchcaps.models.poe.encoder import CapsuleEnergy, CapsuleState
@@ -22,7 +23,7 @@ CHUNK = 500
 
 def collect(features: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
     """The features [n i d] of images [n c h w] as bytes, in half precision: 553 MB for all of MNIST."""
-    return torch.cat([features(part.float() / 255).half() for part in torch.split(images, CHUNK)])
+    return torch.cat([features(to_float(part)).half() for part in torch.split(images, CHUNK)])
 
 
 class CapsuleStage(Model):
@@ -72,7 +73,7 @@ class DecoderStage(Model):
         """Look at evenly spaced images, so many that an average capsule finds as many poses as it may keep."""
         count = min(len(images), EXAMPLES * len(self.decoder.kept))
         some = images[torch.linspace(0, len(images) - 1, count).long()]
-        self.store_features([self._features(part.float() / 255) for part in torch.split(some, CHUNK)])
+        self.store_features([self._features(to_float(part)) for part in torch.split(some, CHUNK)])
 
     @torch.no_grad()
     def store_features(self, features: Sequence[Tensor]) -> None:

@@ -7,7 +7,6 @@ dimensions of their capsules are counted from 0.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -17,6 +16,7 @@ from torchcaps.data import Dataset
 from torchcaps.errors import DataError
 from torchcaps.evaluate.figures import Rows, image_grid, pixels, reliability_diagram
 from torchcaps.evaluate.multilabel import top
+from torchcaps.math.pixels import to_float
 from torchcaps.models.capsnet import CapsNet, CapsNetOutput
 from torchcaps.systems.figure_context import FigureContext, draw_figure
 from torchcaps.systems.poe.figures import FigureOptions
@@ -200,7 +200,7 @@ def _pairs(scene: FigureContext[CapsNet], rows: Tensor) -> bytes:
 def _digits(data: Dataset, rows: Tensor) -> Rows:
     if data.components is None:
         return []
-    parts = replace(data, images=data.components, components=None).cropped[rows].float() / 255  # [b 2 h w]
+    parts = to_float(data.preprocess.crop(data.components[rows]))  # [b 2 h w]
     return [("its digits", overlay(parts[:, :1], parts[:, 1:]))]
 
 

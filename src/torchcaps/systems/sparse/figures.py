@@ -96,11 +96,11 @@ class SparseFigureContext:
 
     def image(self, row: int) -> Tensor:
         """[1 c h w] in [0, 1], as it is, whatever the model is shown of it."""
-        return self.data.cropped[row : row + 1].float() / 255
+        return self.data.pixels(slice(row, row + 1))
 
     def levels(self, drawn: Tensor, row: int) -> Tensor:
         """What was drawn of an image [n c h w], in [0, 1]: if the model sees it standardized, with its light again."""
-        if self.data.standardized:
+        if self.data.preprocess.standardize:
             x = self.image(row)
             drawn = drawn * x.std(correction=0).clamp_min(x.numel() ** -0.5) + x.mean()
         return drawn.clamp(0, 1)

@@ -17,7 +17,7 @@ with tempfile.TemporaryDirectory() as folder:
     model = torchcaps.load(Path(folder) / "run")
 
 test = recipe.data.load().test
-out = model(test.images[:4].float() / 255, trace=True)
+out = model(test.model_input(slice(4)), trace=True)
 print("labels      ", test.labels[:4].tolist())
 print("longest     ", out.classes.activation.argmax(-1).tolist())
 print("pose        ", list(out.classes.pose.shape), "= [b j k]")

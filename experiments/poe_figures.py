@@ -29,7 +29,7 @@ def main(words: Sequence[str] | None = None) -> None:
         name = run.recipe.name
         _write(f"{name}-samples", picture("samples", run.model, FigureOptions(count=4)), "samples-empirical")
         if name == "poe-mnist":
-            test = run.recipe.data.load().test.images[:10].float() / 255
+            test = run.recipe.data.load().test.model_input(slice(10))
             _write(f"{name}-completion", picture("completion", run.model, FigureOptions(), test), "completion")
             sweeps = picture("sweeps", run.model, FigureOptions(capsules=(SWEPT,)))
             _write(f"{name}-sweeps", sweeps, next(key for key in sweeps if key.endswith("-axes")))

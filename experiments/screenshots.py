@@ -33,14 +33,14 @@ LINKS = {
     "parents": "tab=parents&example=7",
     "routing": "tab=routing&example=7&step=3&place=2.3",
     "instantiation": "tab=instantiation&example=1&axes=1.6",
-    "wall": "tab=wall&count=6",
+    "samples": "tab=samples&count=6",
     "compare": "tab=compare&example=2&rotate=20",
 }
 READY = {
     "parents": ".capsule.wins",
     "routing": ".heats .thumb",
     "instantiation": ".strip",
-    "wall": ".wall-grid .thumb",
+    "samples": ".sample-grid .thumb",
     "compare": "[data-testid=b-answer], [data-testid=compare-lonely]:not([hidden])",
 }
 

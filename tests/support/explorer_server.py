@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import torch
 
 from support.tiny_recipe import tiny
-from torchcaps.explore.middleware import PATIENCE
+from torchcaps.explore.middleware import TIMEOUT
 from torchcaps.explore.queue import Queue
 from torchcaps.explore.run_registry import RunRegistry
-from torchcaps.explore.server import listen, server_on
+from torchcaps.explore.server import build_server, listen
 from torchcaps.train.checkpoint import Checkpoint
 from torchcaps.train.recipe import Recipe
 from torchcaps.train.run import Run
@@ -35,12 +35,12 @@ class Address(NamedTuple):
 
 
 @contextmanager
-def served(shelf: RunRegistry, queue: Queue | None = None, patience: float = PATIENCE) -> Iterator[Address]:
+def served(registry: RunRegistry, queue: Queue | None = None, timeout: int = TIMEOUT) -> Iterator[Address]:
     """A real server for as long as the block lasts."""
     ready = threading.Event()
     with listen("127.0.0.1", 0) as listener:
         address = Address("127.0.0.1", listener.getsockname()[1])
-        server = server_on(listener, shelf, "127.0.0.1", ready.set, queue=queue, patience=patience)
+        server = build_server(registry, "127.0.0.1", ready.set, queue=queue, timeout=timeout)
         thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
         thread.start()
         try:
@@ -70,7 +70,13 @@ def ask(
         connection.close()
 
 
-def say(address: Address, *pieces: bytes) -> socket.socket:
+def raw_request(address: Address, path: str, *headers: str, method: str = "POST") -> bytes:
+    """The head of a request."""
+    first = [f"{method} {path} HTTP/1.1", f"Host: {address.host}:{address.port}", "Content-Type: application/json"]
+    return ("\r\n".join([*first, *headers]) + "\r\n\r\n").encode()
+
+
+def connect(address: Address, *pieces: bytes) -> socket.socket:
     """A socket into which these bytes have been sent."""
     connection = socket.create_connection(address, timeout=60)
     for piece in pieces:
@@ -78,12 +84,15 @@ def say(address: Address, *pieces: bytes) -> socket.socket:
     return connection
 
 
-def all_of(connection: socket.socket) -> bytes:
-    """All that comes until the other end closes."""
-    heard = bytearray()
-    while piece := connection.recv(65536):
-        heard += piece
-    return bytes(heard)
+def read_all(connection: socket.socket) -> bytes:
+    """All that comes until the other end closes, or cuts the connection."""
+    received = bytearray()
+    try:
+        while piece := connection.recv(65536):
+            received += piece
+    except ConnectionResetError:
+        pass
+    return bytes(received)
 
 
 def tiny_run(folder: Path, **over: Any) -> Path:

@@ -1,4 +1,4 @@
-"""Many at once: nothing is lost, a full queue says so, and whoever hangs up is not worked for."""
+"""Many requests at once: none is lost, a full queue refuses at once, and nothing is computed for who has gone."""
 
 from __future__ import annotations
 
@@ -6,164 +6,109 @@ import asyncio
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import pytest
 
-from support.explorer_server import Address, all_of, ask, say, served, tiny_run
-from torchcaps.explore.queue import FullError, GoneError, Queue
+from support.explorer_server import Address, ask, connect, raw_request, read_all, served, tiny_run
+from torchcaps.explore.queue import ClientGoneError, Queue
 from torchcaps.explore.run_registry import find_runs
 
-CLIENTS, EACH = 50, 4
 DRAW = "/api/runs/0/draw"
 
 
 @pytest.fixture(scope="module")
-def shelf(tmp_path_factory):
+def registry(tmp_path_factory):
     return find_runs([tiny_run(tmp_path_factory.mktemp("run") / "a")])
 
 
-def insist(address: Address, n: int) -> tuple[int, object]:
-    """How often a slider move was turned away before it was answered, and the answer."""
+def draw(address: Address, n: int) -> tuple[int, object]:
+    """How often a slider move was refused before it was answered, and the answer."""
     body = {"capsule": n % 10, "pose": [n / 1000, 0.1, 0.2, 0.3]}
-    for turned_away in range(1000):
+    for refusals in range(1000):
         status, headers, answer = ask(address, "POST", DRAW, body)
         if status == 200:
-            return turned_away, answer
+            return refusals, answer
         assert status == 503 and headers["retry-after"] == "1" and set(answer) == {"error"}, answer
         time.sleep(0.05)
     raise AssertionError("never answered")
 
 
-def test_fifty_clients_lose_nothing(shelf):
-    queue = Queue()
-    with served(shelf, queue) as address, ThreadPoolExecutor(CLIENTS) as clients:
-        answers = list(clients.map(lambda n: insist(address, n), range(CLIENTS * EACH)))
-        alone = [insist(address, n)[1] for n in range(0, CLIENTS * EACH, 37)]
-    assert [turned_away for turned_away, _ in answers] == [0] * len(answers)  # 50 never fill 64 places
-    assert [answer for _, answer in answers][::37] == alone
-    assert queue.taken == 0
-
-
-def test_a_small_queue_turns_away_and_a_retry_succeeds(shelf):
-    queue = Queue(waiting=2)
-    with served(shelf, queue) as address, ThreadPoolExecutor(20) as clients:
-        answers = list(clients.map(lambda n: insist(address, n), range(40)))
-    assert len(answers) == 40 and all(answer for _, answer in answers)
-
-
-def test_a_full_queue_is_503_at_once_and_recovers(shelf):
-    queue, begun, go_on = Queue(waiting=1), threading.Event(), threading.Event()
-
-    def held():
-        begun.set()
-        go_on.wait(60)
-
-    with served(shelf, queue) as address, ThreadPoolExecutor(2) as clients:
-        insist(address, 0)
-        queue.begin(held)
-        assert begun.wait(60)
-        waiting = [clients.submit(insist, address, n) for n in (1, 2)]
-        until(lambda: queue.taken == 2)
-        status, headers, answer = ask(address, "POST", DRAW, {"capsule": 0, "pose": [0.0] * 4})
-        assert (status, headers["retry-after"]) == (503, "1") and "ask again" in answer["error"]
-        assert ask(address, "GET", "/api/runs")[0] == 200  # which computes nothing
-        go_on.set()
-        assert [done.result(60)[0] for done in waiting] == [0, 0]
-        assert insist(address, 3)[0] == 0
-
-
-def test_who_hangs_up_leaves_the_queue(shelf):
-    queue, begun, go_on = Queue(waiting=4), threading.Event(), threading.Event()
-
-    def held():
-        begun.set()
-        go_on.wait(60)
-
-    with served(shelf, queue) as address:
-        insist(address, 0)
-        queue.begin(held)
-        assert begun.wait(60)
-        with say(address, f"GET /api/runs/0 HTTP/1.1\r\nHost: {address.host}:{address.port}\r\n\r\n".encode()):
-            until(lambda: queue.taken == 1)
-        until(lambda: queue.taken == 0)
-        go_on.set()
-        assert insist(address, 1)[0] == 0
-
-
-def test_requests_down_one_connection_are_answered_in_turn(shelf):
-    with served(shelf) as address:
-        one = f"GET /api/runs HTTP/1.1\r\nHost: {address.host}:{address.port}\r\n"
-        with say(address, (f"{one}\r\n" * 9 + f"{one}Connection: close\r\n\r\n").encode()) as connection:
-            assert all_of(connection).count(b"HTTP/1.1 200 ") == 10
-
-
-def until(so) -> None:
-    """Wait until something is so; a test that never gets there fails."""
-    for _ in range(6000):
-        if so():
-            return
-        time.sleep(0.01)
-    raise AssertionError("it never came about")
-
-
-# ---------------------------------------------------------------------------------------------- the queue alone
-
-
-def with_queue(waiting: int, talk):
-    """What comes of a coroutine that is given a queue."""
-    queue = Queue(waiting)
+@contextmanager
+def held(queue: Queue):
+    """The worker is busy within the block."""
+    begun, go_on = threading.Event(), threading.Event()
+    queue.submit(lambda: (begun.set(), go_on.wait(60)))
+    assert begun.wait(60)
     try:
-        return asyncio.run(talk(queue))
+        yield
     finally:
-        queue.close()
-
-
-async def never() -> None:
-    await asyncio.Event().wait()
-
-
-def test_the_queue_keeps_its_order_and_passes_errors_on():
-    async def talk(queue):
-        done = []
-        await asyncio.gather(*(queue.answer(lambda n=n: done.append(n), never) for n in range(20)))
-        with pytest.raises(ZeroDivisionError):
-            await queue.answer(lambda: 1 // 0, never)
-        return done, queue.taken
-
-    assert with_queue(64, talk) == (list(range(20)), 0)
-
-
-def test_the_queue_has_so_many_places():
-    async def talk(queue):
-        go_on = threading.Event()
-        held = [asyncio.ensure_future(queue.answer(lambda: go_on.wait(60), never)) for _ in range(3)]
-        await asyncio.sleep(0)
-        with pytest.raises(FullError):
-            await queue.answer(lambda: None, never)
         go_on.set()
-        assert all(await asyncio.gather(*held))
-        return await queue.answer(lambda: "room again", never)
-
-    assert with_queue(2, talk) == "room again"
 
 
-def test_work_that_nobody_waits_for_is_dropped_unless_it_has_begun():
+def until(condition) -> None:
+    """Wait until a condition holds; a test that never gets there fails."""
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, "it never came about"
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("waiting", [64, 2])
+def test_fifty_clients_lose_nothing(registry, waiting):
+    queue = Queue(waiting)
+    with served(registry, queue) as address, ThreadPoolExecutor(50) as clients:
+        answers = list(clients.map(lambda n: draw(address, n), range(200 if waiting == 64 else 100)))
+        alone = [draw(address, n)[1] for n in range(0, len(answers), 37)]
+    assert waiting == 2 or not any(refusals for refusals, _ in answers)  # 50 never fill 64 places
+    assert [answer for _, answer in answers][::37] == alone
+    assert queue.size == 0
+
+
+def test_a_full_queue_is_503_at_once_and_recovers(registry):
+    queue = Queue(waiting=1)
+    with served(registry, queue) as address, ThreadPoolExecutor(2) as clients:
+        draw(address, 0)
+        with held(queue):
+            waiting = [clients.submit(draw, address, n) for n in (1, 2)]
+            until(lambda: queue.size == 2)
+            status, headers, answer = ask(address, "POST", DRAW, {"capsule": 0, "pose": [0.0] * 4})
+            assert (status, headers["retry-after"]) == (503, "1") and "try again" in answer["error"]
+            assert ask(address, "GET", "/api/runs")[0] == 200  # which computes nothing
+        assert [done.result(60)[0] for done in waiting] == [0, 0]
+        assert draw(address, 3)[0] == 0
+
+
+def test_who_disconnects_leaves_the_queue(registry):
+    queue = Queue(waiting=4)
+    with served(registry, queue) as address:
+        draw(address, 0)
+        with held(queue):
+            with connect(address, raw_request(address, "/api/runs/0", method="GET")):
+                until(lambda: queue.size == 1)
+            until(lambda: queue.size == 0)
+        assert draw(address, 1)[0] == 0
+
+
+def test_requests_on_one_connection_are_answered_in_turn(registry):
+    with served(registry) as address:
+        requests = [raw_request(address, "/api/runs", method="GET")] * 9
+        last = raw_request(address, "/api/runs", "Connection: close", method="GET")
+        with connect(address, *requests, last) as connection:
+            assert read_all(connection).count(b"HTTP/1.1 200 ") == 10
+
+
+def test_abandoned_work_is_dropped_unless_it_has_begun():
     async def talk(queue):
-        go_on, hang_up, begun, ran = threading.Event(), asyncio.Event(), asyncio.Event(), []
-        loop = asyncio.get_running_loop()
-
-        def first():
-            loop.call_soon_threadsafe(begun.set)
-            go_on.wait(60)
-            return "to its end"
-
-        one = asyncio.ensure_future(queue.answer(first, hang_up.wait))
-        two = asyncio.ensure_future(queue.answer(lambda: ran.append(1), hang_up.wait))
-        await begun.wait()
-        hang_up.set()
-        with pytest.raises(GoneError):
+        disconnect, done = asyncio.Event(), []
+        begun, go_on = threading.Event(), threading.Event()
+        one = asyncio.ensure_future(queue.run(lambda: (begun.set(), go_on.wait(60))[1], disconnect.wait))
+        two = asyncio.ensure_future(queue.run(lambda: done.append(1), disconnect.wait))
+        await asyncio.to_thread(begun.wait)
+        disconnect.set()
+        with pytest.raises(ClientGoneError):
             await two
         go_on.set()
-        return await one, ran
+        return await one, done
 
-    assert with_queue(4, talk) == ("to its end", [])
+    assert asyncio.run(talk(Queue(4))) == (True, [])

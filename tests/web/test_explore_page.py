@@ -43,10 +43,10 @@ def address(tmp_path_factory) -> Iterator[Address]:
     root = tmp_path_factory.mktemp("runs")
     tiny_run(root / "glyphs")
     tiny_run(root / "matrix", model=MATRIX)
-    shelf = find_runs([], root=root)
-    if not shelf.entries[0].shipped:
+    registry = find_runs([], root=root)
+    if not registry.entries[0].shipped:
         pytest.skip("this copy of the package comes without its trained run")
-    with served(shelf) as found:
+    with served(registry) as found:
         yield found
 
 
@@ -159,11 +159,11 @@ def test_a_drawn_digit_lights_its_capsule_up(visit, digit, strokes):
     sync_api.expect(_by(page, "hint")).to_be_visible()
 
 
-def test_disturbing_changes_what_it_sees(visit):
+def test_disturbing_changes_the_input(visit):
     page = visit()
-    with _changes(page, "seen", "parents-input", "parents-drawn"):
+    with _changes(page, "model-input", "parents-input", "parents-drawn"):
         _by(page, "rotate").fill("40")
-    with _changes(page, "seen"):
+    with _changes(page, "model-input"):
         _by(page, "new-noise").click()
     _by(page, "reset-changes").click()
     sync_api.expect(_by(page, "rotate")).to_have_value("0")
@@ -212,8 +212,8 @@ def test_switching_runs_and_models_without_a_decoder(visit):
     _open(page, "instantiation")
     sync_api.expect(_by(page, "undrawable")).to_be_visible()
     sync_api.expect(page.locator(".cell")).to_have_count(16)
-    _open(page, "wall")
-    sync_api.expect(_by(page, "wall-unable")).to_contain_text("no decoder")
+    _open(page, "samples")
+    sync_api.expect(_by(page, "samples-unable")).to_contain_text("no decoder")
     _open(page, "routing")
     sync_api.expect(_by(page, "histogram-figure")).to_be_visible()
     _by(page, "run").select_option(label="glyphs")
@@ -221,20 +221,20 @@ def test_switching_runs_and_models_without_a_decoder(visit):
     sync_api.expect(_by(page, "histogram-figure")).to_be_hidden()
 
 
-def test_the_wall_opens_what_is_chosen(visit):
-    page = visit("#tab=wall&count=2")
-    sync_api.expect(page.locator(".wall-grid .thumb")).to_have_count(20)
-    _by(page, "wall-0-0").focus()
+def test_the_samples_open_what_is_chosen(visit):
+    page = visit("#tab=samples&count=2")
+    sync_api.expect(page.locator(".sample-grid .thumb")).to_have_count(20)
+    _by(page, "samples-0-0").focus()
     page.keyboard.press("ArrowDown")
     page.keyboard.press("ArrowRight")
-    assert page.evaluate("document.activeElement.dataset.testid") == "wall-1-1"
+    assert page.evaluate("document.activeElement.dataset.testid") == "samples-1-1"
     page.keyboard.press("Enter")
     sync_api.expect(_by(page, "panel-instantiation")).to_be_visible()
     sync_api.expect(_by(page, "capsule")).to_have_value("1")
     sync_api.expect(_by(page, "whose")).to_have_text("as you have set it")
 
 
-def test_two_runs_look_at_one_picture(visit):
+def test_two_runs_are_compared_on_one_picture(visit):
     page = visit("#tab=compare")
     _by(page, "other").select_option(label="glyphs")
     sync_api.expect(_by(page, "a-answer")).to_have_text("7")
@@ -258,7 +258,7 @@ def test_a_link_holds_the_state(visit):
     sync_api.expect(_by(again, "step-said")).to_have_text("round 2 of 3")
     sync_api.expect(_by(again, "dx")).to_have_value("2")
     sync_api.expect(_by(again, "answer")).to_have_text("4")
-    assert _pixels(again, "seen") == _pixels(page, "seen")
+    assert _pixels(again, "model-input") == _pixels(page, "model-input")
 
 
 def test_nonsense_in_a_link_is_left_out(visit):
@@ -281,10 +281,10 @@ def test_ones_own_picture_is_read_in_the_browser(visit):
     _by(page, "source-picture").check(force=True)
     _by(page, "file").set_input_files({"name": "one.png", "mimeType": "image/png", "buffer": bar})
     sync_api.expect(_by(page, "invert")).to_be_checked()
-    with _changes(page, "seen"):
+    with _changes(page, "model-input"):
         _by(page, "center-picture").check()
     sync_api.expect(_by(page, "answer")).to_have_text("1")
-    with _changes(page, "seen"):
+    with _changes(page, "model-input"):
         _by(page, "invert").uncheck()
     _by(page, "file").set_input_files({"name": "no.png", "mimeType": "image/png", "buffer": b"no picture"})
     sync_api.expect(_by(page, "picture-name")).to_contain_text("no.png is no picture")
@@ -331,7 +331,7 @@ def test_dark_and_light(visit):
 
 def test_a_phone_scrolls_one_way_only(visit):
     page = visit(viewport={"width": 360, "height": 740}, has_touch=True)
-    for tab in ("parents", "routing", "instantiation", "wall", "compare"):
+    for tab in ("parents", "routing", "instantiation", "samples", "compare"):
         _by(page, f"tab-{tab}").click()
         page.wait_for_timeout(200)
         assert page.evaluate("document.documentElement.scrollWidth") <= 360, tab
@@ -340,7 +340,7 @@ def test_a_phone_scrolls_one_way_only(visit):
 def test_the_keyboard_reaches_every_panel(visit):
     page = visit()
     _by(page, "tab-parents").focus()
-    for tab in ("routing", "instantiation", "wall", "compare"):
+    for tab in ("routing", "instantiation", "samples", "compare"):
         page.keyboard.press("ArrowRight")
         sync_api.expect(_by(page, f"panel-{tab}")).to_be_visible()
     unnamed = page.evaluate(
@@ -357,7 +357,7 @@ def test_a_server_that_is_busy_or_gone(browser, address):
     page = context.new_page()
     refusals = iter([True, True])
     busy = {"status": 503, "headers": {"Retry-After": "1"}, "json": {"error": "busy"}}
-    page.route("**/look", lambda route: route.fulfill(**busy) if next(refusals, False) else route.continue_())
+    page.route("**/infer", lambda route: route.fulfill(**busy) if next(refusals, False) else route.continue_())
     page.goto(address.url)
     _answered(page)
     sync_api.expect(_by(page, "trouble")).to_be_hidden()
@@ -371,6 +371,6 @@ def test_a_server_that_is_busy_or_gone(browser, address):
 
 def test_foreign_hosts_and_large_bodies_are_refused(address):
     assert ask(address, "GET", "/", headers={"Host": "capsules.example"})[0] == 400
-    assert ask(address, "POST", "/api/runs/0/look", b" " * 65_537)[0] == 413
+    assert ask(address, "POST", "/api/runs/0/infer", b" " * 65_537)[0] == 413
     assert ask(address, "GET", "/static/main.js")[0] == 200
     assert ask(address, "GET", "/static/../__init__.py")[0] == 404

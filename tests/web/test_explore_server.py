@@ -21,16 +21,26 @@ from support.tiny_recipe import tiny
 from torchcaps.cli import main
 from torchcaps.data import Dataset
 from torchcaps.errors import CheckpointError, DataError, RecipeError, ShapeError
-from torchcaps.explore import explorer_view, routes, server
+from torchcaps.explore import routes, server
 from torchcaps.explore.examples import Examples
-from torchcaps.explore.handlers import QUESTIONS, example, facts
-from torchcaps.explore.messages import Draw, Picture, Route, encode_images, pixels_of, read, to_json
-from torchcaps.explore.run_registry import KINDS, OPEN, Entry, OpenRun, RunRegistry, find_runs, shipped_run
+from torchcaps.explore.handlers import ACTIONS, describe_run, get_example
+from torchcaps.explore.messages import (
+    DrawRequest,
+    EncodedImage,
+    RoutingRequest,
+    decode_image,
+    encode_images,
+    parse_request,
+    to_json,
+)
+from torchcaps.explore.run_registry import MAX_OPEN, OpenRun, RunEntry, RunRegistry, find_runs, shipped_run
 from torchcaps.models import MODELS
+from torchcaps.systems import SYSTEMS, system_of
 from torchcaps.train import TrainedRun
 
 IMAGE = {"shape": [1, 16, 16], "data": base64.b64encode(bytes(range(256))).decode()}
 POSE = [0.1, -0.2, 0.3, 0.4]
+EXPLORABLE = [name for system in SYSTEMS.values() if system.explorer_view for name in system.models]
 MATRIX = {"name": "matrix", "sizes": [4, 2, 2, 2], "kernel": 3, "capsule_strides": [1, 1]}
 
 
@@ -85,7 +95,7 @@ def test_facts(address):
     facts = get(address, "/api/runs/0")
     wanted = {
         "id": 0, "name": "a", "kind": "capsnet", "shape": [1, 16, 16], "names": list("0123456789"), "dimension": 4,
-        "iterations": 3, "draws": True, "domains": ["empirical"], "samples": True, "examples": 40, "source": "data",
+        "iterations": 3, "has_decoder": True, "domains": ["empirical"], "examples": 40, "source": "data",
         "about": "glyphs", "recipe": "tiny", "steps": 0, "classifies": True, "display": "unit",
     }  # fmt: skip
     assert {key: facts[key] for key in wanted} == wanted
@@ -104,14 +114,14 @@ def test_examples_are_those_of_the_data_or_drawn_by_code(address):
     assert ask(address, "GET", "/api/runs/0/examples/40")[0] == 404
 
 
-def test_look(address):
-    answer = post(address, "/api/runs/0/look", {"image": IMAGE})
-    assert set(answer) == {"activation", "winner", "pose", "drawn", "parts", "limits", "milliseconds"}
+def test_infer(address):
+    answer = post(address, "/api/runs/0/infer", {"image": IMAGE})
+    assert set(answer) == {"activation", "winner", "pose", "reconstruction", "capsule_images", "limits", "milliseconds"}
     assert len(answer["activation"]) == 10 and answer["winner"] == max(range(10), key=answer["activation"].__getitem__)
     assert torch.tensor(answer["pose"]).shape == (10, 4)
-    assert answer["drawn"]["shape"] == [1, 16, 16] and answer["parts"]["shape"] == [10, 1, 16, 16]
-    own = base64.b64decode(answer["parts"]["data"])[256 * answer["winner"] :][:256]
-    assert own == base64.b64decode(answer["drawn"]["data"])
+    assert answer["reconstruction"]["shape"] == [1, 16, 16] and answer["capsule_images"]["shape"] == [10, 1, 16, 16]
+    own = base64.b64decode(answer["capsule_images"]["data"])[256 * answer["winner"] :][:256]
+    assert own == base64.b64decode(answer["reconstruction"]["data"])
     pose, limits = answer["pose"][answer["winner"]], answer["limits"]
     assert all(low < x < high for low, x, high in zip(limits["low"], pose, limits["high"], strict=True))
 
@@ -120,22 +130,25 @@ def test_routing_and_its_histogram_where_there_is_one(address):
     answer = post(address, "/api/runs/0/routing", {"image": IMAGE, "parent": 3, "children": [0, 5]})
     h, w = get(address, "/api/runs/0")["places"]
     assert answer["maps"]["shape"] == [3, h, w] and answer["histogram"] is None
-    assert torch.tensor(answer["weights"]).shape == (3, 2) and torch.tensor(answer["chosen"]).shape == (2, 2)
-    assert len(answer["index"]) == len(answer["cloud"]) and answer["index"][0] in range(2 * h * w)
-    last = post(address, "/api/runs/0/look", {"image": IMAGE})["activation"]
+    assert torch.tensor(answer["chosen_coupling"]).shape == (3, 2) and torch.tensor(answer["chosen_votes"]).shape == (
+        2,
+        2,
+    )
+    assert len(answer["vote_children"]) == len(answer["votes"]) and answer["vote_children"][0] in range(2 * h * w)
+    last = post(address, "/api/runs/0/infer", {"image": IMAGE})["activation"]
     torch.testing.assert_close(torch.tensor(answer["activation"][-1]), torch.tensor(last), rtol=1e-4, atol=1e-5)
     matrix = post(address, "/api/runs/1/routing", {"image": IMAGE, "parent": 3})
     assert len(matrix["histogram"]["edges"]) == 1 + len(matrix["histogram"]["counts"][0])
 
 
-def test_draw_sweep_sample_wall(address):
+def test_draw_sweep_sample_and_grid(address):
     drawn = post(address, "/api/runs/0/draw", {"capsule": 2, "pose": POSE})["image"]
     sweep = post(address, "/api/runs/0/sweep", {"capsule": 2, "pose": POSE, "steps": 3})
     assert sweep["images"]["shape"] == [4, 3, 1, 16, 16]
     middle = base64.b64decode(sweep["images"]["data"])[256:512]  # the limits are as far to both sides
     near = zip(middle, base64.b64decode(drawn["data"]), strict=True)
     assert all(abs(a - b) <= 1 for a, b in near)
-    won = post(address, "/api/runs/0/wall", {"count": 2, "domain": "empirical", "seed": 5})
+    won = post(address, "/api/runs/0/sample-grid", {"count": 2, "domain": "empirical", "seed": 5})
     capsule = won["capsules"][0]
     assert won["images"]["shape"] == [2, len(won["capsules"]), 1, 16, 16]
     sample = post(address, "/api/runs/0/sample", {"capsule": capsule, "domain": "empirical", "seed": 5})
@@ -164,26 +177,31 @@ def test_what_is_wrong_with_a_question_is_said(address):
 
 
 def test_pictures_and_bounds_are_checked(address):
-    look, routing = "/api/runs/0/look", "/api/runs/0/routing"
-    assert "[1, 16, 16]" in refused(address, look, {"image": {"shape": [1, 28, 28], "data": ""}})
+    infer, routing = "/api/runs/0/infer", "/api/runs/0/routing"
+    assert "[1, 16, 16]" in refused(address, infer, {"image": {"shape": [1, 28, 28], "data": ""}})
     assert "255 bytes" in refused(
-        address, look, {"image": {"shape": [1, 16, 16], "data": base64.b64encode(bytes(255)).decode()}}
+        address, infer, {"image": {"shape": [1, 16, 16], "data": base64.b64encode(bytes(255)).decode()}}
     )
-    assert "not base64" in refused(address, look, {"image": {"shape": [1, 16, 16], "data": "é" * 20}})
+    assert "not base64" in refused(address, infer, {"image": {"shape": [1, 16, 16], "data": "é" * 20}})
     assert "64 at most" in refused(address, routing, {"image": IMAGE, "parent": 0, "children": [0] * 65})
     assert "child 9999" in refused(address, routing, {"image": IMAGE, "parent": 0, "children": [9999]})
     assert "from 2 to 15" in refused(address, "/api/runs/0/sweep", {"capsule": 0, "pose": POSE, "steps": 99})
-    assert "from 1 to 8" in refused(address, "/api/runs/0/wall", {"count": 9, "domain": "empirical", "seed": 0})
+    assert "from 1 to 8" in refused(address, "/api/runs/0/sample-grid", {"count": 9, "domain": "empirical", "seed": 0})
     assert "unknown domain" in refused(address, "/api/runs/0/sample", {"capsule": 0, "domain": "x", "seed": 0})
-    assert "seed" in refused(address, "/api/runs/0/wall", {"domain": "empirical", "seed": 1 << 31})
+    assert "seed" in refused(address, "/api/runs/0/sample-grid", {"domain": "empirical", "seed": 1 << 31})
 
 
 def test_what_draws_nothing_says_so(address):
     facts = get(address, "/api/runs/1")
-    answer = post(address, "/api/runs/1/look", {"image": IMAGE})
-    assert not facts["draws"] and facts["domains"] == [] and answer["drawn"] is None and answer["parts"] is None
+    answer = post(address, "/api/runs/1/infer", {"image": IMAGE})
+    assert (
+        not facts["has_decoder"]
+        and facts["domains"] == []
+        and answer["reconstruction"] is None
+        and answer["capsule_images"] is None
+    )
     refused(address, "/api/runs/1/draw", {"capsule": 0, "pose": [0.0] * 16})
-    refused(address, "/api/runs/1/wall", {"domain": "empirical"})
+    refused(address, "/api/runs/1/sample-grid", {"domain": "empirical"})
 
 
 def test_a_damaged_run_is_a_line_and_the_others_go_on(address):
@@ -211,66 +229,67 @@ def test_methods(address):
 
 
 def test_the_page_s_files_come_from_a_table(address):
-    assert all(re.fullmatch(r"[\w-]+\.\w+", name) for name in routes.files())
-    for name, file in routes.files().items():
+    assert all(re.fullmatch(r"[\w-]+\.\w+", name) for name in routes.static_files())
+    for name, file in routes.static_files().items():
         status, headers, answer = ask(address, "GET", f"/static/{name}")
         assert status == 200 and headers["content-type"] == file.media_type
         assert file.media_type == "application/json" or answer == file.content
-    if "index.html" in routes.files():
-        assert ask(address, "GET", "/")[2] == routes.files()["index.html"].content
+    if "index.html" in routes.static_files():
+        assert ask(address, "GET", "/")[2] == routes.static_files()["index.html"].content
 
 
 def test_an_error_of_ours_is_a_line(address, monkeypatch):
     def broken(*_):
         raise ZeroDivisionError("in the middle")
 
-    monkeypatch.setattr(routes, "facts", broken)
+    monkeypatch.setattr(routes, "describe_run", broken)
     status, headers, answer = ask(address, "GET", "/api/runs/0")
     assert status == 500 and answer == {"error": "unexpected ZeroDivisionError: in the middle"}
     assert headers["cache-control"] == "no-store"
 
 
 @pytest.mark.parametrize("standardized", [False, True])
-@pytest.mark.parametrize("name", sorted(KINDS))
-def test_every_kind_answers_every_question(name, standardized):
+@pytest.mark.parametrize("name", EXPLORABLE)
+def test_every_model_answers_every_request(name, standardized):
     model, bytes_of = built(SMALL[name]), torch.randint(256, (12, *SPEC[:3]), dtype=torch.uint8)
     data = Dataset(bytes_of, torch.zeros(12, dtype=torch.int64), SPEC.classes)
     examples = Examples(data, "data", ("x", "y", "z"), standardized and name != "poe")
-    subject = explorer_view(model, examples.names, examples.shown)
-    opened = OpenRun(Entry(name, KINDS[name], Path()), TrainedRun(model, tiny(), 7, 1.0), subject, examples)
-    known, image = facts(0, opened), example(3, opened)["image"]
-    assert known["kind"] == KINDS[name] and known["display"] == ("standardized" if examples.standardized else "unit")
-    look = answered(opened, "look", image=image)
+    system = system_of(name)
+    view = system.explore(model, examples.names, examples.inputs)
+    run = OpenRun(RunEntry(name, system.name, Path()), TrainedRun(model, tiny(), 7, 1.0), view, examples)
+    known, image = describe_run(0, run), get_example(3, run)["image"]
+    assert known["kind"] == system.name and known["display"] == ("standardized" if examples.standardized else "unit")
+    inferred = respond(run, "infer", image=image)
     J, K, domain = len(known["names"]), known["dimension"], {"domain": (known["domains"] or [""])[0], "seed": 1}
-    assert torch.tensor(look["pose"]).shape == (J, K) and len(look["activation"]) == J
-    routing = answered(opened, "routing", image=image, parent=J - 1, children=[0])
+    assert torch.tensor(inferred["pose"]).shape == (J, K) and len(inferred["activation"]) == J
+    routing = respond(run, "routing", image=image, parent=J - 1, children=[0])
     assert routing["maps"]["shape"] == [known["iterations"], *known["places"]]
-    if not known["draws"]:
-        assert look["drawn"] is None and name.startswith("matrix")
+    if not known["has_decoder"]:
+        assert inferred["reconstruction"] is None and name.startswith("matrix")
         return
-    capsule, pose = look["winner"], look["pose"][look["winner"]]
-    assert answered(opened, "draw", capsule=capsule, pose=pose)["image"]["shape"] == [*SPEC[:3]]
-    assert answered(opened, "sweep", capsule=capsule, pose=pose)["images"]["shape"] == [K, 9, *SPEC[:3]]
-    assert len(answered(opened, "sample", capsule=capsule, **domain)["pose"]) == K
-    assert answered(opened, "wall", count=2, **domain)["images"]["shape"][0] == 2
+    capsule, pose = inferred["winner"], inferred["pose"][inferred["winner"]]
+    assert respond(run, "draw", capsule=capsule, pose=pose)["image"]["shape"] == [*SPEC[:3]]
+    assert respond(run, "sweep", capsule=capsule, pose=pose)["images"]["shape"] == [K, 9, *SPEC[:3]]
+    assert len(respond(run, "sample", capsule=capsule, **domain)["pose"]) == K
+    assert respond(run, "sample-grid", count=2, **domain)["images"]["shape"][0] == 2
 
 
-def answered(opened: OpenRun, name: str, **asked):
-    """The answer, which JSON must be able to hold."""
-    question = QUESTIONS[name]
-    answer = question.answer(opened, read(question.body, json.dumps(asked).encode()))
-    json.dumps(answer, allow_nan=False)
-    return answer
+def respond(run: OpenRun, name: str, **request):
+    """The response, which JSON must be able to hold."""
+    action = ACTIONS[name]
+    response = action.respond(run, parse_request(action.request, json.dumps(request).encode()))
+    json.dumps(response, allow_nan=False)
+    return response
 
 
 def test_what_a_model_drew_gets_the_light_of_its_image_back():
     data = Dataset(torch.randint(256, (5, 2, 6, 6), dtype=torch.uint8), torch.zeros(5, dtype=torch.int64), 2)
     examples, image = Examples(data, "data", ("a", "b"), True), data.images[3].float() / 255
-    shown = examples.prepared(image.unsqueeze(0))[0]
+    shown = examples.to_input(image.unsqueeze(0))[0]
     assert shown.mean().abs() < 1e-5 and abs(float(shown.std(correction=0)) - 1) < 1e-4
-    torch.testing.assert_close(examples.levels(shown, image), image)
-    assert examples.levels(torch.zeros(2, 6, 6)).mean() == pytest.approx(float(data.images.float().mean() / 255))
-    assert Examples(None, "none", ()).levels(shown) is shown and len(Examples(None, "none", ())) == 0
+    torch.testing.assert_close(examples.to_display(shown, image), image)
+    assert examples.to_display(torch.zeros(2, 6, 6)).mean() == pytest.approx(float(data.images.float().mean() / 255))
+    assert Examples(None, "none", ()).to_display(shown) is shown and len(Examples(None, "none", ())) == 0
 
 
 def test_examples_of_pairs_and_of_other_things():
@@ -284,18 +303,18 @@ def test_examples_of_pairs_and_of_other_things():
         drawn.image(2)
 
 
-# ---------------------------------------------------------------------------------------------- the shelf
+# ---------------------------------------------------------------------------------------------- the registry
 
 
-def test_every_capsule_model_has_its_kind():
-    assert set(KINDS) == set(MODELS) - {"autoencoder", "cnn", "convnet"}
+def test_every_capsule_model_can_be_explored():
+    assert set(EXPLORABLE) == set(MODELS) - {"autoencoder", "cnn", "convnet"}
 
 
 def test_named_runs_must_be_explorable(folders):
     with pytest.raises(RecipeError, match="model 'cnn', which cannot be explored"):
         find_runs([folders / "e"])
-    with pytest.raises(CheckpointError, match="holds no checkpoint"):
-        find_runs([folders])
+    with pytest.raises(CheckpointError, match="holds no checkpoint and no runs"):
+        find_runs([folders / "nowhere"])
     with pytest.raises(DataError, match="is no folder"):
         find_runs([folders / "a"], data_dir=folders / "nowhere")
 
@@ -309,26 +328,37 @@ def test_runs_are_found_and_others_passed_over(folders, tmp_path, monkeypatch):
         find_runs([], root=tmp_path)
 
 
+def test_runs_are_found_one_level_deeper_and_in_a_named_folder(tmp_path):
+    """As `torchcaps demo` leaves them: runs/demo/poe-quick."""
+    tiny_run(tmp_path / "runs" / "first")
+    tiny_run(tmp_path / "runs" / "demo" / "poe-quick")
+    tiny_run(tmp_path / "runs" / "a" / "b" / "too-deep")
+    registry = find_runs([], root=tmp_path / "runs")
+    assert [entry.name for entry in registry.entries if not entry.shipped] == ["demo/poe-quick", "first"]
+    assert [entry.name for entry in find_runs([tmp_path / "runs"]).entries] == ["demo/poe-quick", "first"]
+    assert [entry.name for entry in find_runs([tmp_path / "runs" / "demo"]).entries] == ["poe-quick"]
+
+
 def test_a_run_without_recipe_json_is_known_by_its_checkpoint(tmp_path):
     (tiny_run(tmp_path / "a") / "recipe.json").unlink()
     assert find_runs([tmp_path / "a"]).entries[0].kind == "capsnet"
 
 
 def test_few_runs_are_kept_in_memory(folders):
-    shelf = RunRegistry(find_runs([folders / "a"]).entries * (OPEN + 1))
-    first = shelf.open(0)
-    assert shelf.open(0) is first
-    for n in range(1, OPEN + 1):
-        shelf.open(n)
-    assert not shelf.is_open(0) and shelf.is_open(OPEN)
+    registry = RunRegistry(find_runs([folders / "a"]).entries * (MAX_OPEN + 1))
+    first = registry.open(0)
+    assert registry.open(0) is first
+    for n in range(1, MAX_OPEN + 1):
+        registry.open(n)
+    assert not registry.is_open(0) and registry.is_open(MAX_OPEN)
 
 
 @pytest.mark.skipif(shipped_run() is None, reason="no run comes with this copy of the package")
 def test_the_shipped_run_knows_its_own_examples():
-    shelf = find_runs([], root=Path("nowhere"))
-    opened = shelf.open(0)
-    assert shelf.entries[0].shipped and opened.examples.source == "own"
-    right = [opened.subject.infer(opened.examples.image(n).float() / 255).winner == opened.examples.label(n)
+    registry = find_runs([], root=Path("nowhere"))
+    opened = registry.open(0)
+    assert registry.entries[0].shipped and opened.examples.source == "own"
+    right = [opened.view.infer(opened.examples.image(n).float() / 255).winner == opened.examples.label(n)
              for n in range(20)]  # fmt: skip
     assert sum(right) >= 18
 
@@ -340,7 +370,7 @@ def test_pictures_come_back_as_they_went():
     image = torch.arange(12, dtype=torch.uint8).view(1, 3, 4)
     sent = encode_images(image)
     assert sent["shape"] == [1, 3, 4]
-    back = pixels_of(Picture((1, 3, 4), sent["data"]), (1, 3, 4))
+    back = decode_image(EncodedImage((1, 3, 4), sent["data"]), (1, 3, 4))
     assert torch.equal(back, image.float() / 255)
     assert encode_images(back) == sent
     assert base64.b64decode(encode_images(torch.tensor([[-1.0, 2.0, float("nan"), 0.5]]))["data"]) == bytes(
@@ -349,8 +379,8 @@ def test_pictures_come_back_as_they_went():
 
 
 def test_questions_have_defaults_and_numbers_six_digits():
-    assert read(Route, b'{"image": {"shape": [1, 1, 1], "data": ""}, "parent": 1}').children == ()
-    assert read(Draw, b'{"capsule": 1, "pose": [1]}') == Draw(1, (1.0,))
+    assert parse_request(RoutingRequest, b'{"image": {"shape": [1, 1, 1], "data": ""}, "parent": 1}').children == ()
+    assert parse_request(DrawRequest, b'{"capsule": 1, "pose": [1]}') == DrawRequest(1, (1.0,))
     assert to_json(torch.tensor([[1 / 3], [1e-9]])) == [[0.333333], [1e-9]]
 
 
@@ -379,7 +409,7 @@ def test_without_starlette_the_command_says_what_to_install(capsys, monkeypatch)
 
 
 def test_another_host_is_warned_of(capsys, folders, monkeypatch):
-    monkeypatch.setattr(server, "serve", lambda shelf, host, port, ready: ready(f"http://{host}:{port}/"))
+    monkeypatch.setattr(server, "serve", lambda registry, host, port, ready: ready(f"http://{host}:{port}/"))
     words = ["explore", str(folders / "a"), "--no-browser", "--port", "1234"]
     assert main([*words, "--host", "0.0.0.0"]) == 0
     out, err = capsys.readouterr()
@@ -409,7 +439,7 @@ def test_weights_that_were_given_away_bring_their_own_examples(folders, tmp_path
     (entry,) = find_runs([path]).entries
     assert (entry.name, entry.kind, entry.shipped) == ("model.safetensors", "capsnet", False)
     opened = find_runs([path]).open(0)
-    given = opened.run.extra["examples.images"]
+    given = opened.trained.extra["examples.images"]
     assert opened.examples.source == "own" and len(opened.examples) == len(given) > 0
     assert opened.examples.data is not None and torch.equal(opened.examples.data.images, given)
     assert find_runs([folders / "a"]).open(0).examples.source == "data"

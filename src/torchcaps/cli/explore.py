@@ -14,15 +14,16 @@ __all__ = ["Explore"]
 
 @dataclass(frozen=True)
 class Explore:
-    """Look into capsule networks in the browser: what fires, who votes for whom, what each number of a pose does.
+    """Explore capsule networks in the browser: activations, routing, and images decoded from any pose.
 
-    Without a run it offers a small one that comes with the package, and those under ./runs. Ctrl-C ends it.
+    Without a run it offers a small one that ships with the package, and those in ./runs and one level deeper. Ctrl-C
+    ends it.
 
     Example: torchcaps explore runs/capsnet-mnist-small-0 --no-browser
     """
 
     runs: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="[RUN ...]")] = ()
-    """Folders of runs of capsule networks."""
+    """Folders of runs, or folders that contain runs."""
     host: str = "127.0.0.1"
     """Address to listen on; any but this machine's own lets others in."""
     port: int = 0
@@ -30,9 +31,10 @@ class Explore:
     no_browser: bool = False
     """Print the address only."""
     data_dir: Path | None = None
-    """A folder to look for the runs' test images in, before TORCHCAPS_DATA and the cache."""
+    """Folder to search for the runs' test images, before TORCHCAPS_DATA and the cache."""
 
     def run(self) -> int:
+        """Serve the page until interrupted; return the exit code."""
         from torchcaps.errors import RecipeError
 
         try:
@@ -50,7 +52,7 @@ class Explore:
         return 0
 
     def _ready(self, address: str) -> None:
-        """Say where it is, once it answers, and show it."""
+        """Print the page's address, warn if others can reach it, and open a browser."""
         from torchcaps.explore.middleware import is_loopback
 
         print(f"torchcaps explore: {address}", flush=True)

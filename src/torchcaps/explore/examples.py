@@ -1,11 +1,11 @@
-"""Images to look at: those a checkpoint brings along, the run's test data, or digits drawn by code."""
+"""Test images of a run: those stored with its weights, those of its data, or digits drawn by code."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,21 +18,35 @@ from torchcaps.train import Recipe
 from torchcaps.train.weights_export import EXAMPLES
 from torchcaps.types import ImageSpec
 
-__all__ = ["COUNT", "Examples", "examples_of"]
+__all__ = ["COUNT", "Examples", "load_examples"]
 
 COUNT = 200
-"""Images of a run that can be chosen from, at most."""
+"""Test images that the page offers, at most."""
 
-FEWER: Mapping[str, int] = {"train": 1, "test": COUNT, "validation": 0}
-"""What need not be read, or drawn by code, of sets whose settings count images."""
+IMAGE_COUNTS: Mapping[str, int] = {"train": 1, "test": COUNT, "validation": 0}
+"""Images to load of each part of a data set whose configuration counts them: fewer are faster to read or to draw."""
+
+
+class _Brightness(NamedTuple):
+    """Mean and standard deviation of pixels in [0, 1]."""
+
+    mean: float
+    std: float
 
 
 @dataclass(frozen=True)
 class Examples:
-    """Images of a run, if there are any, and how those on the wire, in [0, 1], become what its model is shown."""
+    """Test images of a run, and the conversion between pixels in [0, 1] and the model's input.
+
+    Attributes:
+        data: the images, or None if there are none.
+        source: "own" (stored with the weights), "data", "glyphs" or "none".
+        names: names of the model's classes.
+        standardized: whether the model's input has mean 0 and deviation 1 in each image.
+    """
 
     data: Dataset | None
-    source: str  # own, data, glyphs or none
+    source: str
     names: tuple[str, ...]
     standardized: bool = False
 
@@ -40,109 +54,124 @@ class Examples:
         return 0 if self.data is None else len(self.data)
 
     def image(self, n: int) -> Tensor:
-        """[c h w] the bytes of an image."""
-        return self._there(n).cropped[n]
+        """Return the bytes [c h w] of image `n`."""
+        return self._dataset(n).cropped[n]
 
     def label(self, n: int) -> int | None:
-        """The class of an image that shows one thing of a known class."""
-        labels = self._there(n).labels[n]
+        """Return the class of image `n`, or None if it shows several things or a class is not known."""
+        labels = self._dataset(n).labels[n]
         return int(labels) if labels.ndim == 0 and self._is_labeled else None
 
     def name(self, n: int) -> str:
-        """What an image shows, in words."""
-        labels = self._there(n).labels[n].reshape(-1).tolist()
+        """Describe what image `n` shows."""
+        labels = self._dataset(n).labels[n].reshape(-1).tolist()
         if not self._is_labeled:
             return f"digit {labels[0]}, drawn by code"
         return " and ".join(self.names[label] for label in labels)
 
     @property
-    def shown(self) -> Tensor | None:
-        """[n c h w] what the model is shown of them."""
-        return None if self.data is None else self.prepared(self.data.pixels())
+    def inputs(self) -> Tensor | None:
+        """All images as the model's input [n c h w]."""
+        return None if self.data is None else self.to_input(self.data.pixels())
 
-    def prepared(self, images: Tensor) -> Tensor:
-        """Images [b c h w] in [0, 1] -> what the model is shown of them."""
+    def to_input(self, images: Tensor) -> Tensor:
+        """Convert images [b c h w] in [0, 1] to the model's input [b c h w]."""
         return standardize(images) if self.standardized else images
 
-    def levels(self, drawn: Tensor, image: Tensor | None = None) -> Tensor:
-        """What a model drew [... c h w], in [0, 1]: if it sees standardized images, with the light of one [c h w], or
-        of all examples."""
-        if not self.standardized:
-            return drawn
-        mean, spread = self._light(image)
-        return drawn * spread + mean
+    def to_display(self, decoded: Tensor, image: Tensor | None = None) -> Tensor:
+        """Convert a decoder's output to pixels in [0, 1], the inverse of `to_input`.
 
-    def _light(self, image: Tensor | None) -> tuple[float, float]:
+        Args:
+            decoded: [... c h w] in the units of the model's input.
+            image: [c h w] whose brightness a standardized output gets back; None takes that of all examples.
+
+        Returns:
+            [... c h w]
+        """
+        if not self.standardized:
+            return decoded
+        brightness = self._brightness(image)
+        return decoded * brightness.std + brightness.mean
+
+    def _brightness(self, image: Tensor | None) -> _Brightness:
         if image is None:
             if self.data is None:
-                return 0.5, 0.2
+                return _Brightness(0.5, 0.2)
             image = self.data.pixels()
-        return float(image.mean()), max(float(image.std(correction=0)), image.numel() ** -0.5)
+        smallest = image.numel() ** -0.5  # as `standardize` has it
+        return _Brightness(float(image.mean()), max(float(image.std(correction=0)), smallest))
 
     @property
     def _is_labeled(self) -> bool:
-        """Digits drawn by code are of the model's classes if those are digits too."""
+        """Digits drawn by code are of the model's classes only if those are digits too."""
         return self.source != "glyphs" or self.names == tuple("0123456789")
 
-    def _there(self, n: int) -> Dataset:
+    def _dataset(self, n: int) -> Dataset:
         if self.data is None or not 0 <= n < len(self.data):
-            raise ShapeError(f"example {n} is wanted; there are {len(self)}, counted from 0")
+            raise ShapeError(f"there is no example {n}; there are {len(self)}, counted from 0")
         return self.data
 
 
-def examples_of(
+def load_examples(
     recipe: Recipe, spec: ImageSpec, tensors: Mapping[str, Tensor], data_dir: Path | None = None
 ) -> Examples:
-    """Those among the tensors of a checkpoint, else those of the recipe's data, else digits if they can stand in."""
+    """Find test images of a run: stored with its weights, else of the recipe's data, else digits drawn by code.
+
+    Args:
+        recipe: the run's recipe.
+        spec: image shape and classes of its model; images of another shape are left out.
+        tensors: tensors of the checkpoint beside the state.
+        data_dir: folder to search for data sets first.
+    """
     names = class_names(recipe.data, spec.classes)
     standardized = bool(getattr(recipe.data, "standardize", False))
-    data = _own(tensors, spec)
+    data = _stored_images(tensors, spec)
     source = "own"
     if data is None:
-        data = _tested(recipe.data, spec, data_dir)
+        data = _test_images(recipe.data, spec, data_dir)
         source = "data"
     if data is None:
-        data = _drawn(spec)
+        data = _drawn_digits(spec)
         source = "glyphs"
     return Examples(data, "none" if data is None else source, names, standardized)
 
 
-def _own(tensors: Mapping[str, Tensor], spec: ImageSpec) -> Dataset | None:
-    """Images [n c h w], bytes as the model is tested on them, and labels [n] that were given along with the weights."""
+def _stored_images(tensors: Mapping[str, Tensor], spec: ImageSpec) -> Dataset | None:
+    """Return the images [n c h w] and labels [n] that `torchcaps export --examples` stored with the weights."""
     if not all(name in tensors for name in EXAMPLES):
         return None
     images, labels = (tensors[name] for name in EXAMPLES)
-    return _fitting(Dataset(images, labels, spec.classes), spec)
+    return _if_fitting(Dataset(images, labels, spec.classes), spec)
 
 
-def _tested(config: DataConfig, spec: ImageSpec, data_dir: Path | None) -> Dataset | None:
-    """Images from all over the test set, if it is here."""
+def _test_images(config: DataConfig, spec: ImageSpec, data_dir: Path | None) -> Dataset | None:
+    """Return images evenly spaced over the test set, if it is on this machine."""
     try:
-        test = _fewer(config, data_dir).load().test
+        test = _with_fewer_images(config, data_dir).load().test
     except (TorchcapsError, OSError):
         return None
     step = max(1, len(test) // COUNT)
-    return _fitting(subset(test, torch.arange(0, len(test), step)[:COUNT]), spec)
+    return _if_fitting(subset(test, torch.arange(0, len(test), step)[:COUNT]), spec)
 
 
-def _fewer(config: DataConfig, data_dir: Path | None) -> DataConfig:
-    """The same data, no more of it than is looked at."""
+def _with_fewer_images(config: DataConfig, data_dir: Path | None) -> DataConfig:
+    """Return the same data, with no more images than the page offers."""
     known = {field.name for field in fields(config)}  # type: ignore[arg-type]
-    counted = () if isinstance(config, FolderConfig | NpzConfig) else known & FEWER.keys()
-    less: dict[str, Any] = {key: min(getattr(config, key), FEWER[key]) for key in counted}
+    counted = () if isinstance(config, FolderConfig | NpzConfig) else known & IMAGE_COUNTS.keys()
+    changes: dict[str, int | str] = {key: min(getattr(config, key), IMAGE_COUNTS[key]) for key in counted}
     if data_dir is not None and "data_dir" in known:
-        less["data_dir"] = str(data_dir)
-    fewer: DataConfig = replace(config, **less)  # type: ignore[type-var]
-    return fewer
+        changes["data_dir"] = str(data_dir)
+    changed: DataConfig = replace(config, **changes)  # type: ignore[type-var]
+    return changed
 
 
-def _drawn(spec: ImageSpec) -> Dataset | None:
-    """Digits, where images are gray squares of a size that they can be drawn in."""
+def _drawn_digits(spec: ImageSpec) -> Dataset | None:
+    """Return digits drawn by code, if the model takes gray squares of a size that they can be drawn in."""
     if spec.channels != 1 or spec.height != spec.width or not 12 <= spec.height <= 256:
         return None
     return GlyphsConfig(train=1, test=COUNT, size=spec.height).load().test
 
 
-def _fitting(data: Dataset, spec: ImageSpec) -> Dataset | None:
-    """The images, if they are of the size that the model was built for."""
+def _if_fitting(data: Dataset, spec: ImageSpec) -> Dataset | None:
+    """Return the images if they have the shape that the model was built for."""
     return data if tuple(data.spec[:3]) == tuple(spec[:3]) else None

@@ -1,164 +1,169 @@
-"""What each question of the page is answered with: from a run in memory and a question to what JSON can hold."""
+"""What the server computes for each request: from an open run and a parsed request to what JSON can hold."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from torchcaps.errors import ShapeError
 from torchcaps.explore.messages import (
-    CHILDREN,
-    Draw,
-    Look,
-    Picture,
-    Route,
-    Sample,
-    Sweep,
-    Wall,
+    MAX_CHILDREN,
+    DrawRequest,
+    EncodedImage,
+    InferRequest,
+    RoutingRequest,
+    SampleGridRequest,
+    SampleRequest,
+    SweepRequest,
+    decode_image,
     encode_images,
-    pixels_of,
     to_json,
 )
 from torchcaps.explore.run_registry import OpenRun, RunRegistry
 
-__all__ = ["QUESTIONS", "Question", "example", "facts", "runs"]
+__all__ = ["ACTIONS", "Action", "JsonObject", "describe_run", "get_example", "list_runs"]
 
-Answer = dict[str, Any]
+JsonObject = dict[str, object]
+R = TypeVar("R")
 
 
-def runs(shelf: RunRegistry) -> list[Answer]:
-    """The table of runs."""
+@dataclass(frozen=True)
+class Action(Generic[R]):
+    """A computation that the page can request: the form of its body, and the function that does it."""
+
+    request: type[R]
+    respond: Callable[[OpenRun, R], JsonObject]
+
+
+def list_runs(registry: RunRegistry) -> list[JsonObject]:
+    """List the runs of the registry, whether open or not."""
     return [
-        {"id": n, "name": e.name, "kind": e.kind, "shipped": e.shipped, "loaded": shelf.is_open(n)}
-        for n, e in enumerate(shelf.entries)
+        {
+            "id": number,
+            "name": entry.name,
+            "kind": entry.kind,
+            "shipped": entry.shipped,
+            "loaded": registry.is_open(number),
+        }
+        for number, entry in enumerate(registry.entries)
     ]
 
 
-def facts(number: int, opened: OpenRun) -> Answer:
-    """What the page must know of a run to lay itself out."""
-    run = opened.run
-    subject = opened.subject
-    examples = opened.examples
+def describe_run(number: int, run: OpenRun) -> JsonObject:
+    """Describe a run as far as the page needs it for its layout.
+
+    Args:
+        number: the run's number in the registry.
+        run: the run.
+    """
+    model = run.trained.model
+    view = run.view
+    examples = run.examples
     return {
         "id": number,
-        "name": opened.entry.name,
-        "kind": subject.kind,
-        "shape": list(run.model.spec[:3]),
-        "names": list(subject.names),
-        "dimension": subject.dimension,
-        "iterations": subject.iterations,
-        "draws": subject.draws,
-        "domains": list(subject.domains),
-        "samples": subject.samples,
-        "children": subject.children,
-        "places": list(subject.places),
+        "name": run.entry.name,
+        "kind": view.kind,
+        "shape": list(model.spec[:3]),
+        "names": list(view.names),
+        "dimension": view.dimension,
+        "iterations": view.iterations,
+        "has_decoder": view.has_decoder,
+        "domains": list(view.domains),
+        "children": view.children,
+        "places": list(view.places),
         "examples": len(examples),
         "source": examples.source,
-        "about": run.recipe.about,
-        "recipe": run.recipe.name,
-        "steps": run.step,
-        "parameters": sum(p.numel() for p in run.model.parameters()),
-        "classifies": run.model.is_classifier,
+        "about": run.trained.recipe.about,
+        "recipe": run.trained.recipe.name,
+        "steps": run.trained.step,
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "classifies": model.is_classifier,
         "display": "standardized" if examples.standardized else "unit",
     }
 
 
-def example(n: int, opened: OpenRun) -> Answer:
-    """An image to look at."""
-    examples = opened.examples
+def get_example(n: int, run: OpenRun) -> JsonObject:
+    """Return test image `n` of a run with its label."""
+    examples = run.examples
     return {"image": encode_images(examples.image(n)), "label": examples.label(n), "name": examples.name(n), "n": n}
 
 
-def _look(opened: OpenRun, asked: Look) -> Answer:
+def _infer(run: OpenRun, request: InferRequest) -> JsonObject:
     start = time.perf_counter()
-    subject = opened.subject
-    image, shown = _images(opened, asked.image)
-    seen = subject.infer(shown)
-    parts = subject.draw_each(shown)
+    image = _decode(run, request.image)
+    result = run.view.infer(run.examples.to_input(image.unsqueeze(0))[0])
     return {
-        "activation": to_json(seen.activation),
-        "winner": seen.winner,
-        "pose": to_json(seen.pose),
-        "drawn": _drawn(opened, seen.drawn, image),
-        "parts": _drawn(opened, parts, image),
-        "limits": _limits(opened, seen.winner, seen.pose[seen.winner]),
+        "activation": to_json(result.activation),
+        "winner": result.winner,
+        "pose": to_json(result.pose),
+        "reconstruction": _encode(run, result.reconstruction, image),
+        "capsule_images": _encode(run, result.capsule_images, image),
+        "limits": _limits(run, result.winner, result.pose[result.winner]),
         "milliseconds": to_json(1000 * (time.perf_counter() - start)),
     }
 
 
-def _route(opened: OpenRun, asked: Route) -> Answer:
-    if len(asked.children) > CHILDREN:
-        raise ShapeError(f"{len(asked.children)} children are asked for; {CHILDREN} at most are wanted")
-    routed = opened.subject.routing(_images(opened, asked.image)[1], asked.parent, asked.children)
-    answer = {name: to_json(value) for name, value in vars(routed).items() if name not in ("maps", "histogram")}
-    histogram = routed.histogram and {name: to_json(value) for name, value in routed.histogram._asdict().items()}
-    return {"maps": encode_images(routed.maps), **answer, "histogram": histogram}
+def _routing(run: OpenRun, request: RoutingRequest) -> JsonObject:
+    if len(request.children) > MAX_CHILDREN:
+        raise ShapeError(f"{len(request.children)} children are asked for; ask for {MAX_CHILDREN} at most")
+    image = _decode(run, request.image)
+    found = run.view.routing(run.examples.to_input(image.unsqueeze(0))[0], request.parent, request.children)
+    response = {name: to_json(value) for name, value in vars(found).items() if name not in ("maps", "histogram")}
+    histogram = found.histogram and {name: to_json(value) for name, value in found.histogram._asdict().items()}
+    return {"maps": encode_images(found.maps), **response, "histogram": histogram}
 
 
-def _draw(opened: OpenRun, asked: Draw) -> Answer:
-    return {"image": _drawn(opened, opened.subject.draw(asked.capsule, _pose(asked.pose)))}
+def _draw(run: OpenRun, request: DrawRequest) -> JsonObject:
+    return {"image": _encode(run, run.view.draw(request.capsule, _pose(request.pose)))}
 
 
-def _sweep(opened: OpenRun, asked: Sweep) -> Answer:
-    pose = _pose(asked.pose)
-    images = opened.subject.sweep(asked.capsule, pose, asked.steps)
-    return {"images": _drawn(opened, images), **_limits(opened, asked.capsule, pose)}
+def _sweep(run: OpenRun, request: SweepRequest) -> JsonObject:
+    pose = _pose(request.pose)
+    images = run.view.sweep(request.capsule, pose, request.steps)
+    return {"images": _encode(run, images), **_limits(run, request.capsule, pose)}
 
 
-def _sample(opened: OpenRun, asked: Sample) -> Answer:
-    pose = opened.subject.sample(asked.capsule, asked.domain, asked.seed)
-    image = _drawn(opened, opened.subject.draw(asked.capsule, pose))
-    return {"pose": to_json(pose), "image": image, **_limits(opened, asked.capsule, pose)}
+def _sample(run: OpenRun, request: SampleRequest) -> JsonObject:
+    pose = run.view.sample(request.capsule, request.domain, request.seed)
+    image = _encode(run, run.view.draw(request.capsule, pose))
+    return {"pose": to_json(pose), "image": image, **_limits(run, request.capsule, pose)}
 
 
-def _wall(opened: OpenRun, asked: Wall) -> Answer:
-    wall = opened.subject.sample_grid(asked.count, asked.domain, asked.seed)
-    return {
-        "images": _drawn(opened, wall.images),
-        "poses": to_json(wall.poses),
-        "capsules": list(wall.capsules),
-    }
+def _sample_grid(run: OpenRun, request: SampleGridRequest) -> JsonObject:
+    grid = run.view.sample_grid(request.count, request.domain, request.seed)
+    return {"images": _encode(run, grid.images), "poses": to_json(grid.poses), "capsules": list(grid.capsules)}
 
 
-@dataclass(frozen=True)
-class Question:
-    """What a body must be, and who answers it."""
-
-    body: type[Any]
-    answer: Callable[[OpenRun, Any], Answer]
-
-
-QUESTIONS: Mapping[str, Question] = {
-    "look": Question(Look, _look),
-    "routing": Question(Route, _route),
-    "draw": Question(Draw, _draw),
-    "sweep": Question(Sweep, _sweep),
-    "sample": Question(Sample, _sample),
-    "wall": Question(Wall, _wall),
+ACTIONS: Mapping[str, Action[Any]] = {
+    "infer": Action(InferRequest, _infer),
+    "routing": Action(RoutingRequest, _routing),
+    "draw": Action(DrawRequest, _draw),
+    "sweep": Action(SweepRequest, _sweep),
+    "sample": Action(SampleRequest, _sample),
+    "sample-grid": Action(SampleGridRequest, _sample_grid),
 }
-"""The last word of a path -> what it asks."""
+"""The last word of a path -> what it computes."""
 
 
-def _images(opened: OpenRun, picture: Picture) -> tuple[Tensor, Tensor]:
-    """[c h w] a picture in [0, 1], and what the model is shown of it."""
-    image = pixels_of(picture, opened.run.model.spec[:3])
-    return image, opened.examples.prepared(image.unsqueeze(0))[0]
+def _decode(run: OpenRun, image: EncodedImage) -> Tensor:
+    """[c h w] an image of the page in [0, 1]; `examples.to_input` makes the model's input of it."""
+    return decode_image(image, run.trained.model.spec[:3])
 
 
 def _pose(values: tuple[float, ...]) -> Tensor:
     return torch.tensor(values, dtype=torch.float32)
 
 
-def _limits(opened: OpenRun, capsule: int, pose: Tensor) -> Answer:
-    low, high = opened.subject.limits(capsule, pose)
+def _limits(run: OpenRun, capsule: int, pose: Tensor) -> JsonObject:
+    low, high = run.view.limits(capsule, pose)
     return {"low": to_json(low), "high": to_json(high)}
 
 
-def _drawn(opened: OpenRun, images: Tensor | None, image: Tensor | None = None) -> Answer | None:
-    """Images that the model drew, of an image or of none, as they travel."""
-    return None if images is None else encode_images(opened.examples.levels(images, image))
+def _encode(run: OpenRun, images: Tensor | None, image: Tensor | None = None) -> JsonObject | None:
+    """Encode images that the model decoded, in the brightness of the image that they reconstruct if there is one."""
+    return None if images is None else encode_images(run.examples.to_display(images, image))

@@ -1,7 +1,7 @@
-"""What the page may ask, as frozen dataclasses that the configuration's own checks are made of; pictures as text.
+"""Requests that the page may send, as frozen dataclasses checked like configuration; images and numbers as JSON.
 
 A body is JSON in UTF-8. Unknown, missing and repeated keys, numbers that are not finite and sizes out of bounds are
-refused, in one line. A picture is {"shape": [c, h, w], "data": base64 of its bytes}; several have more axes before c.
+refused with one line. An image is {"shape": [c, h, w], "data": base64 of its bytes}; several have more axes before c.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import binascii
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, TypeVar
 
 import numpy as np
 import torch
@@ -22,64 +22,64 @@ from torchcaps.errors import DataError, ShapeError
 from torchcaps.math.pixels import to_bytes, to_float
 
 __all__ = [
-    "CHILDREN",
-    "Draw",
-    "Look",
-    "Picture",
-    "Route",
-    "Sample",
-    "Sweep",
-    "Wall",
+    "MAX_CHILDREN",
+    "DrawRequest",
+    "EncodedImage",
+    "InferRequest",
+    "RoutingRequest",
+    "SampleGridRequest",
+    "SampleRequest",
+    "SweepRequest",
+    "decode_image",
     "encode_images",
-    "pixels_of",
-    "read",
+    "parse_request",
     "to_json",
 ]
 
-B = TypeVar("B")
+R = TypeVar("R")
 
-CHILDREN = 64
-"""The most children whose votes are asked for at once."""
+MAX_CHILDREN = 64
+"""The most children whose votes can be requested at once."""
 
 Number = Annotated[float, Range(-1e4, 1e4)]
 Seed = Annotated[int, Range(0, (1 << 31) - 1)]
 
 
 @dataclass(frozen=True)
-class Picture:
-    """An image on the wire."""
+class EncodedImage:
+    """An image as it travels: its shape (c, h, w) and its bytes in base64."""
 
     shape: tuple[NonNegativeInt, NonNegativeInt, NonNegativeInt]
     data: str
 
 
 @dataclass(frozen=True)
-class Look:
-    """What do you see?"""
+class InferRequest:
+    """Compute the capsules of an image, and the image reconstructed from them."""
 
-    image: Picture
+    image: EncodedImage
 
 
 @dataclass(frozen=True)
-class Route:
-    """How did the children's votes become this parent?"""
+class RoutingRequest:
+    """Trace how the votes for a parent were routed, and those of some children in particular."""
 
-    image: Picture
+    image: EncodedImage
     parent: NonNegativeInt
     children: tuple[NonNegativeInt, ...] = ()
 
 
 @dataclass(frozen=True)
-class Draw:
-    """What does a capsule of this pose look like?"""
+class DrawRequest:
+    """Decode one capsule in a given pose."""
 
     capsule: NonNegativeInt
     pose: tuple[Number, ...]
 
 
 @dataclass(frozen=True)
-class Sweep:
-    """And if each number of its pose is moved in turn?"""
+class SweepRequest:
+    """Decode one capsule with each number of its pose moved in turn, in `steps` steps."""
 
     capsule: NonNegativeInt
     pose: tuple[Number, ...]
@@ -87,8 +87,8 @@ class Sweep:
 
 
 @dataclass(frozen=True)
-class Sample:
-    """A pose of this capsule, by chance."""
+class SampleRequest:
+    """Draw a random pose of one capsule from a domain."""
 
     capsule: NonNegativeInt
     domain: str
@@ -96,62 +96,96 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class Wall:
-    """So many poses of every capsule, by chance."""
+class SampleGridRequest:
+    """Draw `count` random poses of every capsule from a domain."""
 
     domain: str
     count: Annotated[int, Range(1, 8)] = 4
     seed: Seed = 0
 
 
-def read(question: type[B], body: bytes) -> B:
-    """The question that a body asks."""
+def parse_request(cls: type[R], body: bytes) -> R:
+    """Parse and check the body of a request.
+
+    Args:
+        cls: one of the dataclasses of this module.
+        body: JSON in UTF-8.
+
+    Raises:
+        DataError: the body is not JSON.
+        RecipeError: it does not fit `cls`.
+    """
     try:
-        data = json.loads(body.decode(), object_pairs_hook=_table, parse_constant=_not_finite)
+        data = json.loads(body.decode(), object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
     except RecursionError:
-        raise DataError("the body is nested too deeply; a flat JSON object is wanted") from None
+        raise DataError("the body is nested too deeply; send a flat JSON object") from None
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise DataError(f"the body is not JSON in UTF-8: {error}") from None
     except ValueError as error:  # ours, or a whole number of thousands of digits
         raise DataError(f"the body cannot be read: {error}") from None
-    return from_dict(question, data)
+    return from_dict(cls, data)
 
 
-def _table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
     table = dict(pairs)
     if len(table) < len(pairs):
         raise ValueError("a key stands twice in one object")
     return table
 
 
-def _not_finite(name: str) -> float:
+def _refuse_constant(name: str) -> float:
     raise ValueError(f"{name} is no number of JSON")
 
 
-def pixels_of(picture: Picture, shape: Sequence[int]) -> Tensor:  # [c h w]
-    """Floats in [0, 1] of a picture that must have the shape given."""
-    if picture.shape != tuple(shape):
-        raise ShapeError(f"the image is of {list(picture.shape)}; this run's are of {list(shape)} [c h w]")
+def decode_image(image: EncodedImage, shape: Sequence[int]) -> Tensor:
+    """Decode an image that must have a given shape.
+
+    Args:
+        image: the image as it came.
+        shape: (c, h, w) that the model was built for.
+
+    Returns:
+        [c h w] floats in [0, 1].
+
+    Raises:
+        ShapeError: another shape, or another number of bytes.
+        DataError: the bytes are not base64.
+    """
+    if image.shape != tuple(shape):
+        raise ShapeError(f"the image is of {list(image.shape)}; this run's are of {list(shape)} [c h w]")
     try:
-        data = base64.b64decode(picture.data, validate=True)
+        data = base64.b64decode(image.data, validate=True)
     except (binascii.Error, ValueError) as error:
         raise DataError(f"image.data is not base64: {error}") from None
-    wanted = torch.Size(shape).numel()
-    if len(data) != wanted:
-        raise ShapeError(f"image.data is {len(data)} bytes; {wanted} are wanted, one for each number of the image")
+    expected = torch.Size(shape).numel()
+    if len(data) != expected:
+        raise ShapeError(f"image.data is {len(data)} bytes; send {expected}, one for each number of the image")
     return to_float(torch.from_numpy(np.frombuffer(data, np.uint8).copy()).view(*shape))
 
 
-def encode_images(images: Tensor) -> dict[str, Any]:
-    """Images [... h w], floats that are cut to [0, 1] or bytes, as they travel; what is not a number is black."""
+def encode_images(images: Tensor) -> dict[str, object]:
+    """Encode images for JSON.
+
+    Args:
+        images: [... h w] bytes, or floats, which are clipped to [0, 1]; NaN becomes 0.
+
+    Returns:
+        Shape and base64 data, the form of `EncodedImage`.
+    """
     if images.dtype != torch.uint8:
         images = to_bytes(images)
     data = base64.b64encode(images.contiguous().cpu().numpy().tobytes())
     return {"shape": list(images.shape), "data": data.decode("ascii")}
 
 
-def to_json(values: Any) -> Any:
-    """A tensor, or numbers in lists, as JSON may hold them: six digits each, null for what is not finite.
+def to_json(values: object) -> object:
+    """Convert tensors and nested lists of numbers to lists that JSON can hold.
+
+    Args:
+        values: a tensor, a list or tuple, a number, or None.
+
+    Returns:
+        The same with six significant digits each, and None for what is not finite.
 
     >>> to_json([1 / 3, float("nan"), 2, None])
     [0.333333, None, 2, None]

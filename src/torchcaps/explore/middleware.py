@@ -1,73 +1,67 @@
-"""What stands before the application: who may ask (host, origin), how much, how slowly, and the answers' headers.
+"""Access rules of the explorer's server: allowed hosts, origin of a request, size and speed of a body, headers.
 
-Pure ASGI. A body is read here, whole, before the application sees the request; so nothing behind waits for a client.
+starlette checks the host (`TrustedHostMiddleware` with `allowed_hosts`). By hand is what neither starlette nor uvicorn
+has: a same-origin check, a limit on the size and the time of a body, and security headers on every response.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import socket
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
-from typing import Any
+from collections.abc import Iterable
 
-__all__ = ["LARGEST", "PATIENCE", "Guards", "is_loopback", "origins_of"]
+from starlette.datastructures import MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Message, Receive, Send], Awaitable[None]]
+__all__ = ["HEADERS", "MAX_BODY", "TIMEOUT", "SecurityHeaders", "allowed_hosts", "is_loopback", "read_json_body"]
 
-LARGEST = 65_536
-"""Bytes of a body."""
-DISCARDED = 1 << 20
-"""Bytes of a larger one that are read and dropped, so that its sender hears why it is refused."""
-PATIENCE = 10.0
-"""Seconds that a body may take."""
+MAX_BODY = 65_536
+"""Largest accepted body in bytes."""
+MAX_DISCARDED = 1 << 20
+"""Bytes of a larger body that are read and dropped: a client that is still sending would not read the refusal."""
+TIMEOUT = 10
+"""Seconds that the server waits for a client: for the next request, for its body, for a response to be read."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-EVERYWHERE = ("0.0.0.0", "::")
+ANY_ADDRESS = ("0.0.0.0", "::")
 
-POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
 HEADERS = {
-    "content-security-policy": POLICY,
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
     "cache-control": "no-store",
 }
-_HEADERS = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
-
-
-class RefusedError(Exception):
-    """A request that goes no further: its status, and one line."""
-
-    def __init__(self, status: int, text: str) -> None:
-        super().__init__(text)
-        self.status = status
 
 
 def is_loopback(host: str) -> bool:
-    """True of the names of this machine that no other can reach."""
+    """Return whether `host` is an address of this machine that no other machine can reach."""
     return host.lower() in LOOPBACK
 
 
-def origins_of(host: str, port: int) -> frozenset[str]:
-    """The `host:port` by which a server that listens on `host` may be called; without the port too if it is 80.
+def allowed_hosts(host: str) -> list[str]:
+    """List the host names by which a server that listens on `host` may be called, for `TrustedHostMiddleware`.
 
-    >>> sorted(origins_of("127.0.0.1", 8000))
-    ['127.0.0.1:8000', '[::1]:8000', 'localhost:8000']
+    Args:
+        host: address the server listens on; "0.0.0.0" and "::" stand for all addresses of this machine.
+
+    Returns:
+        Names and addresses in lower case, IPv6 addresses in brackets.
+
+    >>> allowed_hosts("127.0.0.1")
+    ['127.0.0.1', '[::1]', 'localhost']
     """
-    names = {*LOOPBACK, *(_own_names() if host in EVERYWHERE else [host.lower()])}
-    written = {f"[{name}]" if ":" in name else name for name in names}
-    return frozenset(f"{name}:{port}" for name in written) | (written if port == 80 else frozenset())
+    names = {*LOOPBACK, *(_machine_names() if host in ANY_ADDRESS else [host.lower()])}
+    return sorted(f"[{name}]" if ":" in name else name for name in names)
 
 
-def _own_names() -> Iterable[str]:
-    """This machine's name and addresses, as far as it knows them."""
+def _machine_names() -> Iterable[str]:
+    """List this machine's name and the addresses that it resolves to."""
     name = socket.gethostname().lower()
     try:
         found = socket.getaddrinfo(name, None)
@@ -76,119 +70,66 @@ def _own_names() -> Iterable[str]:
     return [name, *(str(address[0]).partition("%")[0] for *_, address in found)]
 
 
-class Guards:
-    """An ASGI application that lets through to `app` what is asked of one of `origins` in due form."""
+class SecurityHeaders:
+    """ASGI application that sets `HEADERS` on every response of `app`, errors included."""
 
-    def __init__(self, app: App, origins: frozenset[str], patience: float = PATIENCE) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         self.app = app
-        self.origins = origins
-        self.patience = patience
 
-    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-        guarded = _with_headers(send)
-        try:
-            self._check(scope)
-            body = await self._body(scope, receive)
-        except RefusedError as refused:
-            await refuse(guarded, refused)
-        else:
-            await self.app(scope, _again(body, receive), guarded)
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(HEADERS)
+            await send(message)
 
-    def _check(self, scope: Message) -> None:
-        hosts = _values(scope, b"host")
-        if len(hosts) != 1 or hosts[0].lower() not in self.origins:
-            raise RefusedError(400, "this address is not the explorer's; open the one that it printed when it began")
-        if scope["method"] in ("GET", "HEAD"):
-            return
-        if any(origin.lower().removeprefix("http://") not in self.origins for origin in _values(scope, b"origin")):
-            raise RefusedError(400, "a page of another origin asks; only the explorer's own may")
-        if scope["method"] == "POST" and not _is_json(_values(scope, b"content-type")):
-            raise RefusedError(415, "Content-Type is not application/json")
-
-    async def _body(self, scope: Message, receive: Receive) -> bytes:
-        """The whole body; none is awaited where none is wanted."""
-        if scope["method"] != "POST":
-            return b""
-        if any(len(size) > 7 or int(size) > DISCARDED for size in _lengths(scope)):
-            raise too_large()
-        try:
-            async with asyncio.timeout(self.patience):
-                return await _collected(receive)
-        except TimeoutError:
-            raise RefusedError(408, f"the body took longer than {self.patience:g} seconds") from None
+        await self.app(scope, receive, send_with_headers)
 
 
-async def _collected(receive: Receive) -> bytes:
+async def read_json_body(request: Request, timeout: float = TIMEOUT) -> bytes:
+    """Read the body of a POST request that this server's own page may have sent.
+
+    Args:
+        request: the request; its host has been checked already.
+        timeout: seconds within which the whole body must arrive.
+
+    Returns:
+        The body, at most `MAX_BODY` bytes.
+
+    Raises:
+        HTTPException: 400 for a page of another origin or a body that breaks off, 415 for a body that is not declared
+            as JSON, 413 for one that is too large, 408 for one that is too slow.
+    """
+    # A browser sends Origin with every POST; a page elsewhere, or on another port, cannot choose it.
+    own_origin = f"http://{request.headers['host']}".lower()
+    if any(origin.lower() != own_origin for origin in request.headers.getlist("origin")):
+        raise HTTPException(400, "the request comes from a page of another origin; open the explorer's own page")
+    # Another origin's form can send text/plain without asking first, but not JSON.
+    types = request.headers.getlist("content-type")
+    if [value.partition(";")[0].strip().lower() for value in types] != ["application/json"]:
+        raise HTTPException(415, "Content-Type is not application/json")
+    # The HTTP parser has checked that a declared length is a number. A response before the body's end must close.
+    close = {"connection": "close"}
+    if int(request.headers.get("content-length", 0)) > MAX_DISCARDED:
+        raise HTTPException(413, f"the body is larger than {MAX_BODY} bytes", close)
+    try:
+        async with asyncio.timeout(timeout):
+            return await _collect(request)
+    except TimeoutError:
+        raise HTTPException(408, f"the body took longer than {timeout:g} seconds", close) from None
+    except ClientDisconnect:
+        raise HTTPException(400, "the body broke off") from None
+
+
+async def _collect(request: Request) -> bytes:
+    """Concatenate the pieces of a body, without ever holding more than `MAX_BODY` bytes."""
     body = bytearray()
     size = 0
-    more = True
-    while more and size <= DISCARDED:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise RefusedError(400, "the body broke off")
-        piece = message.get("body", b"")
-        more = message.get("more_body", False)
+    async for piece in request.stream():
         size += len(piece)
-        if size <= LARGEST:
+        if size <= MAX_BODY:
             body += piece
-    if size > LARGEST:
-        raise too_large()
+        elif size > MAX_DISCARDED:
+            break
+    if size > MAX_BODY:
+        raise HTTPException(413, f"the body is larger than {MAX_BODY} bytes", {"connection": "close"})
     return bytes(body)
-
-
-def too_large() -> RefusedError:
-    """What becomes of a body over the cap."""
-    return RefusedError(413, f"the body is larger than {LARGEST} bytes")
-
-
-def _again(body: bytes, receive: Receive) -> Receive:
-    """A `receive` that hands out the body once, and then what comes after it: that the client has gone."""
-    rest = [body]
-
-    async def receive_again() -> Message:
-        if rest:
-            return {"type": "http.request", "body": rest.pop(), "more_body": False}
-        while (message := await receive())["type"] == "http.request":
-            pass  # what a GET may bring along
-        return message
-
-    return receive_again
-
-
-def _with_headers(send: Send) -> Send:
-    async def send_with_headers(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            own = [header for header in message.get("headers", []) if header[0].decode().lower() not in HEADERS]
-            message = {**message, "headers": [*own, *_HEADERS]}
-        await send(message)
-
-    return send_with_headers
-
-
-async def refuse(send: Send, refused: RefusedError) -> None:
-    """Answer with the line, and close: what else the client sends is not read."""
-    body = json.dumps({"error": str(refused)}).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    headers.append((b"connection", b"close"))
-    await send({"type": "http.response.start", "status": refused.status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
-
-
-def _values(scope: Message, name: bytes) -> list[str]:
-    """All values of a header; ASGI servers give names in lower case."""
-    return [value.decode("latin-1").strip() for key, value in scope["headers"] if key == name]
-
-
-def _lengths(scope: Message) -> list[str]:
-    """The declared lengths of the body, without leading zeros."""
-    sizes = _values(scope, b"content-length")
-    if not all(size.isascii() and size.isdigit() for size in sizes):
-        raise RefusedError(400, "Content-Length is not a number")
-    return [size.lstrip("0") or "0" for size in sizes]
-
-
-def _is_json(types: list[str]) -> bool:
-    return len(types) == 1 and types[0].partition(";")[0].strip().lower() == "application/json"

@@ -1,75 +1,90 @@
-"""A bounded queue in front of the one thread that computes: whoever comes when it is full is told so at once."""
+"""A bounded queue in front of the one thread that computes; requests that find it full are refused at once."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import TypeVar
 
-__all__ = ["WAITING", "FullError", "GoneError", "Queue"]
+__all__ = ["WAITING", "ClientGoneError", "Queue", "QueueFullError"]
 
 T = TypeVar("T")
 
 WAITING = 64
-"""Requests that may wait while another is answered."""
+"""Requests that may wait while another is computed."""
 
 
-class FullError(Exception):
-    """As many wait as may; ask again in a moment."""
+class QueueFullError(Exception):
+    """The queue has no place left; try again in a moment."""
 
 
-class GoneError(Exception):
-    """Whoever asked has hung up."""
+class ClientGoneError(Exception):
+    """The client disconnected before its work began."""
 
 
 class Queue:
-    """Work in the order in which it comes, one piece at a time, in a thread of its own."""
+    """Runs work in order of arrival, one piece at a time, in a thread of its own.
+
+    Args:
+        waiting: pieces of work that may wait while another runs.
+    """
 
     def __init__(self, waiting: int = WAITING) -> None:
-        self.places = waiting + 1  # one is being served
-        self.taken = 0
+        self.capacity = waiting + 1  # one is running
+        self.size = 0
         self._worker = ThreadPoolExecutor(1, "explore")
 
-    async def answer(self, work: Callable[[], T], gone: Callable[[], Awaitable[object]]) -> T:
-        """What `work` returns or raises; FullError if there is no place for it.
+    async def run(self, work: Callable[[], T], disconnected: Callable[[], Awaitable[object]]) -> T:
+        """Wait for the result of `work`.
 
-        `gone` comes back once nobody waits for the answer any more: work that has not begun by then is dropped.
+        Args:
+            work: what to compute, in the worker's thread.
+            disconnected: awaited beside the work; returns once nobody waits for the result any more.
+
+        Returns:
+            What `work` returns.
+
+        Raises:
+            QueueFullError: there is no place for it.
+            ClientGoneError: `disconnected` returned before the work began, which is dropped then.
         """
-        if self.taken >= self.places:
-            raise FullError
-        self.taken += 1
+        if self.size >= self.capacity:
+            raise QueueFullError
+        self.size += 1
         future = self._worker.submit(work)
-        future.add_done_callback(self._leave(asyncio.get_running_loop()))
-        return await _first(future, asyncio.ensure_future(gone()))
+        future.add_done_callback(self._release(asyncio.get_running_loop()))
+        return await _result_unless_gone(future, asyncio.ensure_future(disconnected()))
 
-    def begin(self, work: Callable[[], object]) -> None:
-        """Do something before the first request, which nobody waits for; whatever it raises is not heard."""
+    def submit(self, work: Callable[[], object]) -> None:
+        """Run `work` in its turn, without a result; it takes no place, and what it raises is dropped."""
         self._worker.submit(work)
 
     def close(self) -> None:
-        """Drop what waits; what is being served comes to its end."""
+        """Drop all work that waits; what runs is completed."""
         self._worker.shutdown(wait=False, cancel_futures=True)
 
-    def _leave(self, loop: asyncio.AbstractEventLoop) -> Callable[[Future[T]], None]:
-        def give_back() -> None:
-            self.taken -= 1
+    def _release(self, loop: asyncio.AbstractEventLoop) -> Callable[[Future[T]], None]:
+        """Make a callback that gives a place back; `size` belongs to the event loop's thread."""
 
-        def left(_: Future[T]) -> None:
+        def decrement() -> None:
+            self.size -= 1
+
+        def callback(_: Future[T]) -> None:
             if not loop.is_closed():
-                loop.call_soon_threadsafe(give_back)
+                loop.call_soon_threadsafe(decrement)
 
-        return left
+        return callback
 
 
-async def _first(future: Future[T], gone: asyncio.Future[object]) -> T:
-    """The answer, or GoneError if that comes before the work began."""
-    answer = asyncio.wrap_future(future)
-    both: set[asyncio.Future[Any]] = {answer, gone}
+async def _result_unless_gone(future: Future[T], gone: asyncio.Future[object]) -> T:
+    """Wait for a result, or raise ClientGoneError if `gone` is done before the work began."""
+    result = asyncio.wrap_future(future)
+    pending: set[asyncio.Future[T] | asyncio.Future[object]] = {result, gone}
     try:
-        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-        if not answer.done() and future.cancel():
-            raise GoneError
-        return await answer
+        await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+        if not result.done() and future.cancel():
+            raise ClientGoneError
+        return await result
     finally:
         gone.cancel()

@@ -1,41 +1,44 @@
-"""The explorer's routes: a table of paths before the shelf of runs.
+"""HTTP routes of the explorer.
 
     GET  /                                  the page
     GET  /static/NAME                       its files, from a table made at the start
     GET  /api/runs                          the runs
-    GET  /api/runs/N                        what is known of one
-    GET  /api/runs/N/examples/M             an image to look at
-    POST /api/runs/N/QUESTION               look, routing, draw, sweep, sample, wall
+    GET  /api/runs/N                        description of a run, which is opened if it is not yet
+    GET  /api/runs/N/examples/M             a test image
+    POST /api/runs/N/ACTION                 one of `handlers.ACTIONS`
 
-All that computes goes through one queue; an error is {"error": "one line"}.
+All computation goes through one queue. An error is {"error": "one line"}.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from importlib import resources
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from torchcaps import __version__
 from torchcaps.errors import TorchcapsError
-from torchcaps.explore.handlers import QUESTIONS, Answer, example, facts, runs
-from torchcaps.explore.messages import read
-from torchcaps.explore.middleware import PATIENCE, App, Guards
-from torchcaps.explore.queue import FullError, GoneError, Queue
+from torchcaps.explore.handlers import ACTIONS, JsonObject, describe_run, get_example, list_runs
+from torchcaps.explore.messages import parse_request
+from torchcaps.explore.middleware import TIMEOUT, SecurityHeaders, read_json_body
+from torchcaps.explore.queue import ClientGoneError, Queue, QueueFullError
 from torchcaps.explore.run_registry import OpenRun, RunRegistry
 
-__all__ = ["Explorer", "application", "files"]
+__all__ = ["Explorer", "build_application", "static_files"]
 
-TYPES = {
+MEDIA_TYPES = {
     "html": "text/html; charset=utf-8",
     "css": "text/css; charset=utf-8",
     "js": "text/javascript; charset=utf-8",
@@ -45,51 +48,53 @@ TYPES = {
     "ico": "image/x-icon",
     "woff2": "font/woff2",
 }
-"""The files that are served, by the end of their names."""
+"""Media types of the files that are served, by file extension."""
 
 
-class UnopenedError(Exception):
+class UnreadableRunError(Exception):
     """A run that cannot be read, and why."""
 
 
-class File(NamedTuple):
+class StaticFile(NamedTuple):
     """A file of the page."""
 
     content: bytes
     media_type: str
 
 
-def files() -> dict[str, File]:
-    """The page's files by name."""
+def static_files() -> dict[str, StaticFile]:
+    """Read the page's files into memory, by name: no path of a request ever reaches the disk."""
     folder = resources.files("torchcaps") / "explore" / "static"
     found = {}
     for path in folder.iterdir() if folder.is_dir() else ():
-        media_type = TYPES.get(path.name.rpartition(".")[2])
+        media_type = MEDIA_TYPES.get(path.name.rpartition(".")[2])
         if media_type and path.is_file():
-            found[path.name] = File(path.read_bytes(), media_type)
+            found[path.name] = StaticFile(path.read_bytes(), media_type)
     return found
 
 
 class Explorer:
-    """The endpoints."""
+    """Endpoints of the explorer over a registry of runs."""
 
-    def __init__(self, shelf: RunRegistry, queue: Queue) -> None:
-        self.shelf = shelf
+    def __init__(self, registry: RunRegistry, queue: Queue, timeout: float = TIMEOUT) -> None:
+        self.registry = registry
         self.queue = queue
-        self.files = files()
+        self.timeout = timeout
+        self.files = static_files()
 
     def routes(self) -> list[Route]:
-        """Path -> endpoint."""
+        """Return the table of paths and endpoints."""
         return [
             Route("/", self.file, methods=["GET"]),
             Route("/static/{name}", self.file, methods=["GET"]),
             Route("/api/runs", self.runs, methods=["GET"]),
-            Route("/api/runs/{run}", self.facts, methods=["GET"]),
+            Route("/api/runs/{run}", self.run, methods=["GET"]),
             Route("/api/runs/{run}/examples/{n}", self.example, methods=["GET"]),
-            Route("/api/runs/{run}/{question}", self.question, methods=["POST"]),
+            Route("/api/runs/{run}/{action}", self.action, methods=["POST"]),
         ]
 
     async def file(self, request: Request) -> Response:
+        """Send a file of the page."""
         name = request.path_params.get("name", "index.html")
         file = self.files.get(name)
         if file is None:
@@ -97,111 +102,137 @@ class Explorer:
         return Response(file.content, media_type=file.media_type)
 
     async def runs(self, request: Request) -> Response:
-        return _reply(_encoded({"runs": runs(self.shelf), "version": __version__}))
+        """List the runs; nothing is opened for this."""
+        return _json_response(_to_bytes({"runs": list_runs(self.registry), "version": __version__}))
 
-    async def facts(self, request: Request) -> Response:
-        number = self._run(request)
-        return await self._answer(request, lambda: facts(number, self._open(number)))
+    async def run(self, request: Request) -> Response:
+        """Describe a run."""
+        number = self._run_number(request)
+        return await self._compute(request, lambda: describe_run(number, self._open(number)))
 
     async def example(self, request: Request) -> Response:
-        number = self._run(request)
-        n = _number(request.path_params["n"])
+        """Send a test image of a run."""
+        number = self._run_number(request)
+        n = _parse_number(request.path_params["n"])
 
-        def work() -> Answer:
-            opened = self._open(number)
-            if n >= len(opened.examples):
+        def work() -> JsonObject:
+            run = self._open(number)
+            if n >= len(run.examples):
                 raise HTTPException(404)
-            return example(n, opened)
+            return get_example(n, run)
 
-        return await self._answer(request, work)
+        return await self._compute(request, work)
 
-    async def question(self, request: Request) -> Response:
-        number = self._run(request)
-        question = QUESTIONS.get(request.path_params["question"])
-        if question is None:
+    async def action(self, request: Request) -> Response:
+        """Compute what the body asks of a run."""
+        number = self._run_number(request)
+        action = ACTIONS.get(request.path_params["action"])
+        if action is None:
             raise HTTPException(404)
-        body = await request.body()
+        body = await read_json_body(request, self.timeout)
 
-        def work() -> Answer:
-            asked = read(question.body, body)
-            return question.answer(self._open(number), asked)
+        def work() -> JsonObject:
+            parsed = parse_request(action.request, body)
+            return action.respond(self._open(number), parsed)
 
-        return await self._answer(request, work)
+        return await self._compute(request, work)
 
-    def _run(self, request: Request) -> int:
-        number = _number(request.path_params["run"])
-        if number >= len(self.shelf.entries):
+    def _run_number(self, request: Request) -> int:
+        number = _parse_number(request.path_params["run"])
+        if number >= len(self.registry.entries):
             raise HTTPException(404)
         return number
 
     def _open(self, number: int) -> OpenRun:
         try:
-            return self.shelf.open(number)
+            return self.registry.open(number)
         except (TorchcapsError, OSError) as error:
-            raise UnopenedError(str(error)) from None
+            raise UnreadableRunError(str(error)) from None
 
-    async def _answer(self, request: Request, work: Callable[[], Answer]) -> Response:
-        """What comes of some work, which is done and written down in the worker's thread."""
+    async def _compute(self, request: Request, work: Callable[[], JsonObject]) -> Response:
+        """Run `work`, and the encoding of its result, in the worker's thread."""
         try:
-            return _reply(await self.queue.answer(lambda: _encoded(work()), lambda: _hung_up(request)))
-        except (FullError, GoneError):
-            return _reply(_line("too many ask at once; ask again in a second"), 503, {"retry-after": "1"})
+            content = await self.queue.run(lambda: _to_bytes(work()), lambda: _until_disconnect(request))
+        except (QueueFullError, ClientGoneError):
+            return _error("too many requests at once; try again in a second", 503, {"retry-after": "1"})
         except TorchcapsError as error:
-            return _reply(_line(str(error)), 400)
-        except UnopenedError as error:
-            return _reply(_line(str(error)), 500)
+            return _error(str(error), 400)
+        except UnreadableRunError as error:
+            return _error(str(error), 500)
+        return _json_response(content)
 
 
-def application(shelf: RunRegistry, origins: frozenset[str], queue: Queue, patience: float = PATIENCE) -> App:
-    """The ASGI application; it opens the first run as soon as it starts."""
+def build_application(
+    registry: RunRegistry,
+    hosts: Sequence[str],
+    queue: Queue,
+    *,
+    ready: Callable[[], object],
+    timeout: float = TIMEOUT,
+) -> ASGIApp:
+    """Build the ASGI application; the first run is opened as soon as it starts.
+
+    Args:
+        registry: the runs that it offers.
+        hosts: names by which it may be called; any other gets 400.
+        queue: where computations wait.
+        ready: called when the application starts.
+        timeout: seconds that a request's body may take.
+    """
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        queue.begin(lambda: _warm(shelf))
+        queue.submit(lambda: _warm_up(registry))
+        ready()
         yield
         queue.close()
 
-    handlers: dict[Any, Any] = {HTTPException: _refused, Exception: _unexpected}
-    app = Starlette(routes=Explorer(shelf, queue).routes(), exception_handlers=handlers, lifespan=lifespan)
+    app = Starlette(
+        routes=Explorer(registry, queue, timeout).routes(),
+        middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False)],
+        exception_handlers={HTTPException: _http_error, Exception: _unexpected_error},
+        lifespan=lifespan,
+    )
     app.router.redirect_slashes = False
-    return Guards(app, origins, patience)
+    return SecurityHeaders(app)
 
 
-def _warm(shelf: RunRegistry) -> None:
-    """Open the first run and let it look once, so that what is compiled at the first call is."""
-    opened = shelf.open(0)
-    image = torch.zeros(opened.run.model.spec[:3])
-    opened.subject.infer(opened.examples.prepared(image.unsqueeze(0))[0])
+def _warm_up(registry: RunRegistry) -> None:
+    """Open the first run and run it once, so that what compiles at the first call is compiled."""
+    run = registry.open(0)
+    image = torch.zeros(run.trained.model.spec[:3])
+    run.view.infer(run.examples.to_input(image.unsqueeze(0))[0])
 
 
-async def _hung_up(request: Request) -> None:
-    """Come back when the client has gone."""
+async def _until_disconnect(request: Request) -> None:
+    """Return when the client has gone."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
 
-def _number(text: str) -> int:
-    """A number in a path; what is none is not found."""
+def _parse_number(text: str) -> int:
+    """Parse a number in a path; anything else is a path that does not exist."""
     if not (text.isascii() and text.isdigit() and len(text) < 7):
         raise HTTPException(404)
     return int(text)
 
 
-def _encoded(answer: Answer) -> bytes:
-    return json.dumps(answer, allow_nan=False, separators=(",", ":")).encode()
+def _to_bytes(content: JsonObject) -> bytes:
+    return json.dumps(content, allow_nan=False, separators=(",", ":")).encode()
 
 
-def _line(text: str) -> bytes:
-    return _encoded({"error": " ".join(text.split())})
-
-
-def _reply(content: bytes, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+def _json_response(content: bytes, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     return Response(content, status, headers, "application/json")
 
 
-async def _refused(_: Request, error: HTTPException) -> Response:
-    return _reply(_line(error.detail), error.status_code, dict(error.headers or {}))
+def _error(text: str, status: int, headers: Mapping[str, str] | None = None) -> Response:
+    return _json_response(_to_bytes({"error": " ".join(text.split())}), status, headers)
 
 
-async def _unexpected(_: Request, error: Exception) -> Response:
-    return _reply(_line(f"unexpected {type(error).__name__}: {str(error)[:200]}"), 500)
+async def _http_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException), "starlette chose this handler by type"
+    return _error(error.detail, error.status_code, error.headers)
+
+
+async def _unexpected_error(_: Request, error: Exception) -> Response:
+    return _error(f"unexpected {type(error).__name__}: {str(error)[:200]}", 500)

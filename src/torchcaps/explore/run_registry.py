@@ -1,144 +1,167 @@
-"""The table of runs that the page may choose from: their names at once, their models when they are asked for.
+"""The runs that the page can choose from: listed by their recipes, loaded when they are first asked for.
 
-A request names a run by its number in the table. No path comes from a request.
+A request names a run by its number in the registry. No path comes from a request.
 """
 
 from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from torchcaps.errors import CheckpointError, DataError, RecipeError, TorchcapsError
-from torchcaps.explore import ExplorerView, explorer_view
-from torchcaps.explore.examples import Examples, examples_of
+from torchcaps.explore.examples import Examples, load_examples
+from torchcaps.systems import SYSTEMS, system_of
+from torchcaps.systems.explorer_view import ExplorerView
 from torchcaps.train.checkpoint import load as read_checkpoint
 from torchcaps.train.run import TrainedRun, checkpoint_path, load_run
 
-__all__ = ["KINDS", "OPEN", "Entry", "OpenRun", "RunRegistry", "find_runs", "shipped_run"]
+__all__ = ["MAX_OPEN", "OpenRun", "RunEntry", "RunRegistry", "find_runs", "shipped_run"]
 
-KINDS = {
-    "capsnet": "capsnet",
-    "capsnet-small": "capsnet",
-    "matrix": "matrix",
-    "matrix-small": "matrix",
-    "matrix-test": "matrix",
-    "sparse": "sparse",
-    "sparse-small": "sparse",
-    "sparse-matrix": "sparse",
-    "poe": "poe",
-}
-"""The name in a recipe's [model] table -> the kind of subject."""
+MAX_OPEN = 6
+"""Runs in memory at a time; to open another, the least recently used one is dropped."""
 
-OPEN = 6
-"""Runs that are kept in memory; of more, the one that was not asked for longest makes room."""
-
-_LONGEST = 1 << 20
-"""Bytes of a recipe.json that is read."""
+_MAX_RECIPE_BYTES = 1 << 20
+"""Bytes of a recipe.json that are read."""
 
 
-class Entry(NamedTuple):
-    """A run that can be opened."""
+class RunEntry(NamedTuple):
+    """A run that can be opened: its name on the page, the name of its system, its folder or weights file."""
 
     name: str
     kind: str
-    folder: Path
+    path: Path
     shipped: bool = False
 
 
 @dataclass(frozen=True)
 class OpenRun:
-    """A run that is in memory."""
+    """A run in memory."""
 
-    entry: Entry
-    run: TrainedRun
-    subject: ExplorerView[Any]
+    entry: RunEntry
+    trained: TrainedRun
+    view: ExplorerView[Any]
     examples: Examples
 
 
 @dataclass
 class RunRegistry:
-    """Runs by number. `open` belongs to one thread; the rest may be asked from any."""
+    """Runs by number. Call `open` from one thread only; the other methods from any."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[RunEntry, ...]
     data_dir: Path | None = None
     _open: OrderedDict[int, OpenRun] = field(default_factory=OrderedDict)
 
     def is_open(self, number: int) -> bool:
-        """Whether a run is in memory."""
+        """Return whether a run is in memory."""
         return number in self._open
 
     def open(self, number: int) -> OpenRun:
-        """The run, read from its folder if it is not in memory."""
+        """Return a run, loaded from its folder if it is not in memory.
+
+        Raises:
+            TorchcapsError: the run cannot be loaded.
+        """
         if number not in self._open:
-            opened = self._read(self.entries[number])
-            while len(self._open) >= OPEN:
+            run = self._load(self.entries[number])
+            while len(self._open) >= MAX_OPEN:
                 self._open.popitem(last=False)
-            self._open[number] = opened
+            self._open[number] = run
         self._open.move_to_end(number)
         return self._open[number]
 
-    def _read(self, entry: Entry) -> OpenRun:
-        run = load_run(entry.folder)
-        examples = examples_of(run.recipe, run.model.spec, run.extra, self.data_dir)
-        return OpenRun(entry, run, explorer_view(run.model, examples.names, examples.shown), examples)
+    def _load(self, entry: RunEntry) -> OpenRun:
+        trained = load_run(entry.path)
+        examples = load_examples(trained.recipe, trained.model.spec, trained.extra, self.data_dir)
+        view = system_of(trained.recipe).explore(trained.model, examples.names, examples.inputs)
+        return OpenRun(entry, trained, view, examples)
 
 
-def find_runs(runs: Sequence[Path], data_dir: Path | None = None, root: Path = Path("runs")) -> RunRegistry:
-    """The named runs, each of which must be one to look into; without any, the shipped one and those under `root`."""
+def find_runs(paths: Sequence[Path], data_dir: Path | None = None, root: Path = Path("runs")) -> RunRegistry:
+    """Find the runs to explore.
+
+    Args:
+        paths: run folders, exported weights, or folders that contain runs. Without any, the shipped run and the runs
+            below `root` are offered.
+        data_dir: folder to search for test images first.
+        root: folder that is searched without `paths`.
+
+    Raises:
+        CheckpointError: one of `paths` holds neither a checkpoint nor runs.
+        RecipeError: one of `paths` is a run that cannot be explored, or nothing was found.
+        DataError: `data_dir` is not a folder.
+    """
     if data_dir is not None and not data_dir.is_dir():
         raise DataError(f"'{data_dir}' is no folder; name one that holds data sets, or leave --data-dir out")
-    if runs:
-        return RunRegistry(tuple(_named(folder) for folder in runs), data_dir)
+    if paths:
+        return RunRegistry(tuple(entry for path in paths for entry in _entries_at(path)), data_dir)
     shipped = shipped_run()
-    folders = sorted(root.iterdir()) if root.is_dir() else []
-    found = [entry for folder in folders if (entry := _found(folder))]
-    entries = (*([shipped] if shipped else []), *found)
+    entries = (*([shipped] if shipped else []), *_entries_below(root))
     if not entries:
-        raise RecipeError(f"no run under '{root}' can be looked into; name the folder of one: torchcaps explore RUN")
+        raise RecipeError(f"no run under '{root}' can be explored; name the folder of one: torchcaps explore RUN")
     return RunRegistry(entries, data_dir)
 
 
-def shipped_run() -> Entry | None:
-    """The run that comes with the package."""
+def shipped_run() -> RunEntry | None:
+    """Return the run that comes with the package, if it does."""
     home = Path(str(resources.files("torchcaps"))) / "explore" / "shipped"
-    folders = sorted(home.iterdir()) if home.is_dir() else []
-    found = (_found(folder) for folder in folders)
-    return next((entry._replace(shipped=True) for entry in found if entry), None)
+    return next((entry._replace(shipped=True) for entry in _entries_below(home)), None)
 
 
-def _found(folder: Path) -> Entry | None:
-    """The run in a folder, if it is one to look into."""
-    try:
-        return _named(folder)
-    except (TorchcapsError, OSError):
-        return None
+def _entries_at(path: Path) -> list[RunEntry]:
+    """Return the run at a path given by the user, or else the runs below it."""
+    if checkpoint_path(path).is_file():
+        return [_read_entry(path)]
+    entries = list(_entries_below(path))
+    if not entries:
+        raise CheckpointError(f"'{path}' holds no checkpoint and no runs; train into it first, or name another folder")
+    return entries
 
 
-def _named(folder: Path) -> Entry:
-    """The run in a folder, or one line."""
-    if not checkpoint_path(folder).is_file():
-        raise CheckpointError(f"'{folder}' holds no checkpoint; train into it first, or name the folder of a run")
-    model = _model(folder)
-    if model not in KINDS:
-        known = ", ".join(dict.fromkeys(KINDS.values()))
-        raise RecipeError(f"'{folder}' is a run of model '{model}', which cannot be explored; these can: {known}")
-    return Entry(folder.resolve().name, KINDS[model], folder)
-
-
-def _model(folder: Path) -> str:
-    """The name of a run's model by its recipe, which is in its checkpoint too."""
-    path = folder / "recipe.json"
-    try:
-        if path.is_file():
-            with path.open("rb") as file:
-                recipe = json.loads(file.read(_LONGEST))
+def _entries_below(root: Path) -> Iterator[RunEntry]:
+    """Find explorable runs in the subfolders of `root` and one level deeper, such as runs/demo/poe-quick."""
+    for folder in _subfolders(root):
+        if checkpoint_path(folder).is_file():
+            candidates = [folder]
         else:
-            recipe = read_checkpoint(checkpoint_path(folder)).meta["recipe"]
+            candidates = [below for below in _subfolders(folder) if checkpoint_path(below).is_file()]
+        for candidate in candidates:
+            try:
+                yield _read_entry(candidate)._replace(name=candidate.relative_to(root).as_posix())
+            except (TorchcapsError, OSError):
+                continue  # runs of other models, and damaged ones, are not offered
+
+
+def _subfolders(folder: Path) -> list[Path]:
+    try:
+        return sorted(path for path in folder.iterdir() if path.is_dir())
+    except OSError:  # no folder, or none that may be read
+        return []
+
+
+def _read_entry(path: Path) -> RunEntry:
+    """Describe the run at a path by its recipe, without loading its weights."""
+    model = _model_name(path)
+    system = system_of(model)
+    if system.explorer_view is None:
+        known = ", ".join(other.name for other in SYSTEMS.values() if other.explorer_view is not None)
+        raise RecipeError(f"'{path}' is a run of model '{model}', which cannot be explored; these can: {known}")
+    return RunEntry(path.resolve().name, system.name, path)
+
+
+def _model_name(path: Path) -> str:
+    """Read the name of a run's model from recipe.json or, without one, from the checkpoint."""
+    recipe_path = path / "recipe.json"
+    try:
+        if recipe_path.is_file():
+            with recipe_path.open("rb") as file:
+                recipe = json.loads(file.read(_MAX_RECIPE_BYTES))
+        else:
+            recipe = read_checkpoint(checkpoint_path(path)).meta["recipe"]
         return str(recipe["model"]["name"])
     except (KeyError, TypeError, RecursionError, OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise RecipeError(f"'{folder}' is not the run of a recipe known here: {error!r}") from None
+        raise RecipeError(f"'{path}' is not the run of a recipe known here: {error!r}") from None

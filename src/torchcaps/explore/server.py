@@ -1,88 +1,84 @@
-"""The explorer's server: uvicorn on one address of this machine, which waits for no client longer than it must."""
+"""Server of the explorer: uvicorn on one address of this machine, which waits for no client longer than it must."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
 from collections.abc import Callable
-from typing import Any
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from torchcaps.errors import RecipeError
-from torchcaps.explore.middleware import PATIENCE, origins_of
+from torchcaps.explore.middleware import TIMEOUT, allowed_hosts
 from torchcaps.explore.queue import Queue
-from torchcaps.explore.routes import application
+from torchcaps.explore.routes import build_application
 from torchcaps.explore.run_registry import RunRegistry
 
-__all__ = ["address_of", "listen", "serve", "server_on"]
+__all__ = ["CONNECTIONS", "build_server", "listen", "serve", "url_of"]
 
 CONNECTIONS = 512
-"""So many at once; of more, what they ask is not looked at: 503."""
+"""Connections at a time; requests on further ones are answered with 503 at once."""
 
 
-class _Impatient(H11Protocol):
-    """A connection that is cut if the head of its next request is not there in time, or its answers are not read;
-    uvicorn would wait for ever."""
+class _TimedProtocol(H11Protocol):
+    """HTTP connection that is cut when its client is slow.
 
-    head: asyncio.TimerHandle | None = None
-    unread: asyncio.TimerHandle | None = None
+    By hand, because uvicorn's `timeout_keep_alive` ends with the first byte of the next request, and because uvicorn
+    waits without end for a client to read: here that many seconds limit the whole head of a request (idle connections
+    included) and every wait until the client has read.
+    """
+
+    _timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._await_head()
-
-    def on_response_complete(self) -> None:
-        self._await_head()
-        super().on_response_complete()
+        self._restart_timer()
 
     def handle_events(self) -> None:
-        before = self.cycle
+        previous = self.cycle
         super().handle_events()
-        if self.cycle is not before and not self.cycle.response_complete:
-            self._stop()
+        if self.cycle is not previous:  # only a complete head counts as progress
+            self._restart_timer()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._restart_timer()
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self.unread = self.loop.call_later(PATIENCE, self.transport.abort)
+        self._restart_timer()
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        if self.unread is not None:
-            self.unread.cancel()
+        self._restart_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._stop()
-        self.resume_writing()
         super().connection_lost(exc)
+        if self._timer is not None:
+            self._timer.cancel()
 
-    def _await_head(self) -> None:
-        self._stop()
-        self.head = self.loop.call_later(PATIENCE, self.transport.abort)
-
-    def _stop(self) -> None:
-        if self.head is not None:
-            self.head.cancel()
-            self.head = None
-
-
-class _Server(uvicorn.Server):
-    """Says when it accepts."""
-
-    def __init__(self, config: uvicorn.Config, ready: Callable[[], object]) -> None:
-        super().__init__(config)
-        self.ready = ready
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self.ready()
+    def _restart_timer(self) -> None:
+        """Wait for the client anew; no time runs while the application works on a request."""
+        if self._timer is not None:
+            self._timer.cancel()
+        working = self.cycle is not None and not self.cycle.response_complete and not self.flow.write_paused
+        if not working:
+            self._timer = self.loop.call_later(self.timeout_keep_alive, self.transport.abort)
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket on an address of this machine; of port 0, a free one."""
+    """Open a listening socket on an address of this machine.
+
+    Args:
+        host: name or address, IPv4 or IPv6.
+        port: 0 for any free one.
+
+    Raises:
+        RecipeError: the port is out of range or taken, or the host is not an address of this machine.
+    """
     if not 0 <= port < 1 << 16:
-        raise RecipeError(f"--port {port} is asked for; 0 (a free one) to 65535 is wanted")
+        raise RecipeError(f"--port is {port}; choose one from 0 (any free one) to 65535")
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         listener = socket.create_server(address[:2], family=family, backlog=CONNECTIONS)
@@ -93,28 +89,33 @@ def listen(host: str, port: int) -> socket.socket:
         raise RecipeError(f"cannot listen on {host}, port {port}: {reason}; choose another --port or --host") from None
 
 
-def address_of(listener: socket.socket) -> str:
-    """Where a browser on this machine finds what listens there."""
+def url_of(listener: socket.socket) -> str:
+    """Return the URL at which a browser on this machine reaches a listening socket."""
     host, port = listener.getsockname()[:2]
-    here = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    return f"http://{f'[{here}]' if ':' in here else here}:{port}/"
+    reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://{f'[{reachable}]' if ':' in reachable else reachable}:{port}/"
 
 
-def server_on(
-    listener: socket.socket,
-    shelf: RunRegistry,
+def build_server(
+    registry: RunRegistry,
     host: str,
     ready: Callable[[], object],
     *,
     queue: Queue | None = None,
-    patience: float = PATIENCE,
+    timeout: int = TIMEOUT,
 ) -> uvicorn.Server:
-    """The server, to be run with `listener` as its socket; `host` is what that was asked to listen on."""
-    origins = origins_of(host, listener.getsockname()[1])
-    app: Any = application(shelf, origins, queue or Queue(), patience)
+    """Configure uvicorn for the explorer; run it with the socket of `listen`.
+
+    Args:
+        registry: the runs that it offers.
+        host: the address that the socket was asked to listen on; decides by which names the server may be called.
+        ready: called when the application starts; a socket that listens already holds connections until then.
+        queue: where computations wait; a new one by default.
+        timeout: seconds to wait for a slow client.
+    """
     config = uvicorn.Config(
-        app,
-        http=_Impatient,
+        build_application(registry, allowed_hosts(host), queue or Queue(), ready=ready, timeout=timeout),
+        http=_TimedProtocol,
         ws="none",
         loop="asyncio",
         lifespan="on",
@@ -123,15 +124,22 @@ def server_on(
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        timeout_keep_alive=5,
+        timeout_keep_alive=timeout,
         timeout_graceful_shutdown=2,
         limit_concurrency=CONNECTIONS,
     )
-    return _Server(config, ready)
+    return uvicorn.Server(config)
 
 
-def serve(shelf: RunRegistry, host: str, port: int, ready: Callable[[str], object]) -> None:
-    """Serve until the process is interrupted; `ready` is told the address once it answers."""
+def serve(registry: RunRegistry, host: str, port: int, ready: Callable[[str], object]) -> None:
+    """Serve until the process is interrupted.
+
+    Args:
+        registry: the runs that are offered.
+        host: address to listen on.
+        port: port to listen on; 0 for any free one.
+        ready: called with the page's URL when it can be opened.
+    """
     with listen(host, port) as listener:
-        address = address_of(listener)
-        server_on(listener, shelf, host, lambda: ready(address)).run([listener])
+        url = url_of(listener)
+        build_server(registry, host, lambda: ready(url)).run([listener])

@@ -1,4 +1,4 @@
-"""What a Subject answers with; t counts the iterations of routing, the other letters are those of `torchcaps.types`."""
+"""Records that an `ExplorerView` returns; t counts routing iterations, other letters are those of `torchcaps.types`."""
 
 from __future__ import annotations
 
@@ -9,38 +9,94 @@ from torch import Tensor
 
 from torchcaps.types import Capsules
 
-__all__ = ["CapsuleReading", "Encoded", "Histogram", "RoutingReading", "SampleGrid"]
+__all__ = [
+    "CapsuleReading",
+    "Encoded",
+    "Histogram",
+    "PoseRange",
+    "RoutingReading",
+    "RoutingTrace",
+    "SampleGrid",
+]
+
+
+class Encoded(NamedTuple):
+    """Capsules of a batch of images.
+
+    Attributes:
+        capsules: pose [b j k] and activation [b j], as the decoder gets them.
+        winner: [b] the capsule that each image belongs to.
+    """
+
+    capsules: Capsules
+    winner: Tensor
 
 
 class CapsuleReading(NamedTuple):
-    """What a model makes of an image: activation [j], the capsule that wins, pose [j k], and the image redrawn
-    [c h w], which is None without a decoder."""
+    """Capsules of one image.
+
+    Attributes:
+        activation: [j]
+        winner: the capsule that the image belongs to.
+        pose: [j k]
+        reconstruction: [c h w] decoded from all capsules, or from the winner where the decoder gets one capsule only;
+            None without a decoder.
+        capsule_images: [j c h w] decoded from each capsule alone; None without a decoder.
+    """
 
     activation: Tensor
     winner: int
     pose: Tensor
-    drawn: Tensor | None
+    reconstruction: Tensor | None
+    capsule_images: Tensor | None
+
+
+class PoseRange(NamedTuple):
+    """Lower and upper limits [k] between which a pose is moved."""
+
+    low: Tensor
+    high: Tensor
 
 
 class SampleGrid(NamedTuple):
-    """Samples (rows) of capsules alone (columns): images [n j' c h w], poses [n j' k], and which capsules."""
+    """Random samples of single capsules.
+
+    Attributes:
+        images: [n j' c h w], a row a sample, a column a capsule.
+        poses: [n j' k]
+        capsules: which capsules the columns are.
+    """
 
     images: Tensor
     poses: Tensor
     capsules: tuple[int, ...]
 
 
-class Encoded(NamedTuple):
-    """Of images: the capsules [b j k], which of them wins [b], and the children [b i d] that were routed into them."""
+class RoutingTrace(NamedTuple):
+    """Routing of one image into the last layer of capsules, iteration by iteration.
 
-    capsules: Capsules
-    winner: Tensor
+    Attributes:
+        children: pose [i d] and activation [i] as they were routed.
+        parents: pose [t j k] and activation [t j] as if routing had stopped after each iteration.
+        coupling: [t i j]
+        agreement: [t j] as in `RoutingInfo`; None if the router has no such quantity.
+        entropy: [t] of a child's choice among parents in nats, mean over children.
+    """
+
     children: Capsules
+    parents: Capsules
+    coupling: Tensor
+    agreement: Tensor | None
+    entropy: Tensor
 
 
 class Histogram(NamedTuple):
-    """Figure 2 of Hinton 2018: `counts` [t n], the assignment of the votes whose distance to the parent's mean lies
-    between two `edges` [n+1]."""
+    """Distances of votes to a parent's mean, weighted by the assignment (figure 2 of Hinton 2018).
+
+    Attributes:
+        edges: [n+1] of the bins.
+        counts: [t n] sum of the assignments of the votes in each bin.
+    """
 
     edges: Tensor
     counts: Tensor
@@ -48,33 +104,34 @@ class Histogram(NamedTuple):
 
 @dataclass(frozen=True)
 class RoutingReading:
-    """How a parent got its children.
+    """How one parent got its children.
 
-    maps        [t h w]  what the children of each place sent to the parent; the largest of all is 1
-    peak                 what that 1 stands for
-    activation  [t j]    of all parents, as if routing had stopped there; the last is the model's own
-    agreement   [t j]    as in RoutingInfo
-    entropy     [t]      of a child's choice among parents in nats, mean over children
-    coupling    [t]      to the parent, mean over children
-    cloud       [m 2]    votes of the children that sent it most, on the two principal axes of all votes for it
-    index       [m]      which children these are, the one that sent most first
-    shares      [t m]    their coupling to the parent
-    chosen      [n 2]    votes of the chosen children on the same axes
-    weights     [t n]    their coupling to the parent
-    mean        [t 2]    the point to which the votes converge, on the same axes
-    histogram            of the votes' distances; only of EM routing
+    Attributes:
+        maps: [t h w] contributions of the children at each place; the largest of all is 1.
+        peak: the contribution that this 1 stands for.
+        activation: [t j] of all parents, as if routing had stopped there; the last is the model's own.
+        agreement: [t j] as in `RoutingInfo`, None if the router has no such quantity.
+        entropy: [t] of a child's choice among parents in nats, mean over children.
+        coupling: [t] to the parent, mean over children.
+        votes: [m 2] votes of the children that contribute most, on the two principal axes of all votes for the parent.
+        vote_children: [m] which children these are, the largest contribution first.
+        vote_coupling: [t m] their coupling to the parent.
+        chosen_votes: [n 2] votes of the chosen children on the same axes.
+        chosen_coupling: [t n] their coupling to the parent.
+        mean: [t 2] the point to which the votes converge, on the same axes.
+        histogram: of the votes' distances; None unless routed by EM.
     """
 
     maps: Tensor
     peak: float
     activation: Tensor
-    agreement: Tensor
+    agreement: Tensor | None
     entropy: Tensor
     coupling: Tensor
-    cloud: Tensor
-    index: Tensor
-    shares: Tensor
-    chosen: Tensor
-    weights: Tensor
+    votes: Tensor
+    vote_children: Tensor
+    vote_coupling: Tensor
+    chosen_votes: Tensor
+    chosen_coupling: Tensor
     mean: Tensor
     histogram: Histogram | None

@@ -1,8 +1,7 @@
-"""What the explorer asks of any capsule network: to look at an image, to show its routing, to draw from a pose.
+"""What the explorer can ask of any capsule network: its capsules, its routing, images decoded from a pose.
 
-A Subject answers for one model, in evaluation mode and without gradients; its answers are functions of the questions.
-What the kinds of networks share is here, over four methods that each has of its own: `_layer`, `_encode`, `_decode` and
-`_range`.
+An `ExplorerView` wraps one model in evaluation mode, without gradients; its results are functions of its arguments.
+This module holds what all systems share, over five methods that each system implements.
 """
 
 from __future__ import annotations
@@ -17,51 +16,62 @@ from torch import Tensor
 
 from torchcaps.errors import DataError, RecipeError, ShapeError, suggestion
 from torchcaps.models import Model
-from torchcaps.systems.explorer_records import CapsuleReading, Encoded, RoutingReading, SampleGrid
-from torchcaps.systems.routing_trace import (
-    RoutedLayer,
-    Trace,
-    compute_votes,
-    contributions,
-    read_routing,
-    trace_routing,
+from torchcaps.systems.explorer_records import (
+    CapsuleReading,
+    Encoded,
+    PoseRange,
+    RoutingReading,
+    RoutingTrace,
+    SampleGrid,
 )
-from torchcaps.types import Capsules
+from torchcaps.systems.routing_trace import RoutedLayer, compute_votes, contributions, read_routing
 from torchcaps.utils.random import permutation
 
-__all__ = ["COLUMNS", "ROWS", "ExplorerView"]
+__all__ = ["MAX_GRID_CAPSULES", "MAX_GRID_SAMPLES", "ExplorerView"]
 
-COLUMNS = 20
-ROWS = 8
-"""A wall of samples has so many capsules and samples at most."""
+MAX_GRID_CAPSULES = 20
+MAX_GRID_SAMPLES = 8
+"""The most columns and rows of a grid of samples."""
 
 _CHUNK = 50
-"""Examples that are looked at together."""
+"""Examples that are encoded together."""
 
 M = TypeVar("M", bound=Model)
 
 
 class ExplorerView(ABC, Generic[M]):
-    """A model under the glass; images are [c h w], as the model is shown them, and drawn in the same units."""
+    """What the explorer shows of one model. Images [c h w] are in the format of the model's input.
+
+    Args:
+        model: a model of the system that the subclass is for; it is put into evaluation mode.
+        names: names of the classes, one for each capsule; empty for numbers. Without effect where capsules have no
+            class.
+        examples: images [n c h w] whose poses serve as samples where the model has no distribution of its own.
+
+    Attributes:
+        kind: name of the system, by which the page chooses its texts.
+        has_decoder: whether images can be decoded from poses.
+        has_class_capsules: whether each capsule stands for a class of the data.
+        names: a name for each capsule.
+        domains: names of the distributions that poses can be sampled from; empty if there are none.
+    """
 
     kind: ClassVar[str]
-    draws: ClassVar[bool] = True
-    """Whether there is a decoder."""
-    by_class: ClassVar[bool] = True
-    """Whether a capsule stands for a class of the data."""
+    has_decoder: ClassVar[bool] = True
+    has_class_capsules: ClassVar[bool] = True
 
     def __init__(self, model: M, names: Sequence[str] = (), examples: Tensor | None = None) -> None:
         self.model = model.eval()
         self.spec = model.spec
         with torch.no_grad():
-            self.layer = self._layer(model)
-        self.names = self._named(tuple(names))
+            self.layer = self._routed_layer(model)
+        self.names = self._capsule_names(tuple(names))
         self._examples = examples
         self.domains = self._domains()
 
     @property
     def capsules(self) -> int:
-        """J."""
+        """J, the number of capsules."""
         return int(self.layer.weights.shape[1])
 
     @property
@@ -71,173 +81,205 @@ class ExplorerView(ABC, Generic[M]):
 
     @property
     def iterations(self) -> int:
-        """Of routing into these capsules."""
-        return int(self.layer.routing.iterations)
+        """Iterations of routing into these capsules."""
+        return self.layer.iterations
 
     @property
     def children(self) -> int:
-        """I, all that vote for these capsules."""
+        """I, the number of capsules that vote for these."""
         return len(self.layer.weights)
 
     @property
     def places(self) -> tuple[int, int]:
-        """(h, w) at which the children stand."""
+        """(h, w) of the grid of children."""
         return self.layer.places
-
-    @property
-    def samples(self) -> bool:
-        """Whether poses can be drawn that no image gave."""
-        return bool(self.domains)
 
     @torch.inference_mode()
     def infer(self, image: Tensor) -> CapsuleReading:
-        """Capsules of an image, and the image redrawn from them."""
-        seen = self._encode(image.unsqueeze(0))
-        (pose, activation) = (x[0] for x in seen.capsules)
-        winner = int(seen.winner)
-        return CapsuleReading(activation, winner, pose, self._redrawn(pose, winner) if self.draws else None)
-
-    @torch.inference_mode()
-    def draw_each(self, image: Tensor) -> Tensor | None:
-        """[j c h w] the image redrawn from each capsule alone."""
-        if not self.draws:
-            return None
-        return self._alone(range(self.capsules), self._encode(image.unsqueeze(0)).capsules.pose[0])
+        """Compute the capsules of an image [c h w], and the images decoded from all and from each of them."""
+        encoded = self._encode(image.unsqueeze(0))
+        pose = encoded.capsules.pose[0]
+        activation = encoded.capsules.activation[0]
+        winner = int(encoded.winner)
+        if not self.has_decoder:
+            return CapsuleReading(activation, winner, pose, None, None)
+        each = self._decode_alone(range(self.capsules), pose)
+        return CapsuleReading(activation, winner, pose, self._reconstruct(pose, winner), each)
 
     @torch.inference_mode()
     def routing(self, image: Tensor, parent: int, children: Sequence[int] = ()) -> RoutingReading:
-        """How a parent got its children from an image, and what the chosen ones had to do with it."""
+        """Trace how a parent got its children from an image.
+
+        Args:
+            image: [c h w]
+            parent: index of the parent.
+            children: indices of children whose votes are returned in any case.
+
+        Raises:
+            ShapeError: there is no such parent or child.
+        """
         self._check_capsule(parent)
         for child in children:
             if not 0 <= child < self.children:
-                raise ShapeError(f"child {child} is wanted; there are 0 to {self.children - 1}")
-        below = self._encode(image.unsqueeze(0)).children
-        trace = self._trace(below)
-        votes = compute_votes(below, self.layer)
-        sent = self._sent(below, trace, votes[:, parent], parent)
-        return read_routing(trace, self.layer, votes, sent, parent, children)
+                raise ShapeError(f"there is no child {child}; there are 0 to {self.children - 1}")
+        trace = self._trace(image.unsqueeze(0))
+        return read_routing(trace, self.layer, self._contributions(trace, parent), parent, children)
 
     @torch.inference_mode()
     def draw(self, capsule: int, pose: Tensor) -> Tensor:
-        """[c h w] what a capsule draws alone in a pose [k]."""
+        """Decode one capsule in a pose [k] to an image [c h w], all others being 0."""
         self._check_pose(capsule, pose)
-        return self._alone([capsule], pose.unsqueeze(0))[0]
+        return self._decode_alone([capsule], pose.unsqueeze(0))[0]
 
     @torch.inference_mode()
     def sweep(self, capsule: int, pose: Tensor, steps: int = 9) -> Tensor:
-        """[k n c h w] the same with each number of the pose set to n values from its lower to its upper limit."""
+        """Decode one capsule with each number of its pose moved from its lower to its upper limit.
+
+        Args:
+            capsule: index of the capsule.
+            pose: [k] that the other numbers keep.
+            steps: values of each number, limits included.
+
+        Returns:
+            Images [k n c h w], n = steps.
+
+        Raises:
+            RecipeError: fewer than 2 steps.
+            ShapeError: there is no such capsule, or the pose has another length.
+        """
         if steps < 2:
             raise RecipeError(f"steps = {steps}; a sweep has at least 2, its limits")
-        low, high = self.limits(capsule, pose)
+        limits = self.limits(capsule, pose)
         number = torch.arange(self.dimension)
-        way = torch.linspace(0, 1, steps, dtype=pose.dtype)
+        fraction = torch.linspace(0, 1, steps, dtype=pose.dtype)
         poses = pose.repeat(self.dimension, steps, 1)  # [k n k]
-        poses[number, :, number] = torch.lerp(low.unsqueeze(1), high.unsqueeze(1), way)
-        images = self._alone([capsule] * (self.dimension * steps), poses.flatten(0, 1))
+        poses[number, :, number] = torch.lerp(limits.low.unsqueeze(1), limits.high.unsqueeze(1), fraction)
+        images = self._decode_alone([capsule] * (self.dimension * steps), poses.flatten(0, 1))
         return torch.unflatten(images, 0, (self.dimension, steps))
 
     @torch.inference_mode()
-    def limits(self, capsule: int, pose: Tensor) -> tuple[Tensor, Tensor]:
-        """The range [k], [k] in which to move a pose, which lies inside."""
+    def limits(self, capsule: int, pose: Tensor) -> PoseRange:
+        """Return the range in which to move a capsule's pose [k], which lies inside."""
         self._check_pose(capsule, pose)
-        low, high = self._range(capsule, pose)
-        return torch.minimum(low, pose), torch.maximum(high, pose)
+        limits = self._pose_range(capsule, pose)
+        return PoseRange(torch.minimum(limits.low, pose), torch.maximum(limits.high, pose))
 
     @torch.inference_mode()
     def sample(self, capsule: int, domain: str, seed: int) -> Tensor:
-        """[k] a pose from a domain."""
+        """Draw a random pose [k] of a capsule.
+
+        Args:
+            capsule: index of the capsule.
+            domain: one of `domains`.
+            seed: the pose is a function of it.
+
+        Raises:
+            DataError: no example belongs to the capsule.
+            RecipeError: there is no such domain.
+            ShapeError: there is no such capsule.
+        """
         self._check_capsule(capsule)
         self._check_domain(domain)
-        return self._poses(capsule, 1, domain, seed)[0]
+        return self._sample_poses(capsule, 1, domain, seed)[0]
 
     @torch.inference_mode()
     def sample_grid(self, count: int, domain: str, seed: int) -> SampleGrid:
-        """`count` samples of each capsule, of those that are used most if there are many; the first is `sample`'s."""
+        """Draw `count` random samples of each capsule, the first of which are those of `sample`.
+
+        Of many capsules, the `MAX_GRID_CAPSULES` that are used most have a column.
+
+        Raises:
+            RecipeError: there is no such domain, or `count` is out of range.
+        """
         self._check_domain(domain)
-        if not 1 <= count <= ROWS:
-            raise RecipeError(f"count = {count} samples of a capsule are wanted; 1 to {ROWS} make a wall")
-        chosen = self._columns()
-        poses = torch.stack([self._poses(j, count, domain, seed) for j in chosen], 1)  # [n j' k]
-        images = self._alone(list(chosen) * count, poses.flatten(0, 1))
+        if not 1 <= count <= MAX_GRID_SAMPLES:
+            raise RecipeError(f"count = {count} samples of a capsule; choose 1 to {MAX_GRID_SAMPLES}")
+        chosen = self._grid_capsules()
+        poses = torch.stack([self._sample_poses(j, count, domain, seed) for j in chosen], 1)  # [n j' k]
+        images = self._decode_alone(list(chosen) * count, poses.flatten(0, 1))
         return SampleGrid(torch.unflatten(images, 0, (count, len(chosen))), poses, chosen)
 
-    # --- What each kind answers for itself --------------------------------------------------------------------
+    # --- Implemented by each system ---------------------------------------------------------------------------
 
     @staticmethod
     @abstractmethod
-    def _layer(model: M) -> RoutedLayer:
-        """The last layer that is routed."""
+    def _routed_layer(model: M) -> RoutedLayer:
+        """Describe the last layer that is routed."""
 
     @abstractmethod
     def _encode(self, images: Tensor) -> Encoded:
-        """Images [b c h w] -> capsules."""
+        """Compute the capsules of images [b c h w]."""
+
+    @abstractmethod
+    def _trace(self, image: Tensor) -> RoutingTrace:
+        """Run the model once on an image [1 c h w] and record how its last layer was routed."""
 
     @abstractmethod
     def _decode(self, pose: Tensor) -> Tensor:
-        """Poses [b j k] -> images [b c h w]."""
+        """Decode poses [b j k] to images [b c h w]."""
 
     @abstractmethod
-    def _range(self, capsule: int, pose: Tensor) -> tuple[Tensor, Tensor]:
-        """The range [k], [k] that is worth a look."""
+    def _pose_range(self, capsule: int, pose: Tensor) -> PoseRange:
+        """Return the range [k], [k] in which moving a pose is instructive."""
 
-    # --- What some kinds answer otherwise ---------------------------------------------------------------------
+    # --- Defaults that some systems replace -------------------------------------------------------------------
 
-    def _redrawn(self, pose: Tensor, winner: int) -> Tensor:
-        """[c h w] from all capsules [j k]."""
+    def _reconstruct(self, pose: Tensor, winner: int) -> Tensor:
+        """Decode all capsules [j k] together to an image [c h w]."""
         return self._decode(pose.unsqueeze(0))[0]
 
-    def _trace(self, children: Capsules) -> Trace:
-        return trace_routing(children, self.layer)
-
-    def _sent(self, children: Capsules, trace: Trace, votes: Tensor, parent: int) -> Tensor:
-        """[t i] what each child, whose votes for the parent are [i k], sent to it; 0 or more."""
-        return contributions(children, trace, parent)
+    def _contributions(self, trace: RoutingTrace, parent: int) -> Tensor:
+        """Compute what each child contributes to a parent in each iteration [t i], 0 or more."""
+        return contributions(trace, parent)
 
     def _domains(self) -> tuple[str, ...]:
-        """Poses are those of the examples, if there are any."""
-        return ("empirical",) if self.draws and self._examples is not None and len(self._examples) else ()
+        """Name the distributions of poses: those of the examples, if there are any."""
+        return ("empirical",) if self.has_decoder and self._examples is not None and len(self._examples) else ()
 
-    def _columns(self) -> tuple[int, ...]:
-        """The capsules of a wall: those that win the most examples."""
-        wins = torch.tensor([len(own) for own in self._won])
-        order = wins.argsort(descending=True, stable=True)[:COLUMNS].sort().values
+    def _grid_capsules(self) -> tuple[int, ...]:
+        """Choose the capsules of a grid of samples: those that win the most examples."""
+        wins = torch.tensor([len(poses) for poses in self._winning_poses])
+        order = wins.argsort(descending=True, stable=True)[:MAX_GRID_CAPSULES].sort().values
         return tuple(j for j in order.tolist() if wins[j])
 
-    def _poses(self, capsule: int, count: int, domain: str, seed: int) -> Tensor:
-        """[n k] of examples that the capsule wins, none twice before all had their turn."""
-        own = self._won[capsule]
-        if not len(own):
+    def _sample_poses(self, capsule: int, count: int, domain: str, seed: int) -> Tensor:
+        """Draw poses [n k] of examples that the capsule wins, none twice before all were drawn."""
+        poses = self._winning_poses[capsule]
+        if not len(poses):
             raise DataError(f"capsule {capsule} wins none of the examples; choose one that does")
-        return own[permutation(seed, capsule, len(own))[torch.arange(count) % len(own)]]
+        return poses[permutation(seed, capsule, len(poses))[torch.arange(count) % len(poses)]]
 
-    # --- Shared ----------------------------------------------------------------------------------------------
+    # --- Shared by all ----------------------------------------------------------------------------------------
 
-    def _named(self, names: tuple[str, ...]) -> tuple[str, ...]:
-        """`names` or their numbers; of capsules without a class, those of the data say nothing."""
-        if not self.by_class:
+    def _votes(self, trace: RoutingTrace, parent: int) -> Tensor:
+        """Compute the votes [i k] for one parent."""
+        return compute_votes(trace.children, self.layer)[:, parent]
+
+    def _capsule_names(self, names: tuple[str, ...]) -> tuple[str, ...]:
+        if not self.has_class_capsules:
             return tuple(f"capsule {j}" for j in range(self.capsules))
         if names and len(names) != self.capsules:
-            raise ShapeError(f"{len(names)} names came for {self.capsules} capsules; one each, or none, is wanted")
+            raise ShapeError(f"{len(names)} names came for {self.capsules} capsules; give one each, or none")
         return names or tuple(str(j) for j in range(self.capsules))
 
     @cached_property
-    def _won(self) -> list[Tensor]:
-        """Of each capsule, its poses [n k] in the examples that it wins."""
+    def _winning_poses(self) -> list[Tensor]:
+        """For each capsule, its poses [n k] in the examples that it wins."""
         assert self._examples is not None, "the domain was checked"
-        seen = [self._encode(part) for part in torch.split(self._examples, _CHUNK)]
-        pose = torch.cat([s.capsules.pose for s in seen])
-        winner = torch.cat([s.winner for s in seen])
+        encoded = [self._encode(chunk) for chunk in torch.split(self._examples, _CHUNK)]
+        pose = torch.cat([e.capsules.pose for e in encoded])
+        winner = torch.cat([e.winner for e in encoded])
         return [pose[winner == j, j] for j in range(self.capsules)]
 
-    def _alone(self, capsules: Sequence[int], pose: Tensor) -> Tensor:
-        """[b c h w] what each of the capsules draws in its pose [b k], the others being 0."""
+    def _decode_alone(self, capsules: Sequence[int], pose: Tensor) -> Tensor:
+        """Decode single capsules, each in its pose [b k], all others being 0, to images [b c h w]."""
         poses = pose.new_zeros(len(pose), self.capsules, self.dimension)
         poses[torch.arange(len(pose)), list(capsules)] = pose
         return self._decode(poses)
 
     def _check_capsule(self, capsule: int) -> None:
         if not 0 <= capsule < self.capsules:
-            raise ShapeError(f"capsule {capsule} is wanted; there are 0 to {self.capsules - 1}")
+            raise ShapeError(f"there is no capsule {capsule}; there are 0 to {self.capsules - 1}")
 
     def _check_pose(self, capsule: int, pose: Tensor) -> None:
         self._check_capsule(capsule)

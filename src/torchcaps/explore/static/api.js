@@ -1,4 +1,4 @@
-// Asking the server. A busy server (503) is asked again, quietly; one that is gone is looked for until it is back.
+// Asking the server. A busy server (503) is asked again, quietly; one that is gone is tried until it is back.
 
 /** An answer that says no: its line is fit to be shown. */
 export class Refused extends Error {

@@ -70,13 +70,13 @@ export function heat(picture, map, chosen = null, side = 336) {
 }
 
 /** Signed difference of two pictures, the mean over colors: too dark orange, too bright blue. @returns {HTMLCanvasElement} */
-export function difference(seen, drawn) {
-  const [c, h, w] = seen.shape;
+export function difference(image, reconstruction) {
+  const [c, h, w] = image.shape;
   const planes = c >= 3 ? [0, h * w, 2 * h * w] : [0]; // of two channels the first, as it is shown
   const canvas = Object.assign(document.createElement("canvas"), { width: w, height: h });
   const data = new ImageData(w, h);
   for (let n = 0; n < h * w; n++) {
-    const d = planes.reduce((sum, plane) => sum + seen.bytes[n + plane] - drawn.bytes[n + plane], 0) / planes.length / 255;
+    const d = planes.reduce((sum, plane) => sum + image.bytes[n + plane] - reconstruction.bytes[n + plane], 0) / planes.length / 255;
     const strength = Math.abs(d) ** 0.8;
     const [r, g, b] = d > 0 ? [255, 150, 60] : [70, 170, 235];
     data.data.set([r * strength, g * strength, b * strength, 255], 4 * n);
@@ -135,25 +135,25 @@ export function curves(pen, box, c, { series, chosen = 0, at, zero = false }) {
 
 /**
  * Votes in their two main directions: the larger and darker, the more of them the parent gets at this iteration.
- * @param {{cloud: number[][], shares: number[], chosen: number[][], weights: number[], mean: number[][], at: number}} what
+ * @param {{votes: number[][], coupling: number[], chosen: number[][], chosenCoupling: number[], mean: number[][], at: number}} what
  */
-export function scatter(pen, box, c, { cloud, shares, chosen, weights, mean, at }) {
+export function scatter(pen, box, c, { votes, coupling, chosen, chosenCoupling, mean, at }) {
   pen.rect(box.x + 0.5, box.y + 0.5, box.w - 1, box.h - 1, { stroke: c.line, radius: 8 });
-  if (!cloud.length && !chosen.length) return;
-  const near = (k) => [...middle([...cloud, ...chosen].map((p) => p[k]), 0.01), ...mean.map((p) => p[k])];
+  if (!votes.length && !chosen.length) return;
+  const near = (k) => [...middle([...votes, ...chosen].map((p) => p[k]), 0.01), ...mean.map((p) => p[k])];
   const [[x0, x1], [y0, y1]] = [span(near(0)), span(near(1))];
   const unit = Math.min((box.w - 44) / (x1 - x0), (box.h - 44) / (y1 - y0));
   const inside = (v, start, long) => Math.max(start + 9, Math.min(start + long - 9, v)); // far ones stand at the frame
   const x = (p) => inside(box.x + box.w / 2 + unit * (p[0] - (x0 + x1) / 2), box.x, box.w);
   const y = (p) => inside(box.y + box.h / 2 - unit * (p[1] - (y0 + y1) / 2), box.y, box.h);
-  const most = Math.max(...shares, ...weights, 1e-12);
-  const dots = (points, parts, fill) =>
+  const most = Math.max(...coupling, ...chosenCoupling, 1e-12);
+  const dots = (points, sizes, fill) =>
     points.forEach((p, n) => {
-      const part = Math.max(0, parts[n] / most);
-      pen.circle(x(p), y(p), 1.5 + 5 * Math.sqrt(part), { fill, alpha: 0.1 + 0.6 * part });
+      const size = Math.max(0, sizes[n] / most);
+      pen.circle(x(p), y(p), 1.5 + 5 * Math.sqrt(size), { fill, alpha: 0.1 + 0.6 * size });
     });
-  dots(cloud, shares, c.accent);
-  dots(chosen, weights, c.warm);
+  dots(votes, coupling, c.accent);
+  dots(chosen, chosenCoupling, c.warm);
   pen.line(mean.slice(0, at + 1).map((p) => [x(p), y(p)]), { stroke: c.ink, width: 1.5, alpha: 0.7 });
   mean.slice(0, at).forEach((p) => pen.circle(x(p), y(p), 2.5, { fill: c.ink, alpha: 0.6 }));
   const now = mean[at];

@@ -8,12 +8,12 @@ import { on, set, state } from "./state.js";
 import { decode, encode, show, toCanvas } from "./wire.js";
 
 let facts = null; // of the other run
-let seen = null; // its answer
+let otherInferred = null; // its answer
 
 const send = channel(
   (answer, { note }) => {
     if (note.facts !== facts) return;
-    seen = { ...answer, image: note.image, drawn: answer.drawn && decode(answer.drawn) };
+    otherInferred = { ...answer, image: note.image, reconstruction: answer.reconstruction && decode(answer.reconstruction) };
     by("compare-error").hidden = true;
     paint();
   },
@@ -28,14 +28,14 @@ function fail(error) {
 /** The picture in the size of the other run. */
 function fitted() {
   const [c, height, width] = facts.shape;
-  const image = state.looked.image;
+  const image = state.inferred.image;
   return channels((state.fit === "keep" ? place : contain)(image, height, width), c);
 }
 
 async function open() {
   const { other } = state;
   if (other === null || facts?.id === other) return;
-  [facts, seen] = [null, null];
+  [facts, otherInferred] = [null, null];
   by("compare-error").hidden = true;
   by("verdict").textContent = "";
   fill(by("compare-b"), h("p.quiet", {}, "Opening the run…"));
@@ -51,8 +51,8 @@ async function open() {
 }
 
 function want() {
-  const { tab, runs, looked } = state;
-  if (tab !== "compare" || !state.facts || !looked) return;
+  const { tab, runs, inferred } = state;
+  if (tab !== "compare" || !state.facts || !inferred) return;
   by("compare-lonely").hidden = runs.length > 1;
   by("compare-able").hidden = runs.length < 2;
   if (runs.length < 2) return;
@@ -63,55 +63,55 @@ function want() {
   paint();
   if (facts?.id !== state.other) return void open();
   const image = fitted();
-  send(`/api/runs/${facts.id}/look`, { image: encode(image) }, { facts, image });
+  send(`/api/runs/${facts.id}/infer`, { image: encode(image) }, { facts, image });
 }
 
-function card(name, f, look) {
+function card(name, f, found) {
   const row = (j) => {
     const bar = h("span.bar");
-    bar.style.width = `${(100 * Math.max(0, Math.min(1, look.activation[j]))).toFixed(1)}%`;
-    return h(`div.capsule.small${j === look.winner ? ".wins" : ""}`, {}, h("span.capsule-name", {}, f.names[j]), h("span.track", {}, bar), h("span.number", {}, look.activation[j].toFixed(2)));
+    bar.style.width = `${(100 * Math.max(0, Math.min(1, found.activation[j]))).toFixed(1)}%`;
+    return h(`div.capsule.small${j === found.winner ? ".wins" : ""}`, {}, h("span.capsule-name", {}, f.names[j]), h("span.track", {}, bar), h("span.number", {}, found.activation[j].toFixed(2)));
   };
-  const order = f.names.map((_, j) => j).sort((a, b) => look.activation[b] - look.activation[a]);
+  const order = f.names.map((_, j) => j).sort((a, b) => found.activation[b] - found.activation[a]);
   const top = order.slice(0, 10).sort((a, b) => a - b);
   const tile = (picture, words) => h("figure", {}, show(h("canvas.tile", { role: "img", "aria-label": words }), picture), h("figcaption", {}, words));
   return [
     h("h3", {}, f.name),
     h("p.quiet", {}, `${KINDS[f.kind]}, ${f.parameters.toLocaleString("en")} parameters, ${f.shape[2]}×${f.shape[1]}`),
-    h("p.answer-small", { "data-testid": `${name}-answer` }, f.names[look.winner]),
-    h("div.pair", {}, tile(look.image, "sees"), look.drawn ? tile(look.drawn, "redraws") : h("p.quiet", {}, "This model has no decoder: nothing is redrawn.")),
+    h("p.answer-small", { "data-testid": `${name}-answer` }, f.names[found.winner]),
+    h("div.pair", {}, tile(found.image, "sees"), found.reconstruction ? tile(found.reconstruction, "redraws") : h("p.quiet", {}, "This model has no decoder: nothing is redrawn.")),
     h("div", {}, ...top.map(row)),
     f.names.length > 10 && h("p.quiet", {}, `The ten most active of ${f.names.length}.`),
   ];
 }
 
 function paint() {
-  fill(by("compare-a"), ...card("a", state.facts, state.looked));
-  if (!seen || !facts) return;
-  fill(by("compare-b"), ...card("b", facts, seen));
+  fill(by("compare-a"), ...card("a", state.facts, state.inferred));
+  if (!otherInferred || !facts) return;
+  fill(by("compare-b"), ...card("b", facts, otherInferred));
   const both = state.facts.classifies && facts.classifies;
-  const [a, b] = [state.facts.names[state.looked.winner], facts.names[seen.winner]];
+  const [a, b] = [state.facts.names[state.inferred.winner], facts.names[otherInferred.winner]];
   by("verdict").textContent = !both ? "" : a === b ? `Both say ${a}.` : `They differ: ${a} and ${b}.`;
 }
 
 /** For save.js. */
 export function sheet() {
-  if (!seen) return null;
-  const pairs = [[state.facts, state.looked], [facts, seen]];
+  if (!otherInferred) return null;
+  const pairs = [[state.facts, state.inferred], [facts, otherInferred]];
   const most = Math.max(...pairs.map(([f]) => f.names.length));
   return {
     width: 800, height: 230 + 22 * most, title: `${state.facts.name} and ${facts.name}`,
     paint(pen, { x, y }) {
       const c = colors();
-      pairs.forEach(([f, look], n) => {
+      pairs.forEach(([f, found], n) => {
         const left = x + 390 * n;
         pen.text(left, y + 12, f.name, { size: 14, fill: c.ink, weight: 600 });
-        pen.image(toCanvas(look.image), left, y + 24, 110, 110);
-        if (look.drawn) pen.image(toCanvas(look.drawn), left + 122, y + 24, 110, 110);
-        bars(pen, { x: left, y: y + 150, w: 350, h: 22 * f.names.length }, c, { names: f.names, values: look.activation, chosen: look.winner, wide: 90 });
+        pen.image(toCanvas(found.image), left, y + 24, 110, 110);
+        if (found.reconstruction) pen.image(toCanvas(found.reconstruction), left + 122, y + 24, 110, 110);
+        bars(pen, { x: left, y: y + 150, w: 350, h: 22 * f.names.length }, c, { names: f.names, values: found.activation, chosen: found.winner, wide: 90 });
       });
     },
-    numbers: () => ({ runs: pairs.map(([f, look]) => ({ run: f.name, names: f.names, activation: look.activation, winner: look.winner })) }),
+    numbers: () => ({ runs: pairs.map(([f, found]) => ({ run: f.name, names: f.names, activation: found.activation, winner: found.winner })) }),
   };
 }
 
@@ -119,5 +119,5 @@ export function sheet() {
 export function start() {
   by("other").onchange = ({ target }) => set({ other: Number(target.value) });
   by("fit").onchange = ({ target }) => set({ fit: target.value });
-  on(["looked", "tab", "other", "fit"], want);
+  on(["inferred", "tab", "other", "fit"], want);
 }

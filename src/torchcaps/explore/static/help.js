@@ -8,7 +8,7 @@ const LEADS = {
   parents: "A capsule is a small group of numbers that stands for one thing. A bar says how sure the model is that its thing is in the picture; the tile beside it is what that capsule alone would draw.",
   routing: "Many small capsules below each look at one part of the picture and vote on what every capsule above should be. Routing goes round a few times: a vote that agrees with the others counts more in the next round.",
   instantiation: "A capsule's numbers say how its thing looks: slanted, thick, wide. Move one and the picture is redrawn at once. Nobody told the model what its numbers should mean; it found that out itself.",
-  wall: "Each column is one capsule drawing on its own, each row another set of numbers for it. Choose a picture to take it apart.",
+  samples: "Each column is one capsule drawing on its own, each row another set of numbers for it. Choose a picture to take it apart.",
   compare: "Two models look at the same picture, each in the size it was trained on.",
 };
 
@@ -65,7 +65,7 @@ const MORE = {
     sparse: ["The sliders reach from −1 to 1, as in figure 5 of Rawlinson 2018. On the pad, two numbers move at once; the small pictures are what lies there."],
     poe: ["The numbers are z, before they are squashed into the unit ball. The sliders reach 2.5 standard deviations about what this capsule has seen. On the pad, two numbers move at once."],
   },
-  wall: {
+  samples: {
     capsnet: ["The sets of numbers are those that test images gave to the capsule."],
     matrix: [],
     sparse: ["The sets of numbers are those that test images gave to the capsule. A capsule that won no image has no column."],

@@ -45,8 +45,8 @@ const derive = once(() => {
     set({ base: channels(fitted, c) });
     lay(state.base);
   } else if (state.source === "draw") {
-    const seen = channels(scanned(), c >= 3 ? 3 : 1);
-    const fitted = by("center-drawing").checked ? center(seen, height, width, share) : resize(seen, height, width);
+    const scan = channels(scanned(), c >= 3 ? 3 : 1);
+    const fitted = by("center-drawing").checked ? center(scan, height, width, share) : resize(scan, height, width);
     set({ base: channels(fitted, c) });
   }
 });
@@ -54,7 +54,7 @@ const derive = once(() => {
 const shown = once(() => {
   if (!state.base) return;
   const image = change(state.base, state.changes);
-  show(by("seen"), image);
+  show(by("model-input"), image);
   set({ image });
 });
 

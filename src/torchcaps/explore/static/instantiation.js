@@ -18,7 +18,7 @@ let drawn = null; // the picture that is shown
 let tries = 0; // samples so far, their seed
 
 const path = (word) => `/api/runs/${state.facts.id}/${word}`;
-const open = () => state.tab === "instantiation" && state.facts?.draws && state.looked;
+const open = () => state.tab === "instantiation" && state.facts?.has_decoder && state.inferred;
 
 /** The range of the sliders: the limits, or wider, and the pose always inside. */
 function range() {
@@ -33,7 +33,7 @@ function range() {
 }
 
 const draw = channel(({ image }, { note }) => {
-  if (note.facts !== state.facts || (!state.pose && state.looked?.parts)) return; // it was reset meanwhile
+  if (note.facts !== state.facts || (!state.pose && state.inferred?.capsuleImages)) return; // it was reset meanwhile
   drawn = decode(image);
   show(by("drawn"), drawn);
 }, refused);
@@ -59,11 +59,11 @@ function refused(error) {
 }
 
 function build() {
-  const { dimension, draws, domains, names } = state.facts;
-  by("drawable").hidden = !draws;
-  by("undrawable").hidden = draws;
-  by("reset").hidden = by("wide-field").hidden = !draws;
-  sliders = Array.from({ length: draws ? dimension : 0 }, (_, k) =>
+  const { dimension, has_decoder, domains, names } = state.facts;
+  by("drawable").hidden = !has_decoder;
+  by("undrawable").hidden = has_decoder;
+  by("reset").hidden = by("wide-field").hidden = !has_decoder;
+  sliders = Array.from({ length: has_decoder ? dimension : 0 }, (_, k) =>
     slider(String(k), { min: -1, max: 1, step: 0.005, digits: 2, label: `number ${k}`, testid: `number-${k}` }, (x) => move(k, x)),
   );
   fill(by("numbers"), ...sliders.map(({ row }) => row));
@@ -90,22 +90,22 @@ function aim() {
   pad.aim(low, high);
 }
 
-/** After a new look, another capsule, or another pose. */
+/** After a new inference, another capsule, or another pose. */
 const update = once(() => {
-  if (state.tab !== "instantiation" || !state.facts || !state.looked) return;
-  const { facts, looked } = state;
+  if (state.tab !== "instantiation" || !state.facts || !state.inferred) return;
+  const { facts, inferred } = state;
   by("instantiation-error").hidden = true;
-  offer(by("capsule"), facts.names.map((name, j) => [j, j === looked.winner ? `${name} (winner)` : name]), capsule());
+  offer(by("capsule"), facts.names.map((name, j) => [j, j === inferred.winner ? `${name} (winner)` : name]), capsule());
   by("reset").disabled = !state.pose;
   by("whose").textContent = state.pose ? "as you have set it" : `as ${facts.names[capsule()]} saw the input`;
-  if (!facts.draws) return matrix();
+  if (!facts.has_decoder) return matrix();
   if (state.pose ? !anchor : anchor !== pose()) {
     anchor = pose();
-    limits = capsule() === looked.winner && !state.pose ? looked.limits : { low: [], high: [] }; // until the sweep says
+    limits = capsule() === inferred.winner && !state.pose ? inferred.limits : { low: [], high: [] }; // until the sweep says
   }
   aim();
-  if (state.pose || !looked.parts) draw(path("draw"), { capsule: capsule(), pose: pose() }, { facts });
-  else show(by("drawn"), (drawn = looked.parts[capsule()]));
+  if (state.pose || !inferred.capsuleImages) draw(path("draw"), { capsule: capsule(), pose: pose() }, { facts });
+  else show(by("drawn"), (drawn = inferred.capsuleImages[capsule()]));
   sweepSoon();
 });
 
@@ -138,7 +138,7 @@ function paintStrips() {
   }));
 }
 
-/** Show a capsule with a pose: from the wall, from a sample. @param {number} j @param {number[]} numbers */
+/** Show a capsule with a pose: from the grid of samples, from a sample. @param {number} j @param {number[]} numbers */
 export function take(j, numbers) {
   [anchor, limits] = [numbers, { low: [], high: [] }];
   set({ capsule: j, pose: numbers, tab: "instantiation" });
@@ -190,7 +190,7 @@ export function start() {
   by("sample-domain").onchange = ({ target }) => set({ domain: target.value });
   by("wide").onchange = ({ target }) => set({ wide: target.checked });
   on(["facts"], () => state.facts && build());
-  on(["looked", "capsule", "pose", "wide", "tab"], update);
+  on(["inferred", "capsule", "pose", "wide", "tab"], update);
   on(["wide"], () => (by("wide").checked = state.wide));
   on(["domain"], () => (by("sample-domain").value = state.domain ?? ""));
 }

@@ -10,25 +10,26 @@ import * as parents from "./parents.js";
 import * as routing from "./routing.js";
 import { save } from "./save.js";
 import { follow, isOurs, link, on, read, set, state } from "./state.js";
-import * as wall from "./wall.js";
+import * as samples from "./samples.js";
 import { decode, each, encode } from "./wire.js";
 
-const PANELS = { parents, routing, instantiation, wall, compare };
+const PANELS = { parents, routing, instantiation, samples, compare };
 
-const look = channel(
+const send = channel(
   (answer, { note }) => {
     if (note.facts !== state.facts) return;
-    const parts = answer.parts && each(decode(answer.parts));
-    set({ looked: { ...answer, parts, drawn: answer.drawn && decode(answer.drawn), image: note.image } });
+    const capsuleImages = answer.capsule_images && each(decode(answer.capsule_images));
+    const reconstruction = answer.reconstruction && decode(answer.reconstruction);
+    set({ inferred: { ...answer, capsuleImages, reconstruction, image: note.image } });
     trouble("");
   },
   (error) => trouble(error),
 );
 
-function see() {
+function infer() {
   const { facts, image } = state;
   if (!facts || !image || String(image.shape) !== String(facts.shape)) return;
-  look(`/api/runs/${facts.id}/look`, { image: encode(image) }, { facts, image });
+  send(`/api/runs/${facts.id}/infer`, { image: encode(image) }, { facts, image });
 }
 
 /** @param {Error | string} error shown above the page; one of a server that is gone has its own banner */
@@ -45,7 +46,7 @@ async function open(id, wish = {}) {
   try {
     const facts = await ask(`/api/runs/${id}`);
     if (Number(by("run").value) !== id) return;
-    set({ looked: null, image: null, label: null, parent: null, capsule: null, pose: null, place: null });
+    set({ inferred: null, image: null, label: null, parent: null, capsule: null, pose: null, place: null });
     set({ facts, step: facts.iterations - 1, domain: facts.domains[0] ?? null, other: state.other === id ? null : state.other });
     introduce();
     await apply(wish);
@@ -83,22 +84,22 @@ function introduce() {
   document.title = `${facts.name} · torchcaps explore`;
   by("about").textContent = `${KINDS[facts.kind]}, ${facts.parameters.toLocaleString("en")} parameters, ${facts.shape[2]}×${facts.shape[1]} pixels`;
   by("about").title = facts.about;
-  for (const panel of Object.keys(PANELS)) fill(by(`words-${panel}`), h("p.lead", {}, lead(panel, facts.draws)), more(panel, facts.kind));
+  for (const panel of Object.keys(PANELS)) fill(by(`words-${panel}`), h("p.lead", {}, lead(panel, facts.has_decoder)), more(panel, facts.kind));
 }
 
 const MEASURES = { capsnet: "its length is", matrix: "its switch is at", sparse: "first in rank, its length is", poe: "it is on with chance" };
 const announce = later((words) => (by("live").textContent = words), 500);
 
 function answer() {
-  const { looked, facts, label } = state;
-  if (!looked || !facts) return;
-  const name = facts.names[looked.winner];
-  const value = looked.activation[looked.winner];
+  const { inferred, facts, label } = state;
+  if (!inferred || !facts) return;
+  const name = facts.names[inferred.winner];
+  const value = inferred.activation[inferred.winner];
   by("answer-lead").textContent = facts.classifies ? "The model says" : "First comes";
   by("answer").textContent = facts.classifies ? name : name.replace(/^capsule /, "№ ");
   by("answer").classList.toggle("long", by("answer").textContent.length > 3);
   by("answer").classList.toggle("unsure", facts.classifies && value < 0.5);
-  const known = facts.classifies && label ? (label.index === looked.winner ? ", and that is right" : `; the label is ${label.name}`) : "";
+  const known = facts.classifies && label ? (label.index === inferred.winner ? ", and that is right" : `; the label is ${label.name}`) : "";
   by("answer-more").textContent = `${MEASURES[facts.kind]} ${value.toFixed(2)}${known}`;
   announce(`${by("answer-lead").textContent} ${name}, ${value.toFixed(2)}${known}`);
 }
@@ -146,7 +147,7 @@ async function share() {
 
 function keep(format) {
   by("save-menu").open = false;
-  const sheet = state.looked && PANELS[state.tab].sheet();
+  const sheet = state.inferred && PANELS[state.tab].sheet();
   if (sheet) save(sheet, format);
   else toast("This panel has nothing to save yet.");
 }
@@ -163,8 +164,8 @@ function wire() {
   by("tabs").addEventListener("arrived", ({ target }) => target.click());
   document.addEventListener("click", ({ target }) => by("save-menu").contains(target) || (by("save-menu").open = false));
   document.addEventListener("keydown", ({ key }) => key === "Escape" && (by("save-menu").open = false));
-  on(["image"], see);
-  on(["looked", "label"], answer);
+  on(["image"], infer);
+  on(["inferred", "label"], answer);
   on(["tab"], tabs);
   on(["tab"], repaint);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", repaint);

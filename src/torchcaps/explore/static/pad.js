@@ -45,7 +45,7 @@ function keyOf() {
 const survey = later(async () => {
   const key = keyOf();
   const [[a, b], start, facts] = [state.axes, pose(), state.facts];
-  if (field.key === key || !facts?.draws || state.tab !== "instantiation") return;
+  if (field.key === key || !facts?.has_decoder || state.tab !== "instantiation") return;
   field = { key, pictures: [] };
   for (let n = 0; n < ACROSS ** 2 && field.key === key && keyOf() === key; n++) {
     const at = (k, m) => ends(k)[0] + ((ends(k)[1] - ends(k)[0]) * m) / (ACROSS - 1);
@@ -82,8 +82,8 @@ export function start(moved) {
   const point = (event) => {
     const r = element.getBoundingClientRect();
     const share = (x, long) => clamp((x / long - INSET) / (1 - 2 * INSET), 0, 1);
-    const parts = [share(event.clientX - r.left, r.width), 1 - share(event.clientY - r.top, r.height)];
-    moved(Object.fromEntries(state.axes.map((k, n) => [k, ends(k)[0] + parts[n] * (ends(k)[1] - ends(k)[0])])));
+    const shares = [share(event.clientX - r.left, r.width), 1 - share(event.clientY - r.top, r.height)];
+    moved(Object.fromEntries(state.axes.map((k, n) => [k, ends(k)[0] + shares[n] * (ends(k)[1] - ends(k)[0])])));
   };
   element.addEventListener("pointerdown", (event) => {
     element.setPointerCapture(event.pointerId);

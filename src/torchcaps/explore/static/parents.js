@@ -8,51 +8,51 @@ let rows = [];
 
 /** One button a capsule: name, bar, number, what it draws. */
 function build() {
-  const { names, draws } = state.facts;
+  const { names, has_decoder } = state.facts;
   rows = names.map((name, j) => {
-    const parts = { bar: h("span.bar"), said: h("span.number"), tile: h("canvas.tile", { width: 1, height: 1, "aria-hidden": "true" }) };
+    const cells = { bar: h("span.bar"), said: h("span.number"), tile: h("canvas.tile", { width: 1, height: 1, "aria-hidden": "true" }) };
     const row = h(
       "button.capsule", { type: "button", "data-testid": `capsule-${j}`, onclick: () => choose(j) },
-      h("span.capsule-name", {}, name), h("span.track", {}, parts.bar), parts.said, draws && parts.tile,
+      h("span.capsule-name", {}, name), h("span.track", {}, cells.bar), cells.said, has_decoder && cells.tile,
     );
-    return { row, ...parts };
+    return { row, ...cells };
   });
   const list = by("capsules");
   list.classList.toggle("many", names.length > 12);
-  list.classList.toggle("blind", !draws);
+  list.classList.toggle("blind", !has_decoder);
   fill(list, ...rows.map(({ row }) => row));
 }
 
 const choose = (j) => set({ parent: j, capsule: j, pose: null });
 
 function update() {
-  const { looked, facts } = state;
-  if (!looked || looked.activation.length !== rows.length) return;
+  const { inferred, facts } = state;
+  if (!inferred || inferred.activation.length !== rows.length) return;
   rows.forEach(({ row, bar, said, tile }, j) => {
-    const value = looked.activation[j];
+    const value = inferred.activation[j];
     bar.style.width = `${(100 * Math.max(0, Math.min(1, value))).toFixed(1)}%`;
     said.textContent = value.toFixed(2);
-    row.classList.toggle("wins", j === looked.winner);
+    row.classList.toggle("wins", j === inferred.winner);
     row.dataset.value = value.toFixed(4);
-    row.setAttribute("aria-label", `${facts.names[j]}: ${value.toFixed(2)}${j === looked.winner ? ", the winner" : ""}`);
-    if (looked.parts) show(tile, looked.parts[j]);
+    row.setAttribute("aria-label", `${facts.names[j]}: ${value.toFixed(2)}${j === inferred.winner ? ", the winner" : ""}`);
+    if (inferred.capsuleImages) show(tile, inferred.capsuleImages[j]);
   });
   redraw();
   mark();
 }
 
 function redraw() {
-  const { looked, facts } = state;
-  show(by("parents-input"), looked.image);
-  by("redrawn").hidden = !looked.drawn;
-  by("blind").hidden = facts.draws;
-  if (!looked.drawn) return;
-  show(by("parents-drawn"), looked.drawn);
-  const canvas = difference(looked.image, looked.drawn);
+  const { inferred, facts } = state;
+  show(by("parents-input"), inferred.image);
+  by("redrawn").hidden = !inferred.reconstruction;
+  by("blind").hidden = facts.has_decoder;
+  if (!inferred.reconstruction) return;
+  show(by("parents-drawn"), inferred.reconstruction);
+  const canvas = difference(inferred.image, inferred.reconstruction);
   const to = by("parents-missed");
   Object.assign(to, { width: canvas.width, height: canvas.height }).getContext("2d").drawImage(canvas, 0, 0);
-  by("drawn-by").textContent = facts.kind === "capsnet" ? `redrawn by ${facts.names[looked.winner]}` : "redrawn by all";
-  by("error").textContent = `${(100 * gap(looked.image, looked.drawn)).toFixed(1)} % off a pixel, on average`;
+  by("drawn-by").textContent = facts.kind === "capsnet" ? `redrawn by ${facts.names[inferred.winner]}` : "redrawn by all";
+  by("error").textContent = `${(100 * gap(inferred.image, inferred.reconstruction)).toFixed(1)} % off a pixel, on average`;
 }
 
 const gap = (a, b) => a.bytes.reduce((sum, x, n) => sum + Math.abs(x - b.bytes[n]), 0) / 255 / a.bytes.length;
@@ -67,24 +67,24 @@ function mark() {
 
 /** For save.js. */
 export function sheet() {
-  const { looked, facts } = state;
+  const { inferred, facts } = state;
   const tall = 26;
-  const wide = looked.drawn ? 560 : 460;
+  const wide = inferred.reconstruction ? 560 : 460;
   return {
     width: 220 + wide, height: Math.max(440, 60 + tall * facts.names.length), title: `${facts.name}: parents`,
     paint(pen, { x, y }) {
       const c = colors();
-      const tiles = [["input", toCanvas(looked.image)]];
-      if (looked.drawn) tiles.push(["redrawn", toCanvas(looked.drawn)], ["difference", difference(looked.image, looked.drawn)]);
+      const tiles = [["input", toCanvas(inferred.image)]];
+      if (inferred.reconstruction) tiles.push(["redrawn", toCanvas(inferred.reconstruction)], ["difference", difference(inferred.image, inferred.reconstruction)]);
       tiles.forEach(([name, picture], n) => {
         pen.image(picture, x, y + n * 130, 104, 104);
         pen.text(x, y + n * 130 + 118, name, { size: 12, fill: c.soft });
       });
-      const long = wide - (looked.parts ? 60 : 20);
-      bars(pen, { x: x + 150, y, w: long, h: tall * facts.names.length }, c, { names: facts.names, values: looked.activation, chosen: looked.winner, wide: 90 });
-      looked.parts?.forEach((part, j) => pen.image(toCanvas(part), x + 150 + long + 12, y + j * tall + 1, tall - 2, tall - 2));
+      const long = wide - (inferred.capsuleImages ? 60 : 20);
+      bars(pen, { x: x + 150, y, w: long, h: tall * facts.names.length }, c, { names: facts.names, values: inferred.activation, chosen: inferred.winner, wide: 90 });
+      inferred.capsuleImages?.forEach((image, j) => pen.image(toCanvas(image), x + 150 + long + 12, y + j * tall + 1, tall - 2, tall - 2));
     },
-    numbers: () => ({ names: facts.names, activation: looked.activation, winner: looked.winner, pose: looked.pose }),
+    numbers: () => ({ names: facts.names, activation: inferred.activation, winner: inferred.winner, pose: inferred.pose }),
   };
 }
 
@@ -94,6 +94,6 @@ export function start() {
   by("to-routing").onclick = () => set({ tab: "routing" });
   by("to-instantiation").onclick = () => set({ tab: "instantiation" });
   on(["facts"], () => state.facts && build());
-  on(["looked"], update);
+  on(["inferred"], update);
   on(["parent", "capsule"], mark);
 }

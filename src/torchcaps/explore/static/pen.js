@@ -2,7 +2,7 @@
 
 const FONT = 'system-ui, -apple-system, "Segoe UI", "Helvetica Neue", "DejaVu Sans", sans-serif';
 
-/** @typedef {{fill?: string, stroke?: string, width?: number, alpha?: number, radius?: number, dash?: number[]}} Look */
+/** @typedef {{fill?: string, stroke?: string, width?: number, alpha?: number, radius?: number, dash?: number[]}} Style */
 /** @typedef {{size?: number, fill?: string, align?: "start" | "middle" | "end", weight?: number}} Letters */
 
 /** Draws on a canvas. */
@@ -26,25 +26,25 @@ export class CanvasPen {
     this.to.stroke();
   }
 
-  /** @param {Look} look */
-  rect(x, y, w, h, look) {
+  /** @param {Style} style */
+  rect(x, y, w, h, style) {
     this.to.beginPath();
-    this.to.roundRect(x, y, Math.max(0, w), Math.max(0, h), look.radius ?? 0);
-    this.#ink(look);
+    this.to.roundRect(x, y, Math.max(0, w), Math.max(0, h), style.radius ?? 0);
+    this.#ink(style);
   }
 
-  /** @param {[number, number][]} points @param {Look} look */
-  line(points, look) {
+  /** @param {[number, number][]} points @param {Style} style */
+  line(points, style) {
     this.to.beginPath();
     points.forEach(([x, y], n) => (n ? this.to.lineTo(x, y) : this.to.moveTo(x, y)));
-    this.#ink(look);
+    this.#ink(style);
   }
 
-  /** @param {Look} look */
-  circle(x, y, r, look) {
+  /** @param {Style} style */
+  circle(x, y, r, style) {
     this.to.beginPath();
     this.to.arc(x, y, r, 0, 2 * Math.PI);
-    this.#ink(look);
+    this.#ink(style);
   }
 
   /** @param {Letters} letters */
@@ -75,17 +75,17 @@ export class SvgPen {
     return `fill="${fill ?? "none"}"${line}${alpha < 1 ? ` opacity="${short(alpha)}"` : ""}${dash?.length ? ` stroke-dasharray="${dash}"` : ""}`;
   }
 
-  rect(x, y, w, h, look) {
-    const round = look.radius ? ` rx="${look.radius}"` : "";
-    this.body.push(`<rect x="${short(x)}" y="${short(y)}" width="${short(Math.max(0, w))}" height="${short(Math.max(0, h))}"${round} ${this.#ink(look)}/>`);
+  rect(x, y, w, h, style) {
+    const round = style.radius ? ` rx="${style.radius}"` : "";
+    this.body.push(`<rect x="${short(x)}" y="${short(y)}" width="${short(Math.max(0, w))}" height="${short(Math.max(0, h))}"${round} ${this.#ink(style)}/>`);
   }
 
-  line(points, look) {
-    this.body.push(`<polyline points="${points.map((p) => p.map(short).join(",")).join(" ")}" ${this.#ink(look)}/>`);
+  line(points, style) {
+    this.body.push(`<polyline points="${points.map((p) => p.map(short).join(",")).join(" ")}" ${this.#ink(style)}/>`);
   }
 
-  circle(x, y, r, look) {
-    this.body.push(`<circle cx="${short(x)}" cy="${short(y)}" r="${short(r)}" ${this.#ink(look)}/>`);
+  circle(x, y, r, style) {
+    this.body.push(`<circle cx="${short(x)}" cy="${short(y)}" r="${short(r)}" ${this.#ink(style)}/>`);
   }
 
   text(x, y, words, { size = 12, fill = "#000", align = "start", weight = 400 } = {}) {

@@ -47,11 +47,11 @@ function children() {
 }
 
 function want() {
-  const { facts, looked, tab } = state;
-  if (tab !== "routing" || !facts || !looked) return;
-  offer(by("parent"), facts.names.map((name, j) => [j, j === looked.winner ? `${name} (winner)` : name]), parent());
-  const body = { image: encode(looked.image), parent: parent(), children: children() };
-  send(`/api/runs/${facts.id}/routing`, body, { facts, image: looked.image, parent: body.parent });
+  const { facts, inferred, tab } = state;
+  if (tab !== "routing" || !facts || !inferred) return;
+  offer(by("parent"), facts.names.map((name, j) => [j, j === inferred.winner ? `${name} (winner)` : name]), parent());
+  const body = { image: encode(inferred.image), parent: parent(), children: children() };
+  send(`/api/runs/${facts.id}/routing`, body, { facts, image: inferred.image, parent: body.parent });
 }
 
 const last = () => (routed?.maps.length ?? state.facts?.iterations ?? 1) - 1;
@@ -74,7 +74,7 @@ function paint() {
   const most = Math.log(state.facts.names.length);
   by("entropy-now").textContent = `Now ${routed.entropy[now].toFixed(3)}${state.facts.kind === "poe" ? "" : ` of at most ${most.toFixed(3)}`}.`;
   by("followed").textContent = state.place
-    ? `Following the ${routed.chosen.length} children at row ${state.place[0] + 1}, column ${state.place[1] + 1} (orange).`
+    ? `Following the ${routed.chosen_votes.length} children at row ${state.place[0] + 1}, column ${state.place[1] + 1} (orange).`
     : "Choose a square of the heat map to follow its children's votes.";
   by("unfollow").hidden = !state.place;
   redraws.forEach((redraw) => redraw());
@@ -121,7 +121,10 @@ function votes() {
   const [low, high] = [Math.floor(shown), Math.ceil(shown)];
   const mean = routed.mean.slice(0, high + 1);
   mean[high] = routed.mean[low].map((x, k) => x + (shown - low) * (routed.mean[high][k] - x));
-  return { cloud: routed.cloud, shares: between(routed.shares, shown), chosen: routed.chosen, weights: between(routed.weights, shown), mean, at: high };
+  return {
+    votes: routed.votes, coupling: between(routed.vote_coupling, shown),
+    chosen: routed.chosen_votes, chosenCoupling: between(routed.chosen_coupling, shown), mean, at: high,
+  };
 }
 
 const series = (table) => table[0].map((_, j) => table.map((row) => row[j]));
@@ -225,6 +228,6 @@ export function start() {
     if (event.key === "," || event.key === ".") move(event.key === "." ? 1 : -1);
   });
   on(["facts"], () => (routed = null));
-  on(["looked", "parent", "place", "tab"], want);
+  on(["inferred", "parent", "place", "tab"], want);
   on(["step"], () => [paint(), glide()]);
 }

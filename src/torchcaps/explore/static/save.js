@@ -39,7 +39,7 @@ async function made(sheet, format) {
 /** @param {any} sheet of the open panel @param {"png" | "svg" | "json"} format */
 export async function save(sheet, format) {
   const url = URL.createObjectURL(await made(sheet, format));
-  const anchor = Object.assign(document.createElement("a"), { href: url, download: `${state.facts.name}-${state.tab}.${format}` });
+  const anchor = Object.assign(document.createElement("a"), { href: url, download: `${state.facts.name.replaceAll("/", "-")}-${state.tab}.${format}` });
   anchor.click();
   setTimeout(() => URL.revokeObjectURL(url), 1000);
 }

@@ -10,7 +10,7 @@ const LONGEST = 6000; // characters of a picture in a link
 /** What the page knows. Names a link holds are in `write`. */
 export const state = {
   runs: [], // as /api/runs lists them
-  facts: null, // of the run that is looked into
+  facts: null, // of the run that is open
   tab: "parents",
   source: "example", // "draw" | "example" | "picture"
   example: 0,
@@ -18,7 +18,7 @@ export const state = {
   /** @type {{index: number, name: string} | null} of a test image, where it is known */ label: null,
   changes: { ...STILL },
   /** @type {Picture | null} what the model is shown */ image: null,
-  looked: null, // the answer to it
+  inferred: null, // the answer to it
   parent: null, // whose routing is shown; null: the winner's
   step: 0, // iteration, from 0
   place: null, // [y, x] whose children are followed
@@ -28,7 +28,7 @@ export const state = {
   wide: false,
   domain: null,
   count: 4,
-  seed: 0, // of the wall
+  seed: 0, // of the grid of samples
   other: null, // id of the second run
   fit: "stretch", // "stretch" | "keep"
 };
@@ -47,11 +47,11 @@ export function set(patch) {
   keep();
 }
 
-export const winner = () => state.looked?.winner ?? 0;
+export const winner = () => state.inferred?.winner ?? 0;
 export const parent = () => Math.min(state.parent ?? winner(), (state.facts?.names.length ?? 1) - 1);
 export const capsule = () => Math.min(state.capsule ?? winner(), (state.facts?.names.length ?? 1) - 1);
 /** @returns {number[]} the pose that is shown of the chosen capsule */
-export const pose = () => state.pose ?? state.looked?.pose[capsule()] ?? [];
+export const pose = () => state.pose ?? state.inferred?.pose[capsule()] ?? [];
 const runName = (id) => state.runs.find((run) => run.id === id)?.name ?? "";
 
 /** The state as text for location.hash; what is as usual is left out. @returns {Promise<string>} */
@@ -75,7 +75,7 @@ async function write() {
   say("wide", Number(s.wide), 0);
   say("domain", s.domain, s.facts.domains[0] ?? null);
   say("count", s.count, 4);
-  say("wall", s.seed, 0);
+  say("samples", s.seed, 0);
   if (s.other !== null) words.set("with", runName(s.other));
   say("fit", s.fit, "stretch");
   return words.toString();
@@ -104,7 +104,7 @@ export async function read(hash) {
   const image = packed && packed.length <= LONGEST && (await unpack(packed));
   const wish = {
     run: words.get("run") ?? undefined,
-    tab: one("tab", ["parents", "routing", "instantiation", "wall", "compare"]),
+    tab: one("tab", ["parents", "routing", "instantiation", "samples", "compare"]),
     example: whole("example", 1e6), image: image || undefined,
     changes: {
       rotate: number("rotate", -180, 180) ?? 0, dx: number("dx", -256, 256) ?? 0, dy: number("dy", -256, 256) ?? 0,
@@ -112,7 +112,7 @@ export async function read(hash) {
     },
     parent: whole("parent", 1e4), step: whole("step", 100) ? whole("step", 100) - 1 : undefined, place: pair("place"),
     capsule: whole("capsule", 1e4), pose: list("pose", "_"), axes: pair("axes"), wide: words.get("wide") === "1",
-    domain: words.get("domain") ?? undefined, count: Number(one("count", ["2", "4", "6", "8"])) || undefined, seed: whole("wall", 2 ** 31 - 1),
+    domain: words.get("domain") ?? undefined, count: Number(one("count", ["2", "4", "6", "8"])) || undefined, seed: whole("samples", 2 ** 31 - 1),
     with: words.get("with") ?? undefined, fit: one("fit", ["stretch", "keep"]),
   };
   return Object.fromEntries(Object.entries(wish).filter(([, value]) => value !== undefined));

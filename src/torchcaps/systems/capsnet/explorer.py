@@ -1,4 +1,4 @@
-"""CapsNet under the glass: class capsules by dynamic routing, drawn one at a time."""
+"""The explorer's view of CapsNets: class capsules by dynamic routing, decoded one at a time."""
 
 from __future__ import annotations
 
@@ -8,40 +8,55 @@ from torchcaps.layers import DenseCapsules
 from torchcaps.math.grid import Grid
 from torchcaps.models import CapsNet
 from torchcaps.models.capsnet import CapsNetOutput
+from torchcaps.routing import EM
 from torchcaps.systems.capsnet.figures import REACH
-from torchcaps.systems.explorer_records import Encoded
+from torchcaps.systems.explorer_records import Encoded, PoseRange, RoutingTrace
 from torchcaps.systems.explorer_view import ExplorerView
-from torchcaps.systems.routing_trace import RoutedLayer
+from torchcaps.systems.routing_trace import RoutedLayer, read_trace
 
-__all__ = ["CapsNetView", "dense_layer"]
+__all__ = ["CapsNetView", "describe_dense_layer"]
 
 
-def dense_layer(capsules: DenseCapsules, below: Grid) -> RoutedLayer:
-    """A layer in which every child votes for every parent, above children on a grid."""
-    how = {"pose": capsules.pose, **capsules.learned}
-    return RoutedLayer(capsules.expanded_weights().detach(), capsules.routing, how, (below.height, below.width))
+def describe_dense_layer(capsules: DenseCapsules, grid: Grid) -> RoutedLayer:
+    """Describe a layer in which every child votes for every parent.
+
+    Args:
+        capsules: the layer.
+        grid: the grid of its children.
+    """
+    return RoutedLayer(
+        capsules.expanded_weights().detach(),
+        (grid.height, grid.width),
+        int(capsules.routing.iterations),
+        is_matrix=capsules.pose == "matrix",
+        is_em=isinstance(capsules.routing, EM),
+    )
 
 
 class CapsNetView(ExplorerView[CapsNet]):
-    """The longest capsule wins; the decoder sees one capsule only, as in training."""
+    """View of a CapsNet: the longest capsule wins, and the decoder gets one capsule only, as in training."""
 
     kind = "capsnet"
 
     @staticmethod
-    def _layer(model: CapsNet) -> RoutedLayer:
-        return dense_layer(model.classes, model.primary.grid)
+    def _routed_layer(model: CapsNet) -> RoutedLayer:
+        return describe_dense_layer(model.classes, model.primary.grid)
 
     def _encode(self, images: Tensor) -> Encoded:
         out: CapsNetOutput = self.model(images)
-        return Encoded(out.classes, out.classes.activation.argmax(-1), self.model.classes.with_coordinates(out.primary))
+        return Encoded(out.classes, out.classes.activation.argmax(-1))
+
+    def _trace(self, image: Tensor) -> RoutingTrace:
+        out: CapsNetOutput = self.model(image, trace=True)
+        return read_trace(self.model.classes.with_coordinates(out.primary), out.info)
 
     def _decode(self, pose: Tensor) -> Tensor:
         images: Tensor = self.model.decoder(pose)
         return images
 
-    def _redrawn(self, pose: Tensor, winner: int) -> Tensor:
-        return self._alone([winner], pose[winner].unsqueeze(0))[0]
+    def _reconstruct(self, pose: Tensor, winner: int) -> Tensor:
+        return self._decode_alone([winner], pose[winner].unsqueeze(0))[0]
 
-    def _range(self, capsule: int, pose: Tensor) -> tuple[Tensor, Tensor]:
-        """As far as in figure 4 of Sabour 2017."""
-        return pose - REACH, pose + REACH
+    def _pose_range(self, capsule: int, pose: Tensor) -> PoseRange:
+        """Return the range of figure 4 of Sabour 2017."""
+        return PoseRange(pose - REACH, pose + REACH)

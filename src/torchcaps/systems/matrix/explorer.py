@@ -1,4 +1,4 @@
-"""Matrix capsules under the glass: class capsules by EM routing, which nothing can draw."""
+"""The explorer's view of matrix capsules: class capsules by EM routing, without a decoder."""
 
 from __future__ import annotations
 
@@ -7,38 +7,61 @@ from torch import Tensor
 from torchcaps.errors import ShapeError
 from torchcaps.models import MatrixCaps
 from torchcaps.models.matrix import MatrixOutput
+from torchcaps.routing import EM
 from torchcaps.systems.capsnet.figures import REACH
-from torchcaps.systems.explorer_records import Encoded
+from torchcaps.systems.explorer_records import Encoded, PoseRange, RoutingTrace
 from torchcaps.systems.explorer_view import ExplorerView
-from torchcaps.systems.routing_trace import RoutedLayer
+from torchcaps.systems.routing_trace import RoutedLayer, read_trace
+from torchcaps.types import Capsules, RoutingInfo
 
-__all__ = ["MatrixView", "class_layer"]
+__all__ = ["MatrixView", "describe_class_layer", "read_class_trace"]
 
 
-def class_layer(model: MatrixCaps) -> RoutedLayer:
-    """The layer of class capsules, its W at every place."""
+def describe_class_layer(model: MatrixCaps) -> RoutedLayer:
+    """Describe the layer of class capsules, with its W repeated at every place."""
     layer = model.classes
-    how = {"pose": layer.pose, "offset": layer.offset, **layer.learned}
-    weights = layer.W.detach().repeat(layer.grid.places, 1, 1, 1)  # [(h w i) j 4 4]
-    return RoutedLayer(weights, layer.routing, how, (layer.grid.height, layer.grid.width), model.norms[-1])
+    return RoutedLayer(
+        layer.W.detach().repeat(layer.grid.places, 1, 1, 1),  # [(h w i) j 4 4]
+        (layer.grid.height, layer.grid.width),
+        int(layer.routing.iterations),
+        is_matrix=layer.pose == "matrix",
+        is_em=isinstance(layer.routing, EM),
+        offset=layer.offset,
+    )
+
+
+def read_class_trace(model: MatrixCaps, children: Capsules, info: RoutingInfo) -> RoutingTrace:
+    """Read the routing of one image into the class capsules, normalized as the model normalizes them.
+
+    Args:
+        model: the model that made the record.
+        children: pose [1 h w i 16] and activation [1 h w i] of the layer below.
+        info: record of the class layer's routing.
+    """
+    trace = read_trace(children.flat(), info)
+    return trace._replace(parents=model.norms[-1](trace.parents))
 
 
 class MatrixView(ExplorerView[MatrixCaps]):
-    """The capsule whose switch is most surely on wins."""
+    """View of matrix capsules: the capsule of the highest activation wins."""
 
     kind = "matrix"
-    draws = False
+    has_decoder = False
 
     @staticmethod
-    def _layer(model: MatrixCaps) -> RoutedLayer:
-        return class_layer(model)
+    def _routed_layer(model: MatrixCaps) -> RoutedLayer:
+        return describe_class_layer(model)
 
     def _encode(self, images: Tensor) -> Encoded:
         out: MatrixOutput = self.model(images)
-        return Encoded(out.classes, out.classes.activation.argmax(-1), out.below[-1].flat())
+        return Encoded(out.classes, out.classes.activation.argmax(-1))
+
+    def _trace(self, image: Tensor) -> RoutingTrace:
+        out: MatrixOutput = self.model(image, trace=True)
+        return read_class_trace(self.model, out.below[-1], out.infos[-1])
 
     def _decode(self, pose: Tensor) -> Tensor:
         raise ShapeError("matrix capsules have no decoder, so nothing is drawn; explore a CapsNet to draw from poses")
 
-    def _range(self, capsule: int, pose: Tensor) -> tuple[Tensor, Tensor]:
-        return pose - REACH, pose + REACH
+    def _pose_range(self, capsule: int, pose: Tensor) -> PoseRange:
+        return PoseRange(pose - REACH, pose + REACH)

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.layers import ClassCapsules, ConvCapsules, DenseCapsules
-from torchcaps.routing import EM
+from torchcaps.routing import EM, iterations_of
 
 __all__ = ["Cost", "contrast_cost", "cost_of", "dense_cost", "dynamic_cost", "em_cost"]
 
@@ -97,4 +97,4 @@ def _layer_cost(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Cost
     children, parents, rows, d = W.shape
     k = rows * d if module.pose == "matrix" else rows
     formula = em_cost if isinstance(module.routing, EM) else dynamic_cost
-    return formula(places * children * parents, k, d, module.routing.iterations)
+    return formula(places * children * parents, k, d, iterations_of(module.routing))

@@ -1,4 +1,4 @@
-"""A router of your own in one file: settings, a pure function, one line in ROUTERS (docs/develop/new_router.md).
+"""A router of your own in one file, used by name in a model (docs/develop/new_router.md).
 
 Attention routing takes one step. The mean of a parent's votes is its query, and a child looks for the parents whose
 query its votes resemble:
@@ -13,13 +13,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+import torchcaps
 from torchcaps.config import PositiveFloat
-from torchcaps.layers import DenseCapsules
 from torchcaps.math import cosine, norm, squash
-from torchcaps.routing import ROUTERS, Compete, Router
-from torchcaps.routing.base import stack_info
+from torchcaps.routing import ROUTERS, Compete, Router, stack_info
 from torchcaps.testing import assert_router
-from torchcaps.types import Capsules, RoutingInfo
+from torchcaps.types import Capsules, ImageSpec, RoutingInfo
 
 
 @dataclass(frozen=True)
@@ -40,17 +39,18 @@ def route(
     return parents, stack_info([RoutingInfo(coupling, parents=parents if trace else None)])
 
 
-ROUTERS["attention"] = Router(Attention, route)
+ROUTERS["attention"] = Router(Attention, route, activation_is_length=True)
 
 
 def main() -> None:
+    """Hold the router to the contract, then choose it by name in a recipe, as `--model.routing.name attention` does."""
     assert_router("attention", Attention(sharpness=2.0))
+    recipe = torchcaps.load_recipe("capsnet-glyphs", {"model": {"routing": {"name": "attention", "sharpness": 2.0}}})
     torch.manual_seed(0)
-    layer = DenseCapsules(32, 10, 8, 16, routing=Attention())
-    pose = squash(torch.randn(4, 32, 8))
-    parents, info = layer(Capsules(pose, norm(pose)))
-    entropy = info.entropy.mean() / torch.tensor(10.0).log()
-    print(f"attention keeps the contract; parents {list(parents.pose.shape)}, entropy {entropy:.3f} of log J")
+    model = recipe.model.build(ImageSpec(channels=1, height=28, width=28, classes=10))
+    out = model(torch.rand(4, 1, 28, 28))
+    entropy = out.info.entropy.mean() / torch.tensor(10.0).log()
+    print(f"attention keeps the contract; classes {list(out.classes.pose.shape)}, entropy {entropy:.3f} of log J")
 
 
 if __name__ == "__main__":

@@ -122,7 +122,7 @@ def conv_votes(pose: Tensor, W: Tensor, kernel: int, stride: int, kind: str) -> 
 def slow_parents(votes: Votes, on: dict[Child, float], layer: Any) -> tuple[Tensor, Tensor]:
     """Poses [(parents) k] and activations [(parents)], places first, types last."""
     if isinstance(layer.routing, EM):
-        learned = (layer.learned[name].tolist() for name in ("beta_a", "beta_u"))
+        learned = (layer.activation_bias[name].tolist() for name in ("beta_a", "beta_u"))
         parents = slow_em(votes, on, layer.routing, *learned)
     else:
         parents = slow_dynamic(votes, layer.routing.iterations)
@@ -186,7 +186,7 @@ def test_dense_capsules_forget_the_places_of_their_children(routing: Any, pose: 
     layer = stirred(DenseCapsules(12, 3, d, k, routing=routing, pose=pose))
     x = children(2, 2, 3, 2, d)
     flat = Capsules(x.pose.reshape(2, 12, d), x.activation.reshape(2, 12))
-    learned = {name: p.detach() for name, p in layer.learned.items()}
+    learned = {name: p.detach() for name, p in layer.activation_bias.items()}
     wanted, _ = route(flat, layer.W.detach(), routing, pose=pose, **learned)
     for given in (x, flat):
         torch.testing.assert_close(layer(given)[0], wanted, rtol=0, atol=0)
@@ -336,8 +336,8 @@ def test_without_coordinates_class_capsules_are_dense_with_the_same_weights_ever
     with torch.no_grad():
         for place in range(6):
             dense.W[2 * place : 2 * place + 2] = shared.W
-        for name in shared.learned:
-            dense.learned[name].copy_(shared.learned[name])
+        for name in shared.activation_bias:
+            dense.activation_bias[name].copy_(shared.activation_bias[name])
     x = children(2, 2, 3, 2, 16)
     a, b = shared(x)[0], dense(x)[0]
     torch.testing.assert_close(a, b)
@@ -475,11 +475,19 @@ def test_gradients_are_right(build: Build, routing: Any) -> None:
     assert gradcheck(lambda pose, on: tuple(layer(Capsules(pose, on))[0]), (pose, on), fast_mode=True, atol=1e-4)
 
 
+def test_weights_of_version_0_1_still_load() -> None:
+    routing = EM()
+    layer = DenseCapsules(3, 2, 4, 4, routing=routing)
+    old = {"W": torch.ones(3, 2, 4, 4), "learned.beta_a": torch.ones(2), "learned.beta_u": torch.zeros(2)}
+    nn.Sequential(layer).load_state_dict({f"0.{name}": value for name, value in old.items()})
+    assert bool((layer.activation_bias["beta_a"] == 1).all())
+
+
 @pytest.mark.parametrize("build", LAYERS)
 def test_the_state_is_the_parameters_and_comes_back(build: Build) -> None:
     one, shape = build()
     two, _ = build()
-    assert set(one.state_dict()) == {"W", "learned.beta_a", "learned.beta_u"}
+    assert set(one.state_dict()) == {"W", "activation_bias.beta_a", "activation_bias.beta_u"}
     x = children(*shape, dtype=torch.float32)
     assert not torch.allclose(one(x)[0].pose, two(x)[0].pose)
     two.load_state_dict(one.state_dict())
@@ -601,7 +609,7 @@ def test_buffers_may_be_written_as_processes_of_a_team_do(build: Build) -> None:
 def test_places_keep_their_digits_beside_poses_of_few() -> None:
     layer, x = shared()[0], children(2, 3, 2, 2, 4, dtype=torch.bfloat16)
     placed = layer.with_coordinates(x).pose
-    exact = layer.places.repeat_interleave(2, 0) * x.activation.flatten(1).unsqueeze(-1)
+    exact = layer.centers.repeat_interleave(2, 0) * x.activation.flatten(1).unsqueeze(-1)
     assert placed.dtype == torch.float32
     assert torch.equal(placed[..., 4:], exact)
 

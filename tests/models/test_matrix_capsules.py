@@ -318,7 +318,7 @@ def test_norms_teach_all_but_what_they_take_away() -> None:
     model.objective(batch(spec, b=8), 9)["loss"].backward()
     vain = {"conv.bias", "primary.on.bias"}
     still = {name for name, p in model.named_parameters() if not p.requires_grad}
-    assert still == {f"{part}.learned.beta_a" for part in ("first", "second", "classes")}
+    assert still == {f"{part}.activation_bias.beta_a" for part in ("first", "second", "classes")}
     for name, p in [pair for pair in model.named_parameters() if pair[0] not in still]:
         largest = 0.0 if p.grad is None else float(p.grad.abs().max())
         assert (largest < 1e-6) == (name in vain), f"{name}: {largest}"

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from torchcaps.errors import RecipeError, ShapeError, TorchcapsError
+from torchcaps.errors import DataError, RecipeError, ShapeError, TorchcapsError
+from torchcaps.layers import DenseCapsules
 from torchcaps.math.grid import Grid
 from torchcaps.routing import EM, ROUTERS, Dynamic, route, router_of, settings_of
 from torchcaps.types import Capsules
@@ -16,6 +17,13 @@ from torchcaps.types import Capsules
 
 def rand(*shape: int) -> Tensor:
     return torch.rand(shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def spoilt(x: Tensor, value: float) -> Tensor:
+    """A copy whose last number is another one."""
+    copy = x.clone()
+    copy.view(-1)[-1] = value
+    return copy
 
 
 X, A, W = rand(2, 4, 3), rand(2, 4), rand(4, 5, 6, 3)  # [b i d], [b i], [i j k d]
@@ -109,6 +117,19 @@ REFUSED: dict[str, tuple[type[TorchcapsError], str, tuple[Any, ...], dict[str, A
     "a pair, not capsules": (ShapeError, "tuple; Capsules", ((X, A), W), {}),
     "a tensor, not capsules": (ShapeError, "Tensor; Capsules", (X, W), {}),
     "another grid": (ShapeError, "3x3 places.*4x3", (PLACED, W_WINDOW), {"window": Grid(4, 3).window(2, 1)}),
+    # values
+    "NaN pose": (DataError, "pose has 1 NaN or infinite values of 24", (Capsules(spoilt(X, torch.nan), A), W), {}),
+    "infinite pose": (DataError, "pose has 1 NaN", (Capsules(spoilt(X, -torch.inf), A), W, "em"), {}),
+    "NaN activation": (DataError, "activation has 1 NaN", (Capsules(X, spoilt(A, torch.nan)), W), {}),
+    "infinite activation": (DataError, "activation has 1 NaN", (Capsules(X, spoilt(A, torch.inf)), W), {}),
+    "activation above 1": (DataError, r"to 1\.5; \[0, 1\] is wanted", (Capsules(X, spoilt(A, 1.5)), W), {}),
+    "negative activation": (DataError, r"runs from -0\.01 to", (Capsules(X, spoilt(A, -0.01)), W, "em"), {}),
+    "NaN pose in a window": (
+        DataError,
+        "pose has 1 NaN",
+        (PLACED._replace(pose=spoilt(PLACED.pose, torch.nan)), W_WINDOW),
+        {"window": WINDOW},
+    ),
     # weights
     "weights for fewer children": (ShapeError, r"4 children want \[4, j, k, d\]", (FLAT, W[:3]), {}),
     "weights for a window, of one place": (ShapeError, "8 children", (PLACED, W_WINDOW[:2]), {"window": WINDOW}),
@@ -174,3 +195,35 @@ def test_the_input_that_is_refused_is_otherwise_right() -> None:
         route(MATRIX, W_MATRIX, pose="matrix"),
     ):
         assert bool(parents.pose.isfinite().all()) and bool(info.coupling.isfinite().all())
+
+
+# --- Values at the edge of what is refused ----------------------------------------------------------------------------
+
+
+def test_poses_whose_sum_overflows_are_taken() -> None:
+    large = torch.full((2, 4, 3), 60_000.0, dtype=torch.float16)
+    parents, _ = route(Capsules(large, A.half()), W.half() * 1e-4)
+    assert bool(parents.pose.isfinite().all())
+
+
+def test_lengths_that_exceed_1_by_rounding_are_taken() -> None:
+    parents, _ = route(Capsules(X, torch.full((2, 4), 1.0078125)), W, "em")  # the next number after 1 in bfloat16
+    assert bool(parents.activation.isfinite().all())
+
+
+def test_without_validation_values_are_not_read() -> None:
+    parents, _ = route(Capsules(spoilt(X, torch.nan), A), W, validate=False)
+    assert bool(parents.pose.isnan().any())
+
+
+def test_a_layer_checks_values_in_evaluation_and_leaves_training_to_the_loss() -> None:
+    layer = DenseCapsules(4, 5, 3, 6)
+    children = Capsules(spoilt(X, torch.nan), A)
+    assert bool(layer(children)[0].pose.isnan().any())
+    with pytest.raises(DataError, match="pose has 1 NaN"):
+        layer.eval()(children)
+
+
+def test_values_are_not_checked_inside_a_compiled_graph() -> None:
+    compiled = torch.compile(lambda x: route(Capsules(x, A), W, EM())[0].pose, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(X), route(FLAT, W, EM())[0].pose)

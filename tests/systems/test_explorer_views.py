@@ -112,7 +112,7 @@ def read(model: Any) -> Reading:
             (pose[i].view(4, 4) @ W[i % len(W), j]).flatten() + layer.offset[i]
         ))  # fmt: skip
     if isinstance(layer, SharedCapsules):
-        here = layer.places.repeat_interleave(len(W), 0) * below.activation[0, :, None]  # [i 2]
+        here = layer.centers.repeat_interleave(len(W), 0) * below.activation[0, :, None]  # [i 2]
         return Reading(info.coupling[:, 0], torch.cat([pose, here], 1), below.activation[0], lambda i, j: (
             W[i % len(W), j] @ pose[i] + pad(here[i], (0, W.shape[2] - 2))
         ))  # fmt: skip

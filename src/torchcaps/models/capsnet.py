@@ -18,7 +18,7 @@ from torchcaps.layers import DenseDecoder, mask_all_but
 from torchcaps.losses import margin_loss, present, reconstruction_loss
 from torchcaps.models.base import Model, check_classes, check_images, is_correct
 from torchcaps.models.conv_stem import build_routed_layer, build_stem
-from torchcaps.routing import Dynamic
+from torchcaps.routing import Dynamic, RouterChoice
 from torchcaps.types import Batch, Capsules, ImageSpec, RoutingInfo
 
 __all__ = ["CapsNet", "CapsNetConfig", "CapsNetOutput", "SmallCapsNetConfig"]
@@ -28,8 +28,16 @@ __all__ = ["CapsNet", "CapsNetConfig", "CapsNetOutput", "SmallCapsNetConfig"]
 class CapsNetConfig:
     """Sizes and losses; the defaults are the 8.2 M parameters of Sabour 2017 on 28x28 images.
 
-    shared          all places share one W, and votes say where they come from (our own)
-    coordinates     how much a pixel counts there; of `shared` alone
+    Attributes:
+        channels: Of the first convolution, whose side is `kernel` and whose step is `stride`.
+        types: Primary capsules at one place, of `type_dimension` numbers each, made by a convolution with
+            `primary_kernel` and `primary_stride`.
+        dimension: Numbers of a class capsule's pose.
+        shared: All places share one W, and votes say where they come from (our own).
+        coordinates: How much a pixel counts there; of `shared` alone.
+        routing: Any router of `ROUTERS`.
+        reconstruction: Weight of the decoder's loss beside the margin loss.
+        decoder: Units of its hidden layers.
     """
 
     channels: Count = 256
@@ -42,7 +50,7 @@ class CapsNetConfig:
     dimension: Count = 16
     shared: bool = False
     coordinates: NonNegativeFloat = 0.02
-    routing: Dynamic = field(default_factory=Dynamic)
+    routing: RouterChoice = field(default_factory=Dynamic)
     reconstruction: NonNegativeFloat = 0.0005
     decoder: tuple[Count, ...] = (512, 1024)
 

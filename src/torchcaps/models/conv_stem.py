@@ -3,11 +3,12 @@ section 4)."""
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Protocol
 
 from torchcaps.layers import Convolution, DenseCapsules, PrimaryCapsules, SharedCapsules
 from torchcaps.math.grid import Grid
 from torchcaps.models.base import check_spec
+from torchcaps.routing import RouterSettings
 from torchcaps.types import ImageSpec
 
 __all__ = ["StemConfig", "build_routed_layer", "build_stem"]
@@ -37,7 +38,7 @@ class StemConfig(Protocol):
     @property
     def coordinates(self) -> float: ...
     @property
-    def routing(self) -> Any: ...
+    def routing(self) -> RouterSettings: ...
 
 
 def build_stem(config: StemConfig, spec: ImageSpec) -> tuple[Convolution, PrimaryCapsules]:

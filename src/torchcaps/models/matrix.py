@@ -17,13 +17,14 @@ from torch import Tensor, nn
 from torch.nn.functional import relu
 
 from torchcaps.config import Count, NonNegativeFloat, PositiveFloat, check
+from torchcaps.errors import RecipeError
 from torchcaps.layers import CapsuleBatchNorm, ClassCapsules, ConvCapsules, PerTypeBatchNorm, PrimaryCapsules
 from torchcaps.losses import LOSSES, spread_loss, spread_margin
 from torchcaps.math.gaussian import LOG_2PI
 from torchcaps.math.grid import Grid
 from torchcaps.math.pose import MATRIX
 from torchcaps.models.base import Model, check_images, check_spec
-from torchcaps.routing import EM
+from torchcaps.routing import EM, RouterChoice, RouterSettings, router_of
 from torchcaps.types import Batch, Capsules, ImageSpec, RoutingInfo
 
 __all__ = [
@@ -72,15 +73,24 @@ class MatrixConfig:
     The paper says 310 K and does not count them one by one; ours are 2 % more. The rows of its table 1 are `routing`
     (iterations; switch = "mixing"), `pose`, `loss` and `coordinates`.
 
-    sizes         (A, B, C, D)
-    pose          poses are 4x4 "matrix"es, V = M W, or "vector"s of 16 with W of 16x16
-    routing       to change one setting in Python, keep the others: replace(MatrixConfig().routing, iterations=2)
-    class_cooling what the inverse temperature of the class capsules is divided by
-    coordinates   scale of the pixel coordinates that are added to the votes for classes; 0 = off
-    loss          "spread", or one of the other two of table 1
-    margin, ramp  the rule by which the spread loss's margin grows, and its steps: see `losses.spread_margin`
-    norm          batch norms after the convolution and after every layer of capsules; the paper has none. They take
-                  beta_a back, which therefore stays where it starts: moved, it would drag the log-odds' mean along
+    Attributes:
+        sizes: (A, B, C, D).
+        kernel: Side of the first convolution, whose step is `stride`.
+        capsule_kernel: Side of the windows of both convolutional layers of capsules, whose steps are `capsule_strides`.
+        pose: Poses are 4x4 "matrix"es, V = M W, or "vector"s of 16 with W of 16x16.
+        routing: Any router of `ROUTERS`. To change one setting in Python, keep the others:
+            replace(MatrixConfig().routing, iterations=2).
+        class_cooling: What the inverse temperature of the class capsules is divided by; of EM routing alone.
+        coordinates: Scale of the pixel coordinates that are added to the votes for classes; 0 = off.
+        loss: "spread", or one of the other two of table 1.
+        margin: The rule by which the spread loss's margin grows, see `losses.spread_margin`.
+        ramp: The steps over which it grows.
+        norm: Batch normalization after the convolution and after every layer of capsules; the paper has none. It takes
+            beta_a back, which therefore stays where it starts: moved, it would drag the log-odds' mean along.
+        init: How training starts.
+
+    Raises:
+        RecipeError: If a setting is out of range, or `norm` does not go with the router.
     """
 
     sizes: tuple[Count, Count, Count, Count] = (32, 32, 32, 32)
@@ -89,7 +99,7 @@ class MatrixConfig:
     capsule_kernel: Count = 3
     capsule_strides: tuple[Count, Count] = (2, 1)
     pose: Literal["matrix", "vector"] = "matrix"
-    routing: EM = field(default_factory=_authors_routing)
+    routing: RouterChoice = field(default_factory=_authors_routing)
     class_cooling: PositiveFloat = 4.0
     coordinates: NonNegativeFloat = 0.01
     loss: Literal["spread", "margin", "cross-entropy"] = "spread"
@@ -100,10 +110,17 @@ class MatrixConfig:
 
     def __post_init__(self) -> None:
         check(self)
+        if self.norm and router_of(self.routing).activation_is_length:
+            raise RecipeError(
+                f"norm = true does not go with the router {type(self.routing).__name__}, to which the length of a"
+                " pose is the activation; use norm = false, or a router that reads activations, such as em"
+            )
 
     @property
-    def class_routing(self) -> EM:
-        """The routing into the class capsules: the same at a higher temperature, and classes always compete."""
+    def class_routing(self) -> RouterSettings:
+        """The routing into the class capsules: EM at a higher temperature, where classes always compete."""
+        if not isinstance(self.routing, EM):
+            return self.routing
         cooled = self.routing.final_inverse_temperature / self.class_cooling
         return replace(self.routing, final_inverse_temperature=cooled, competition="all")
 
@@ -136,7 +153,7 @@ class TinyMatrixConfig(MatrixConfig):
     sizes: tuple[Count, Count, Count, Count] = (8, 2, 4, 4)
     capsule_strides: tuple[Count, Count] = (1, 1)
     kernel: Count = 3
-    routing: EM = field(default_factory=lambda: EM(2, 0.1))
+    routing: RouterChoice = field(default_factory=lambda: EM(2, 0.1))
     class_cooling: PositiveFloat = 1.0
     margin: Literal["sigmoid", "linear"] = "linear"
     ramp: Count = 100
@@ -180,6 +197,11 @@ class ActivationBias(nn.ParameterDict):
         return _UNITS[name] * own
 
 
+def _primary_activation(routing: RouterSettings) -> Literal["length", "logistic"]:
+    """A unit of its own, or the pose's length for routers that would not read such a unit."""
+    return "length" if router_of(routing).activation_is_length else "logistic"
+
+
 class MatrixCaps(Model):
     """Images [b c h w] -> class capsules: a switch that says whether the class is there, a pose that says how."""
 
@@ -194,7 +216,7 @@ class MatrixCaps(Model):
         (first, second) = config.capsule_strides
         trunk = Grid.of_image(spec.height, spec.width).window(config.kernel, config.stride).out
         self.conv = nn.Conv2d(spec.channels, A, config.kernel, config.stride)
-        self.primary = PrimaryCapsules(trunk, A, B, MATRIX**2, activation="logistic")
+        self.primary = PrimaryCapsules(trunk, A, B, MATRIX**2, activation=_primary_activation(config.routing))
         self.first = ConvCapsules(
             self.primary.grid,
             B,
@@ -226,17 +248,17 @@ class MatrixCaps(Model):
         )
         self.features_norm = PerTypeBatchNorm(A, 1) if config.norm else nn.Identity()
         self.norms = nn.ModuleList(  # of the four layers of capsules; no loss asks for the classes' poses
-            CapsuleBatchNorm(types, poses=part is not self.classes) if config.norm else nn.Identity()
-            for part, types in ((self.primary, B), (self.first, C), (self.second, D), (self.classes, spec.classes))
+            CapsuleBatchNorm(types, poses=layer is not self.classes) if config.norm else nn.Identity()
+            for layer, types in ((self.primary, B), (self.first, C), (self.second, D), (self.classes, spec.classes))
         )
         self._initialize(init)
 
     def _initialize(self, init: MatrixInit) -> None:
-        """What the layers do not start at by themselves: convolutions, and switches where they learn."""
-        on = self.primary.on
-        assert on is not None, "logistic primary capsules have a switch"
-        starts = [(self.conv, init.conv, init.conv_bias), (self.primary.pose, init.pose, 0.0)]
-        for conv, std, bias in [*starts, (on, init.on, init.on_bias)]:
+        """Set what the layers do not start at by themselves: convolutions, W around the identity, activation biases."""
+        convolutions = [(self.conv, init.conv, init.conv_bias), (self.primary.pose, init.pose, 0.0)]
+        if self.primary.on is not None:
+            convolutions.append((self.primary.on, init.on, init.on_bias))
+        for conv, std, bias in convolutions:
             nn.init.trunc_normal_(conv.weight, std=std, a=-2 * std, b=2 * std)
             if conv.bias is not None:
                 nn.init.constant_(conv.bias, bias)
@@ -244,19 +266,27 @@ class MatrixCaps(Model):
             with torch.no_grad():
                 for W in (self.first.W, self.second.W):
                     W.add_(torch.eye(W.shape[-1]))
-        parts = [(self.first, self.config.sizes[2], init.switch), (self.second, self.config.sizes[3], init.switch)]
-        for part, count, start in [*parts, (self.classes, self.spec.classes, init.switch_classes)]:
-            part.learned = ActivationBias.create(count, start) if part.routing.switch == "cost" else nn.ParameterDict()
-            for name, own in part.learned.named_parameters():
-                own.requires_grad_(not (self.config.norm and name == "beta_a"))
+        self._initialize_activation_bias(self.first, init.switch)
+        self._initialize_activation_bias(self.second, init.switch)
+        self._initialize_activation_bias(self.classes, init.switch_classes)
+
+    def _initialize_activation_bias(self, layer: ConvCapsules | ClassCapsules, start: tuple[float, float]) -> None:
+        """Give a layer with EM routing biases in the authors' units; other routers keep the layer's own scalars."""
+        if not isinstance(layer.routing, EM):
+            return
+        learns = layer.routing.switch == "cost"
+        layer.activation_bias = ActivationBias.create(layer.W.shape[1], start) if learns else nn.ParameterDict()
+        for name, bias in layer.activation_bias.named_parameters():
+            # A norm takes beta_a back: moved, it would drag the mean of the log-odds along.
+            bias.requires_grad_(not (self.config.norm and name == "beta_a"))
 
     def forward(self, images: Tensor, *, trace: bool = False) -> MatrixOutput:
         check_images(images, self.spec)
         features = relu(self.features_norm(self.conv(images)))
         capsules: list[Capsules] = [self.norms[0](self.primary(features))]  # [b h w B 16]
         infos: list[RoutingInfo] = []
-        for part, norm in zip((self.first, self.second, self.classes), self.norms[1:], strict=True):
-            parents, info = part(capsules[-1], trace=trace)  # [b h w j 16], of classes [b j 16]
+        for layer, norm in zip((self.first, self.second, self.classes), self.norms[1:], strict=True):
+            parents, info = layer(capsules[-1], trace=trace)  # [b h w j 16], of classes [b j 16]
             capsules.append(norm(parents))
             infos.append(info)
         *below, classes = capsules

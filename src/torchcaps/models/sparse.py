@@ -19,7 +19,7 @@ from torchcaps.layers import DenseDecoder, FrameDecoder, SparseMask
 from torchcaps.losses import reconstruction_loss
 from torchcaps.models.base import Model, check_images
 from torchcaps.models.conv_stem import build_routed_layer, build_stem
-from torchcaps.routing import Dynamic
+from torchcaps.routing import Dynamic, RouterChoice, RouterSettings, router_of
 from torchcaps.types import Batch, Capsules, ImageSpec, RoutingInfo
 from torchcaps.utils.distributed import mean_over_processes
 
@@ -30,7 +30,9 @@ __all__ = [
     "SparseConfigBase",
     "SparseModel",
     "SparseOutput",
+    "assigned",
     "build_mask",
+    "scaled_by_activation",
     "support",
 ]
 
@@ -65,6 +67,7 @@ class SparseConfigBase:
     ramp: NonNegativeInt = 0
     reconstruction: PositiveFloat = 0.005
     decoder: tuple[Count, ...] = (512, 1024)
+    routing: RouterChoice = field(default_factory=Dynamic)
 
     def __post_init__(self) -> None:
         check(self)
@@ -94,7 +97,6 @@ class SparseConfig(SparseConfigBase):
     coordinates: NonNegativeFloat = 0.02
     frames: bool = False
     side: Count = 28
-    routing: Dynamic = field(default_factory=Dynamic)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -130,8 +132,47 @@ class SparseOutput(NamedTuple):
 
 
 def support(coupling: Tensor, types: int) -> Tensor:
-    """psi [b j] = sum over places of the largest coupling among the types there; coupling is [b (h w i) j]."""
+    """Sum over places the largest coupling among the types there (psi of Rawlinson 2018).
+
+    Args:
+        coupling: [b (h w i) j], as `assigned` returns it.
+        types: i, capsules at one place.
+
+    Returns:
+        [b j].
+    """
     return torch.unflatten(coupling, 1, (-1, types)).amax(2).sum(1)
+
+
+def assigned(coupling: Tensor, activation: Tensor, routing: RouterSettings) -> Tensor:
+    """Return how much of each child every parent holds: the coupling, times the activation if the router reads it.
+
+    Args:
+        coupling: [... i j] of one iteration or of all.
+        activation: Of the children, [... i] or what expands to it.
+        routing: Settings of the router that found the coupling.
+
+    Returns:
+        [... i j], detached.
+    """
+    if router_of(routing).activation_is_length:
+        return coupling
+    return coupling * activation.detach().unsqueeze(-1)
+
+
+def scaled_by_activation(capsules: Capsules, routing: RouterSettings) -> Capsules:
+    """Multiply poses [b j k] by activations [b j], unless their lengths are the activations already.
+
+    Args:
+        capsules: Parents as a router returned them.
+        routing: Settings of that router.
+
+    Returns:
+        Capsules of the same shapes, whose poses vanish with their activations: what a decoder can draw from.
+    """
+    if router_of(routing).activation_is_length:
+        return capsules
+    return Capsules(capsules.pose * capsules.activation.unsqueeze(-1), capsules.activation)
 
 
 def build_mask(config: SparseConfigBase) -> SparseMask:
@@ -160,6 +201,24 @@ class SparseModel(Model):
         """The latent capsules v' [b j k] behind the mask: what decoder and read-out get to see."""
         out: SparseOutput = self(images)
         return out.masked
+
+    def compete(self, latent: Capsules, held: Tensor, below: Capsules, info: RoutingInfo) -> SparseOutput:
+        """Rank the latent capsules by their support and mask all but the first.
+
+        Args:
+            latent: Pose [b j k] and activation [b j], as routing left them.
+            held: [b (h w i) j] how much of each child they hold, as `assigned` returns it.
+            below: The children, [b h w i d].
+            info: The record of the routing.
+
+        Returns:
+            Everything that the network computed of its images.
+        """
+        psi = support(held, below.pose.shape[3])
+        m, ranks = self.mask(psi)  # [b j]
+        unmasked = scaled_by_activation(latent, self.config.routing)
+        masked = Capsules(unmasked.pose * m.unsqueeze(-1), unmasked.activation * m)
+        return SparseOutput(latent, unmasked, masked, ranks, psi, below, info)
 
     def decode(self, pose: Tensor) -> Tensor:
         """Poses [b j k] of what is left of the capsules -> images [b c h w]."""
@@ -211,7 +270,5 @@ class SparseCaps(SparseModel):
         check_images(images, self.spec)
         primary = self.primary(relu(self.conv(images)))
         latent, info = self.latent(primary, trace=trace)
-        psi = support(info.coupling[-1], self.config.types)
-        m, ranks = self.mask(psi)  # [b j]
-        masked = Capsules(latent.pose * m.unsqueeze(-1), latent.activation * m)
-        return SparseOutput(latent, latent, masked, ranks, psi, primary, info)
+        held = assigned(info.coupling[-1], primary.flat().activation, self.config.routing)  # [b (h w i) j]
+        return self.compete(latent, held, primary, info)

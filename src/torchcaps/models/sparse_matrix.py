@@ -15,9 +15,9 @@ from torchcaps.layers import DenseDecoder
 from torchcaps.math.pose import MATRIX
 from torchcaps.models.base import check_spec
 from torchcaps.models.matrix import MatrixCaps, MatrixConfig, MatrixInit, MatrixOutput
-from torchcaps.models.sparse import SparseConfigBase, SparseModel, SparseOutput, build_mask, support
-from torchcaps.routing import EM
-from torchcaps.types import Capsules, ImageSpec
+from torchcaps.models.sparse import SparseConfigBase, SparseModel, SparseOutput, assigned, build_mask
+from torchcaps.routing import RouterChoice
+from torchcaps.types import ImageSpec
 
 __all__ = ["SparseMatrixCaps", "SparseMatrixConfig"]
 
@@ -41,7 +41,7 @@ class SparseMatrixConfig(SparseConfigBase):
     stride: Count = 2
     capsule_kernel: Count = 3
     capsule_strides: tuple[Count, Count] = (2, 1)
-    routing: EM = field(default_factory=lambda: MatrixConfig().routing)
+    routing: RouterChoice = field(default_factory=lambda: MatrixConfig().routing)
     class_cooling: PositiveFloat = 4.0
     coordinates: NonNegativeFloat = 0.01
     init: MatrixInit = field(default_factory=_init)
@@ -79,12 +79,7 @@ class SparseMatrixCaps(SparseModel):
 
     def forward(self, images: Tensor, *, trace: bool = False) -> SparseOutput:
         out: MatrixOutput = self.matrix(images, trace=trace)
-        latent = out.classes
         below = out.below[-1]
         info = out.infos[-1]
-        assigned = info.coupling[-1] * below.flat().activation.detach().unsqueeze(-1)  # R_ij a_i [b (h w i) j]
-        psi = support(assigned, self.config.sizes[-1])
-        m, ranks = self.mask(psi)  # [b j]
-        unmasked = Capsules(latent.pose * latent.activation.unsqueeze(-1), latent.activation)
-        masked = Capsules(unmasked.pose * m.unsqueeze(-1), unmasked.activation * m)
-        return SparseOutput(latent, unmasked, masked, ranks, psi, below, info)
+        held = assigned(info.coupling[-1], below.flat().activation, self.config.routing)  # R_ij a_i [b (h w i) j]
+        return self.compete(out.classes, held, below, info)

@@ -1,77 +1,146 @@
 """Routing: children cast votes, routing finds agreement, parents switch on.
 
-`route` is the one front door and the only place where input is checked; `ROUTERS` is the table of methods. To add a
-router, write one file with `init`, `step`, `route` and a settings dataclass, and one line here
-(docs/develop/new_router.md).
+`route` is the one front door and the only place where input is checked; `ROUTERS` is the table of methods, from which
+recipes and the command line choose by name. To add a router, write one file with `init`, `step`, `route` and a settings
+dataclass, and one line here (docs/develop/new_router.md).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
-from typing import Any
+from typing import Annotated, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
-from torchcaps.config import check
+from torchcaps.config import Choice, check
 from torchcaps.errors import RecipeError, suggestion
 from torchcaps.math.grid import Window
 from torchcaps.math.pose import matrix_votes, vector_votes
 from torchcaps.routing import dynamic, em
-from torchcaps.routing.base import Compete, InWindow, Router, compete_at_one_place
-from torchcaps.routing.checks import check_input
+from torchcaps.routing.base import (
+    Compete,
+    InWindow,
+    Router,
+    RouterSettings,
+    compete_at_one_place,
+    iterations_of,
+    stack_info,
+)
+from torchcaps.routing.checks import check_input, check_values
 from torchcaps.routing.dispatch import route_without_votes
 from torchcaps.routing.dynamic import Dynamic
 from torchcaps.routing.em import EM
 from torchcaps.types import Capsules, RoutingInfo
 
-__all__ = ["EM", "ROUTERS", "Compete", "Dynamic", "Router", "route", "router_of", "settings_of"]
+__all__ = [
+    "EM",
+    "ROUTERS",
+    "Compete",
+    "Dynamic",
+    "Router",
+    "RouterChoice",
+    "RouterSettings",
+    "iterations_of",
+    "route",
+    "router_of",
+    "settings_of",
+    "stack_info",
+]
 
 ROUTERS: dict[str, Router] = {
     "dynamic": dynamic.ROUTER,
     "em": em.ROUTER,
 }
+"""The routers by name; one of your own is added at run time by `ROUTERS["mine"] = Router(...)`."""
+
+
+class _SettingsByName(Mapping[str, type]):
+    """The settings classes of `ROUTERS` by name, including those that are registered later."""
+
+    def __getitem__(self, name: str) -> type:
+        return ROUTERS[name].settings
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(ROUTERS)
+
+    def __len__(self) -> int:
+        return len(ROUTERS)
+
+
+RouterChoice = Annotated[RouterSettings, Choice(_SettingsByName())]
+"""Annotation of a configuration's field that takes any router: `[model.routing]` with `name = "em"` in a recipe,
+`--model.routing.name em` on the command line. Without a name, the field's default keeps its router."""
 
 
 def route(
     children: Capsules,
     weights: Tensor,
-    method: Any = "dynamic",
+    method: str | RouterSettings = "dynamic",
     *,
     pose: str = "vector",
     window: Window | None = None,
     offset: Tensor | None = None,
     trace: bool = False,
-    **more: Any,
+    validate: bool = True,
+    **more: object,
 ) -> tuple[Capsules, RoutingInfo]:
-    """Children and transformations in, parents and a record of the routing out.
+    """Route children to parents: make the votes, find agreement, and return the parents with a record.
 
-    children  pose [b i d] and activation [b i]; with a window [b h w i d] and [b h w i]
-    weights   [i j k d] for votes W_ij x_i, or [i j 4 4] with pose="matrix" for votes M_i W_ij; with a window the
-              children of one window position, (n i), take the place of i
-    method    a name in ROUTERS, its settings as further keywords: route(x, W, "em", iterations=2); or a settings
-              object: route(x, W, EM(iterations=2))
-    offset    [i k], added to the votes (coordinate addition)
-    trace     keep every iteration in the record, with agreement and free energy; this takes the plain path
-    more      settings by name, and the router's learned scalars [j] (em: beta_a, beta_u)
+    Args:
+        children: Pose [b i d] and activation [b i]; with a window [b h w i d] and [b h w i].
+        weights: [i j k d] for votes W_ij x_i, or [i j 4 4] with pose="matrix" for votes M_i W_ij. With a window the
+            children of one window position, (n i), take the place of i.
+        method: A name in ROUTERS, its settings as further keywords: route(x, W, "em", iterations=2); or a settings
+            object: route(x, W, EM(iterations=2)).
+        pose: "vector" or "matrix", what a pose is.
+        window: The positions at which parents stand, or None for a layer without places.
+        offset: [i k], added to the votes (coordinate addition).
+        trace: Record every iteration, with its parents, agreement and free energy. This takes the plain path, without
+            kernels.
+        validate: Refuse poses and activations that are not finite, and activations outside [0, 1]. Layers leave this
+            check out in training, where the loss shows the same. It is never made inside `torch.compile`.
+        **more: Settings by name, and the router's learned scalars [j] (em: beta_a, beta_u).
+
+    Returns:
+        parents: Pose [b j k] and activation [b j] in [0, 1]; with a window [b h w j k] and [b h w j].
+        info: The record of the last iteration, or of all with `trace`; with a window its batch axis is (b h w).
+
+    Raises:
+        ShapeError: If the tensors do not fit each other or are not of one floating type.
+        DataError: If a pose or an activation is not finite, or an activation lies outside [0, 1].
+        RecipeError: If the router or one of its settings is unknown or out of range.
     """
-    router, settings, given = _resolve(method, more)
-    check_input(children, weights, pose, window, offset, given)
-    learned = {name: weights.new_full(weights.shape[1:2], initial) for name, initial in router.learned.items()} | given
+    # Check everything here, so that nothing below has to.
+    chosen = _choose(method, more)
+    check_input(children, weights, pose, window, offset, chosen.learned)
+    if validate:
+        check_values(children)
+    initial = chosen.router.learned.items()
+    learned = {name: weights.new_full(weights.shape[1:2], value) for name, value in initial} | chosen.learned
+
+    # A kernel, where there is one.
     if not trace:
-        found = route_without_votes(children, weights, settings, pose, window, offset, learned)
+        found = route_without_votes(children, weights, chosen.settings, pose, window, offset, learned)
         if found is not None:
             return found
+
+    # The plain path: all votes, then the router.
     flat, compete = _unfold(children, window)
     votes = (matrix_votes if pose == "matrix" else vector_votes)(flat.pose, weights)  # [b i j k]
     if offset is not None:
         votes = votes + offset.unsqueeze(1)
-    parents, info = router.route(votes, flat.activation, settings, compete, trace, **learned)
+    parents, info = chosen.router.route(votes, flat.activation, chosen.settings, compete, trace, **learned)
     return (parents, info) if window is None else _fold(parents, info, window)
 
 
-def router_of(settings: Any) -> Router:
-    """The router whose settings these are."""
+def router_of(settings: object) -> Router:
+    """Return the router whose settings these are.
+
+    Raises:
+        RecipeError: If no router in `ROUTERS` has settings of this type.
+    """
     for router in ROUTERS.values():
         if router.settings is type(settings):
             return router
@@ -80,19 +149,32 @@ def router_of(settings: Any) -> Router:
     raise RecipeError(f"{name} is no router's settings object; known: {known}")
 
 
-def settings_of(method: str, **options: Any) -> Any:
-    """The settings object of a method by name: settings_of("em", iterations=2) == EM(iterations=2)."""
+def settings_of(method: str, **options: object) -> RouterSettings:
+    """Return the settings object of a router by name: settings_of("em", iterations=2) == EM(iterations=2).
+
+    Raises:
+        RecipeError: If there is no router of that name, or if it has no such setting.
+    """
     if method not in ROUTERS:
         raise RecipeError(f"unknown router '{method}'{suggestion(method, ROUTERS)}")
     known = {f.name for f in fields(ROUTERS[method].settings)}
     for name in options:
         if name not in known:
             raise RecipeError(f"router '{method}' has no setting '{name}'{suggestion(name, known)}")
-    return ROUTERS[method].settings(**options)
+    settings: RouterSettings = ROUTERS[method].settings(**options)
+    return settings
 
 
-def _resolve(method: Any, more: dict[str, Any]) -> tuple[Router, Any, dict[str, Tensor]]:
-    """Split keywords into the router's settings and its learned scalars, as far as they are given."""
+class _Chosen(NamedTuple):
+    """A router, its settings, and those of its learned scalars [j] that the caller gave."""
+
+    router: Router
+    settings: RouterSettings
+    learned: dict[str, Tensor]
+
+
+def _choose(method: str | RouterSettings, more: Mapping[str, object]) -> _Chosen:
+    """Split the keywords of `route` into the router's settings and its learned scalars."""
     router = ROUTERS.get(method) if isinstance(method, str) else router_of(method)
     names = router.learned if router else {}
     options = {name: value for name, value in more.items() if name not in names}
@@ -101,7 +183,8 @@ def _resolve(method: Any, more: dict[str, Any]) -> tuple[Router, Any, dict[str, 
         raise RecipeError(f"route got both {type(method).__name__}(...) and '{next(iter(options))}'; put it inside")
     if not torch.compiler.is_compiling():
         check(settings)
-    return router_of(settings), settings, {name: more[name] for name in names if name in more}
+    learned = {name: cast(Tensor, more[name]) for name in names if name in more}  # `check_input` makes sure
+    return _Chosen(router_of(settings), settings, learned)
 
 
 def _unfold(children: Capsules, window: Window | None) -> tuple[Capsules, Compete]:

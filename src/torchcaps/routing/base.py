@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import Field, dataclass, field
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -12,7 +12,27 @@ from torch import Tensor
 from torchcaps.math.grid import Window
 from torchcaps.types import Capsules, RoutingInfo
 
-__all__ = ["Compete", "InWindow", "Router", "compete_at_one_place", "places_of", "stack_info"]
+__all__ = [
+    "Compete",
+    "InWindow",
+    "Router",
+    "RouterSettings",
+    "compete_at_one_place",
+    "iterations_of",
+    "places_of",
+    "stack_info",
+]
+
+
+class RouterSettings(Protocol):
+    """Settings of one router: a frozen dataclass, every field with a default; its type names the router."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+
+def iterations_of(settings: RouterSettings) -> int:
+    """Return how many iterations a router takes: its setting `iterations`, or 1 if it has none."""
+    return int(getattr(settings, "iterations", 1))
 
 
 class Compete(Protocol):
@@ -58,16 +78,20 @@ def places_of(compete: Compete) -> int:
 
 @dataclass(frozen=True)
 class Router:
-    """One way to find agreement.
+    """One way to find agreement: an entry of `ROUTERS`.
 
-    settings    a frozen dataclass, every field with a default; its type names the router in a layer
-    route       (votes [b i j k], activation [b i], settings, compete, trace, **learned) -> parents, info
-    learned     scalars per parent that the layer above learns and passes in, with their initial values
+    Attributes:
+        settings: A frozen dataclass, every field with a default; its type names the router in a layer.
+        route: (votes [b i j k], activation [b i], settings, compete, trace, **learned) -> (parents, info).
+        learned: Scalars per parent that the layer above learns and passes in, with their initial values.
+        activation_is_length: True if the length of a pose is the capsule's activation, in children and parents. Such
+            a router does not read the children's activations: their votes carry them.
     """
 
     settings: type[Any]
     route: Callable[..., tuple[Capsules, RoutingInfo]]
     learned: Mapping[str, float] = field(default_factory=dict)
+    activation_is_length: bool = False
 
 
 def stack_info(infos: list[RoutingInfo]) -> RoutingInfo:

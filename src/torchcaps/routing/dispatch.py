@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,6 +12,7 @@ from torchcaps.kernels.em import em_routing
 from torchcaps.kernels.threads import switched_on
 from torchcaps.math.grid import Grid, Window
 from torchcaps.math.squash import norm, squash
+from torchcaps.routing.base import RouterSettings
 from torchcaps.routing.dynamic import Dynamic
 from torchcaps.routing.em import EM
 from torchcaps.types import Capsules, RoutingInfo
@@ -28,7 +28,7 @@ FEWEST = 4
 def route_without_votes(
     children: Capsules,
     weights: Tensor,
-    settings: Any,
+    settings: RouterSettings,
     pose: str,
     window: Window | None,
     offset: Tensor | None,

@@ -102,4 +102,4 @@ def _record(state: State, votes: Tensor, settings: Dynamic, trace: bool) -> Rout
         return RoutingInfo(state.coupling, mean, parents=_parents(state.total))
 
 
-ROUTER = Router(Dynamic, route)
+ROUTER = Router(Dynamic, route, activation_is_length=True)

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from torchcaps.config import Count, NonNegativeFloat, PositiveFloat, check
+from torchcaps.errors import RecipeError
 from torchcaps.models.autoencoder import AutoencoderConfig
-from torchcaps.routing import Dynamic
+from torchcaps.routing import Dynamic, RouterChoice, router_of
 from torchcaps.types import ImageSpec
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class EnergyConfig:
     """
 
     mode: Literal["competition", "offset", "paper"] = "competition"
-    routing: Dynamic = field(default_factory=_uniform)
+    routing: RouterChoice = field(default_factory=_uniform)
     magnitudes: Literal["mean", "bernoulli"] = "mean"
     chain: Literal["data", "persistent"] = "data"
     steps: Count = 1
@@ -61,6 +62,17 @@ class EnergyConfig:
 
     def __post_init__(self) -> None:
         check(self)
+        learned = ", ".join(router_of(self.routing).learned)
+        if learned:
+            raise RecipeError(
+                f"the router {type(self.routing).__name__} does not go with poe, whose energy holds the coupling"
+                f" constant: {learned} would never learn; use a router without learned scalars, such as dynamic"
+            )
+
+    @property
+    def couples_uniformly(self) -> bool:
+        """True if the coupling is the same for all children, parents and images, so that no routing is needed."""
+        return isinstance(self.routing, Dynamic) and self.routing.iterations == 1
 
 
 @dataclass(frozen=True)

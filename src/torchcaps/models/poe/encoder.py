@@ -12,7 +12,7 @@ from torchcaps.layers.rank_mask import SparseMask, rank, rank_mask
 from torchcaps.math.squash import norm, squash
 from torchcaps.models.poe import energy
 from torchcaps.models.poe.config import EnergyConfig
-from torchcaps.routing import route
+from torchcaps.routing import Dynamic, route
 from torchcaps.types import Capsules
 from torchcaps.utils.distributed import mean_over_processes
 from torchcaps.utils.random import uniform
@@ -54,7 +54,7 @@ class CapsuleEnergy(nn.Module):
         self.config = config
         self.competes = config.mode == "competition"
         self.gain = config.gain if self.competes else 1.0
-        self.share = 1 / (children if config.routing.over == "children" else capsules)
+        self.share = 1 / (children if getattr(config.routing, "over", "parents") == "children" else capsules)
         std = 0.1 if config.mode == "paper" else config.init / self.share
         self.W = nn.Parameter(torch.randn(children, capsules, dimension, child_dimension) * std)
         self.register_buffer("bias", torch.zeros(capsules, dimension))
@@ -84,14 +84,15 @@ class CapsuleEnergy(nn.Module):
     def route(self, x: Tensor) -> tuple[energy.Coupling, Tensor]:
         """Algorithm 1, line 1: the coupling, and z [b j k] without the bias."""
         r = self.config.routing
-        if r.iterations == 1:
+        if self.config.couples_uniformly:
             return self.share, contrastive_ops.forward(x, self.W, self.share)
-        if torch.compiler.is_exporting():  # a graph of any batch: no values to look at, no blocks of children
-            coupling = route(Capsules(x, norm(x)), self.W, r)[1].coupling[-1]
-            return coupling, contrastive_ops.forward(x, self.W, coupling)
-        return contrastive_ops.route(
-            x, self.W, iterations=r.iterations, agreement=r.agreement, over=r.over, logits=r.logits
-        )
+        if isinstance(r, Dynamic) and not torch.compiler.is_exporting():
+            return contrastive_ops.route(
+                x, self.W, iterations=r.iterations, agreement=r.agreement, over=r.over, logits=r.logits
+            )
+        # Other routers; and the graph of an export, which is for any batch and has no values to look at.
+        coupling = route(Capsules(x, norm(x)), self.W, r)[1].coupling[-1]
+        return coupling, contrastive_ops.forward(x, self.W, coupling)
 
     def support(self, x: Tensor, z: Tensor) -> Tensor:
         """[b j] in [0, 2]: 1 + the cosine between x and what capsule j alone, uniformly coupled, would expect of it.
@@ -101,7 +102,7 @@ class CapsuleEnergy(nn.Module):
         """
         W = self.W.permute(1, 2, 0, 3).flatten(2) * self.share  # [j k (i d)]
         gram = W @ W.transpose(1, 2)  # [j k k]
-        own = z - self.bias if self.config.routing.iterations == 1 else contrastive_ops.forward(x, self.W, self.share)
+        own = z - self.bias if self.config.couples_uniformly else contrastive_ops.forward(x, self.W, self.share)
         along = (own * z).sum(-1)
         length = torch.einsum("bjk,jkl,bjl->bj", z, gram, z).clamp_min(0).sqrt() * x.flatten(1).norm(
             dim=1, keepdim=True

@@ -8,7 +8,7 @@ from torchcaps.layers import DenseCapsules
 from torchcaps.math.grid import Grid
 from torchcaps.models import CapsNet
 from torchcaps.models.capsnet import CapsNetOutput
-from torchcaps.routing import EM
+from torchcaps.routing import EM, iterations_of
 from torchcaps.systems.capsnet.figures import REACH
 from torchcaps.systems.explorer_records import Encoded, PoseRange, RoutingTrace
 from torchcaps.systems.explorer_view import ExplorerView
@@ -27,7 +27,7 @@ def describe_dense_layer(capsules: DenseCapsules, grid: Grid) -> RoutedLayer:
     return RoutedLayer(
         capsules.expanded_weights().detach(),
         (grid.height, grid.width),
-        int(capsules.routing.iterations),
+        iterations_of(capsules.routing),
         is_matrix=capsules.pose == "matrix",
         is_em=isinstance(capsules.routing, EM),
     )

@@ -7,7 +7,7 @@ from torch import Tensor
 from torchcaps.errors import ShapeError
 from torchcaps.models import MatrixCaps
 from torchcaps.models.matrix import MatrixOutput
-from torchcaps.routing import EM
+from torchcaps.routing import EM, iterations_of
 from torchcaps.systems.capsnet.figures import REACH
 from torchcaps.systems.explorer_records import Encoded, PoseRange, RoutingTrace
 from torchcaps.systems.explorer_view import ExplorerView
@@ -21,9 +21,9 @@ def describe_class_layer(model: MatrixCaps) -> RoutedLayer:
     """Describe the layer of class capsules, with its W repeated at every place."""
     layer = model.classes
     return RoutedLayer(
-        layer.W.detach().repeat(layer.grid.places, 1, 1, 1),  # [(h w i) j 4 4]
+        layer.expanded_weights().detach(),  # [(h w i) j 4 4]
         (layer.grid.height, layer.grid.width),
-        int(layer.routing.iterations),
+        iterations_of(layer.routing),
         is_matrix=layer.pose == "matrix",
         is_em=isinstance(layer.routing, EM),
         offset=layer.offset,

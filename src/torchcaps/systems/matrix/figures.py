@@ -12,10 +12,7 @@ from torch import Tensor
 
 from torchcaps.data import Dataset
 from torchcaps.evaluate.figures import image_grid, png, pyplot, reliability_diagram
-from torchcaps.math.pose import matrix_votes, vector_votes
 from torchcaps.models.matrix import MatrixCaps, MatrixOutput
-from torchcaps.routing import em
-from torchcaps.routing.base import compete_at_one_place
 from torchcaps.systems.capsnet.figures import maps_of
 from torchcaps.systems.figure_context import FigureContext, draw_figure
 from torchcaps.systems.poe.figures import FigureOptions
@@ -76,20 +73,12 @@ def reaches(distances: Tensor) -> tuple[float, float]:
 def vote_distances(model: MatrixCaps, images: Tensor) -> tuple[Tensor, Tensor]:
     """[t b i j] after every iteration: how far child i's vote is from the mean of class capsule j, |V_ij - mu_j|, and
     the assignment R_ij of which that mean was made."""
-    out: MatrixOutput = model(images)
-    layer = model.classes
-    children = out.below[-1].flat()
-    W = layer.W.repeat(layer.grid.places, 1, 1, 1)  # [i j 4 4], shared by all places
-    votes = (matrix_votes if layer.pose == "matrix" else vector_votes)(children.pose, W) + layer.offset.unsqueeze(1)
-    learned = {name: W.new_zeros(W.shape[1]) for name in em.ROUTER.learned} | {**layer.learned}
-    problem = em.Problem(
-        votes, children.activation, learned["beta_a"], learned["beta_u"], layer.routing, compete_at_one_place
-    )
-    states = [em.init(problem)]
-    for t in range(1, layer.routing.iterations):
-        states.append(em.step(problem, states[-1], t))
-    distances = [(votes - state.mean.unsqueeze(1)).norm(dim=-1) for state in states]  # [b i j]
-    return torch.stack(distances), torch.stack([state.log_share.exp() for state in states])
+    out: MatrixOutput = model(images, trace=True)
+    votes = model.classes.votes(out.below[-1])  # [b i j k]
+    info = out.infos[-1]
+    assert info.parents is not None, "a trace has the parents of every iteration"
+    distances = [(votes - mean.unsqueeze(1)).norm(dim=-1) for mean in info.parents.pose]  # [b i j] each
+    return torch.stack(distances), info.coupling
 
 
 def histogram(distances: Tensor, weights: Tensor, reach: float, bins: int) -> Tensor:

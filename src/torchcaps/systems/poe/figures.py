@@ -113,7 +113,7 @@ def _reconstructions(model: PoE, wish: FigureOptions, images: Tensor) -> dict[st
     """Through the bottleneck, and through W in reverse: which, if the coupling was routed, knows more of the image."""
     drawn = generation.redraw(model, images)
     numbers = model.capsules * model.dimension
-    tied = "tied" if model.config.energy.routing.iterations == 1 else "tied (leaks\nthe coupling)"
+    tied = "tied" if model.config.energy.couples_uniformly else "tied (leaks\nthe coupling)"
     return {
         "reconstructions": [
             ("image", pixels(drawn.images)),

@@ -16,7 +16,7 @@ from torchcaps.math.squash import norm, squash, unsquash
 from torchcaps.models import PoE
 from torchcaps.models.poe import pose_sampling
 from torchcaps.models.poe.energy import probability_on
-from torchcaps.routing import route
+from torchcaps.routing import iterations_of, route
 from torchcaps.systems.explorer_records import Encoded, PoseRange, RoutingTrace
 from torchcaps.systems.explorer_view import MAX_GRID_CAPSULES, ExplorerView
 from torchcaps.systems.poe.generation import most_used
@@ -38,7 +38,7 @@ class PoEView(ExplorerView[PoE]):
     @staticmethod
     def _routed_layer(model: PoE) -> RoutedLayer:
         energy = model.energy
-        return RoutedLayer(energy.W.detach(), model.autoencoder.grid, int(energy.config.routing.iterations))
+        return RoutedLayer(energy.W.detach(), model.autoencoder.grid, iterations_of(energy.config.routing))
 
     def _encode(self, images: Tensor) -> Encoded:
         state = self.model.infer(images)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from torchcaps.models import SparseCaps, SparseMatrixCaps
-from torchcaps.models.sparse import SparseModel, SparseOutput, support
+from torchcaps.models.sparse import SparseModel, SparseOutput, assigned, support
 from torchcaps.systems.capsnet.explorer import describe_dense_layer
 from torchcaps.systems.explorer_records import Encoded, PoseRange, RoutingTrace
 from torchcaps.systems.explorer_view import ExplorerView
@@ -37,20 +37,16 @@ class _SparseModelView(ExplorerView[S]):
         """Return the range of figure 5 of Rawlinson 2018."""
         return PoseRange(torch.full_like(pose, -1), torch.ones_like(pose))
 
-    def _mask_parents(self, trace: RoutingTrace, weights: Tensor) -> RoutingTrace:
-        """Mask the parents of each iteration as the model would have if routing had stopped there.
-
-        Args:
-            trace: record of the routing.
-            weights: [t i j] from which the support is computed.
-        """
+    def _mask_parents(self, trace: RoutingTrace) -> RoutingTrace:
+        """Mask the parents of each iteration as the model would have if routing had stopped there."""
         h, w = self.places
-        mask, _ = self.model.mask(support(weights, self.children // (h * w)))  # [t j]
+        held = assigned(trace.coupling, trace.children.activation, self.model.config.routing)  # [t i j]
+        mask, _ = self.model.mask(support(held, self.children // (h * w)))  # [t j]
         return trace._replace(parents=trace.parents._replace(activation=trace.parents.activation * mask))
 
 
 class SparseView(_SparseModelView[SparseCaps]):
-    """View of sparse capsules by dynamic routing, where support is coupling."""
+    """View of sparse capsules above primary capsules."""
 
     @staticmethod
     def _routed_layer(model: SparseCaps) -> RoutedLayer:
@@ -59,11 +55,11 @@ class SparseView(_SparseModelView[SparseCaps]):
     def _trace(self, image: Tensor) -> RoutingTrace:
         out: SparseOutput = self.model(image, trace=True)
         trace = read_trace(self.model.latent.with_coordinates(out.primary), out.info)
-        return self._mask_parents(trace, trace.coupling)
+        return self._mask_parents(trace)
 
 
 class SparseMatrixView(_SparseModelView[SparseMatrixCaps]):
-    """View of sparse capsules by EM routing, where support is coupling times activation."""
+    """View of sparse capsules above matrix capsules."""
 
     @staticmethod
     def _routed_layer(model: SparseMatrixCaps) -> RoutedLayer:
@@ -72,4 +68,4 @@ class SparseMatrixView(_SparseModelView[SparseMatrixCaps]):
     def _trace(self, image: Tensor) -> RoutingTrace:
         out: SparseOutput = self.model(image, trace=True)
         trace = read_class_trace(self.model.matrix, out.primary, out.info)
-        return self._mask_parents(trace, trace.coupling * trace.children.activation.unsqueeze(-1))
+        return self._mask_parents(trace)

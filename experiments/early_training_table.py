@@ -18,7 +18,6 @@ from statistics import mean
 from lab_result import write_rows
 from torchcaps.config import flatten
 from torchcaps.evaluate.classification import classification
-from torchcaps.train.checkpoint import load as read_checkpoint
 from torchcaps.train.journal import read_journal
 from torchcaps.train.run import checkpoint_path, load_run
 
@@ -51,10 +50,11 @@ def accuracy_before(folder: Path, step: int) -> str:
 
 def final_error(folder: Path, split: str) -> str:
     """Return the error (%) on a split, or a dash if the run is not finished."""
-    path = checkpoint_path(folder)
-    if not path.exists() or not read_checkpoint(path).meta.get("finished"):
+    if not checkpoint_path(folder).exists():
         return "-"
     run = load_run(folder)
+    if not run.finished:
+        return "-"
     images = getattr(run.recipe.data.load(), split)
     return f"{100 * classification(run.model, images)['test_error']:.1f}"
 

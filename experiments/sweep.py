@@ -40,7 +40,7 @@ from torchcaps.errors import RecipeError, TorchcapsError, suggestion
 from torchcaps.train import Recipe, load_recipe, recipe_names, train
 from torchcaps.train.average import average
 from torchcaps.train.checkpoint import load as read_checkpoint
-from torchcaps.train.recipe import NOT_INHERITED, recipe_of, stage_names
+from torchcaps.train.recipe import NOT_INHERITED, recipe_of
 from torchcaps.train.run import checkpoint_path
 
 ROOT = Path(__file__).parents[1]
@@ -113,21 +113,14 @@ class Job(NamedTuple):
         if not path.exists():
             return "not started"
         meta = read_checkpoint(path).meta
-        if not self.run.config.average and _settings(meta["recipe"]) != _settings(to_dict(self.recipe)):
+        if not self.run.config.average and _settings(to_dict(meta.recipe)) != _settings(to_dict(self.recipe)):
             return "other settings"
-        return "finished" if _is_finished(path) else f"step {meta['step']}"
+        return "finished" if meta.is_complete else f"step {meta.step}"
 
 
 def _settings(recipe: Mapping[str, object]) -> dict[str, object]:
     """Flatten a recipe; without what does not change a run."""
     return {key: value for key, value in flatten(recipe).items() if key not in ("about", "data.data_dir")}
-
-
-def _is_finished(path: Path) -> bool:
-    """Return True if a checkpoint is the last one of the last stage."""
-    meta = read_checkpoint(path).meta
-    last = stage_names(recipe_of(meta["recipe"]).model)[-1]
-    return meta.get("finished") is True and meta.get("stage", last) == last
 
 
 def load_sweep(path: Path) -> Sweep:
@@ -268,10 +261,8 @@ def train_job(job: Job, *, quiet: bool = False) -> bool:
         RecipeError: if a run that it builds on is not finished.
     """
     for source in job.sources:
-        if (
-            not checkpoint_path(source).exists()
-            or read_checkpoint(checkpoint_path(source)).meta["finished"] is not True
-        ):
+        path = checkpoint_path(source)
+        if not path.exists() or not read_checkpoint(path).meta.is_complete:
             raise RecipeError(f"'{job.folder}' builds on '{source}', which is not finished; train that run first")
     if job.run.config.average:
         average(job.sources, job.folder, name=job.recipe.name)

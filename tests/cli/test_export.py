@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from support.cli import talk
+from torchcaps.config import to_dict
 from torchcaps.errors import CheckpointError
 from torchcaps.train import export, load, load_run, train
 from torchcaps.train.checkpoint import load as read_checkpoint
@@ -95,7 +96,7 @@ def test_weights_alone_load_as_a_run_and_name_no_folder(capsys, tmp_path, folder
     test = load_run(folder).recipe.data.load().test
     for image, label in zip(given.tensors["examples.images"], given.tensors["examples.labels"], strict=True):
         assert any(torch.equal(image, other) for other in test.images[test.labels == label])
-    assert given.meta["recipe"]["data"].get("data_dir") is None
+    assert to_dict(given.meta.recipe)["data"].get("data_dir") is None
     assert path.stat().st_size < (folder / "checkpoint.safetensors").stat().st_size
 
 

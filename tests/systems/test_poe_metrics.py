@@ -3,7 +3,6 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -292,10 +291,8 @@ def test_what_cannot_be_compared_is_refused(shelf, tmp_path):
 
 
 def test_a_run_that_was_cut_off_is_refused(shelf, monkeypatch):
-    def cut_off(path):
-        return SimpleNamespace(meta={"stage": "capsules", "finished": False})
-
-    monkeypatch.setattr(evaluation, "read_checkpoint", cut_off)
+    load_run = evaluation.load_run
+    monkeypatch.setattr(evaluation, "load_run", lambda folder: load_run(folder)._replace(finished=False))
     with pytest.raises(TrainingError, match="not trained to its end"):
         evaluate_runs([shelf / "s0"])
 

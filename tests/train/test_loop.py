@@ -11,14 +11,11 @@ import pytest
 import torch
 
 from support.hardware import multiplies_bfloat16
-from support.tiny_recipe import tiny
+from support.tiny_recipe import edit_document, tiny
 from torchcaps.data.augment import SampleKey, shift
 from torchcaps.errors import CheckpointError, DataError, RecipeError, ShapeError, TrainingError
 from torchcaps.models.capsnet import CapsNet
 from torchcaps.train import load_run, total_steps, train
-from torchcaps.train.checkpoint import Checkpoint
-from torchcaps.train.checkpoint import load as read_checkpoint
-from torchcaps.train.checkpoint import save as write_checkpoint
 from torchcaps.train.journal import read_journal
 from torchcaps.train.train_state import build_model, flushed_denormals
 from torchcaps.types import Batch
@@ -292,15 +289,25 @@ def test_options_may_be_lists(tmp_path):
     assert train(recipe, tmp_path, resume=True, quiet=True).finished
 
 
+@pytest.mark.parametrize("state", [{}, [], 3, {"model": {}}, {"model": {"$tensor": "state.model.x"}}])
+def test_a_whole_checkpoint_with_a_state_that_is_none_is_refused(tmp_path, state):
+    train(tiny(train={"epochs": 0.1}), tmp_path, quiet=True)
+    path = tmp_path / "checkpoint.safetensors"
+    edit_document(path, path, {}, state=state)
+    with pytest.raises(CheckpointError, match=r"another kind of run|is missing"):
+        load_run(tmp_path)
+    with pytest.raises(CheckpointError, match=r"another kind of run|is missing"):
+        train(tiny(), tmp_path, resume=True, quiet=True)
+
+
 @pytest.mark.parametrize(
     "change",
-    [{"spec": ["a", 1, 1, 1]}, {"spec": [1, 1 << 40, 16, 10]}, {"step": float("inf")}, {"step": -7}, {"state": {}}],
+    [{"spec": ["a", 1, 1, 1]}, {"spec": [1, 1 << 40, 16, 10]}, {"step": float("inf")}, {"step": -7}, {"spam": 1}],
 )
 def test_a_whole_checkpoint_with_nonsense_inside_is_refused(tmp_path, change):
     train(tiny(train={"epochs": 0.1}), tmp_path, quiet=True)
     path = tmp_path / "checkpoint.safetensors"
-    checkpoint = read_checkpoint(path)
-    write_checkpoint(path, Checkpoint(checkpoint.tensors, {**checkpoint.meta, **change}))
+    edit_document(path, path, change)
     with pytest.raises(CheckpointError):
         load_run(tmp_path)
 

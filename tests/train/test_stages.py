@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -16,15 +15,14 @@ from torch.nn import functional as F
 
 from support import staged_model as toy
 from support.staged_model import STAGES, STEPS, StagedConfig, events, mishaps, staged, staged_toml
+from support.tiny_recipe import edit_document
 from torchcaps.cli import main
 from torchcaps.errors import CheckpointError, DataError, RecipeError, TrainingError
 from torchcaps.models import MODELS
 from torchcaps.testing import assert_resumes
 from torchcaps.testing import resume as instrument
 from torchcaps.train import load_run, total_steps, train
-from torchcaps.train.checkpoint import Checkpoint
 from torchcaps.train.checkpoint import load as read_checkpoint
-from torchcaps.train.checkpoint import save as write_checkpoint
 from torchcaps.train.journal import read_journal
 from torchcaps.train.recipe import StageConfig, load_recipe, stage_of, with_all_stages
 from torchcaps.train.train_state import build_model, stage_seed
@@ -165,7 +163,7 @@ def test_a_stage_without_gradients_moves_no_parameter_and_has_no_optimizer(tmp_p
     assert outcome.model.moments.offset.grad is None
     assert outcome.model.moments.total.any() and not outcome.model.moments.total.requires_grad
     checkpoint = read_checkpoint(tmp_path / "checkpoint.safetensors")
-    assert checkpoint.meta["state"]["optimizer"] is None and checkpoint.meta["stage"] == "moments"
+    assert checkpoint.state["optimizer"] is None and checkpoint.meta.stage == "moments"
     assert all(("lr" in e) == (e["stage"] != "moments") for e in read_journal(tmp_path / "journal.jsonl"))
 
 
@@ -319,21 +317,6 @@ def test_other_settings_of_a_stage_may_not_change(tmp_path):
         train(staged(stages={"code": {"train": {"batch": 4}}}), tmp_path, resume=True, quiet=True)
 
 
-def test_a_checkpoint_from_before_there_were_stages_goes_on(tmp_path):
-    from support.tiny_recipe import tiny
-
-    train(tiny(), tmp_path / "whole", quiet=True)
-    train(tiny(train={"epochs": 1.3}), tmp_path / "old", quiet=True)
-    path = tmp_path / "old" / "checkpoint.safetensors"
-    checkpoint = read_checkpoint(path)
-    meta = {k: v for k, v in checkpoint.meta.items() if k not in ("stage", "before", "finished")}
-    del meta["recipe"]["stages"]
-    write_checkpoint(path, Checkpoint(checkpoint.tensors, meta))
-    (tmp_path / "old" / "recipe.json").write_text(json.dumps(meta["recipe"]))
-    assert train(tiny(), tmp_path / "old", resume=True, quiet=True).step == 20
-    assert same(state(tmp_path / "whole"), state(tmp_path / "old"))
-
-
 # ------------------------------------------------------------------------------------- given
 
 
@@ -475,21 +458,26 @@ def test_a_model_whose_stages_are_not_those_of_its_configuration_is_a_mistake_in
 
 @pytest.mark.parametrize(
     "change",
-    [{"stage": "haed"}, {"stage": ["head"]}, {"before": 99}, {"before": -1}, {"before": "x"}, {"stage": "code"}],
+    [{"stage": "haed"}, {"stage": ["head"]}, {"steps_before": 99}, {"steps_before": -1}, {"steps_before": "x"}],
 )
 def test_nonsense_about_stages_in_a_checkpoint_is_refused(tmp_path, whole, change):
-    checkpoint = read_checkpoint(whole / "checkpoint.safetensors")
-    path = tmp_path / "checkpoint.safetensors"
-    write_checkpoint(path, Checkpoint(checkpoint.tensors, {**checkpoint.meta, **change}))
+    edit_document(whole / "checkpoint.safetensors", tmp_path / "checkpoint.safetensors", change)
     with pytest.raises(CheckpointError):
         load_run(tmp_path)
+
+
+def test_a_stage_is_not_gone_on_with_from_the_state_of_another(tmp_path):
+    train(staged(), tmp_path, quiet=True)
+    path = tmp_path / "checkpoint.safetensors"
+    edit_document(path, path, {"stage": "code"})
+    with pytest.raises(CheckpointError, match="belongs to another kind of run"):
+        train(staged(), tmp_path, resume=True, quiet=True)
 
 
 def test_a_checkpoint_of_an_unknown_recipe_is_refused(tmp_path):
     train(staged(), tmp_path, quiet=True)
     path = tmp_path / "checkpoint.safetensors"
-    checkpoint = read_checkpoint(path)
-    write_checkpoint(path, Checkpoint(checkpoint.tensors, {**checkpoint.meta, "recipe": {"model": {"name": "later"}}}))
+    edit_document(path, path, {"recipe": {"model": {"name": "later"}}})
     with pytest.raises(CheckpointError, match="no recipe known here"):
         train(staged(), tmp_path, resume=True, quiet=True)
 

@@ -15,9 +15,6 @@ from torchcaps.errors import RecipeError
 from torchcaps.models import CNN, MODELS, Model
 from torchcaps.testing import resume as instrument
 from torchcaps.train import load_run, train
-from torchcaps.train.checkpoint import Checkpoint
-from torchcaps.train.checkpoint import load as read_checkpoint
-from torchcaps.train.checkpoint import save as write_checkpoint
 from torchcaps.train.journal import read_journal
 from torchcaps.train.recipe import TrainConfig
 from torchcaps.train.validation import validation_accuracy
@@ -118,7 +115,6 @@ def test_epochs_that_run_out_first_end_the_run_and_more_of_them_may_reach_it(tmp
     outcome = train(short, tmp_path / "run", quiet=True)
     assert outcome.finished and outcome.step == 5
     assert not load_run(tmp_path / "run").stopped_early
-    assert read_checkpoint(tmp_path / "run" / "checkpoint.safetensors").meta["reached"] is False
     train(recipe(validate_every=3, stop_at=0.9), tmp_path / "run", resume=True, quiet=True)
     train(recipe(validate_every=3, stop_at=0.9), tmp_path / "whole", quiet=True)
     instrument._assert_same(tmp_path / "whole", tmp_path / "run")
@@ -149,20 +145,6 @@ def test_what_is_no_classifier_has_no_accuracy_to_stop_at(tmp_path, data):
     with pytest.raises(RecipeError, match="are for classifiers, and Autoencoder is none"):
         train(tiny(data=data, model=other, train={"stop_at": 0.9}), tmp_path / "run", quiet=True)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_run_from_before_there_were_checks_loads_and_goes_on(tmp_path, recipe):
-    train(recipe(), tmp_path / "whole", quiet=True)
-    train(recipe(epochs=1.3), tmp_path / "old", quiet=True)
-    path = tmp_path / "old" / "checkpoint.safetensors"
-    checkpoint = read_checkpoint(path)
-    del checkpoint.meta["reached"]
-    for key in ("stop_at", "validate_every"):
-        del checkpoint.meta["recipe"]["train"][key]
-    write_checkpoint(path, Checkpoint(checkpoint.tensors, checkpoint.meta))
-    assert not load_run(tmp_path / "old").stopped_early
-    train(recipe(), tmp_path / "old", resume=True, quiet=True)
-    instrument._assert_same(tmp_path / "whole", tmp_path / "old")
 
 
 def test_the_lines_tell_the_accuracy(tmp_path, recipe, capsys):

@@ -13,6 +13,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from torchcaps.config import to_dict
 from torchcaps.errors import CheckpointError, DataError, RecipeError, TorchcapsError
 from torchcaps.explore.examples import Examples, load_examples
 from torchcaps.systems import SYSTEMS, system_of
@@ -161,7 +162,7 @@ def _model_name(path: Path) -> str:
             with recipe_path.open("rb") as file:
                 recipe = json.loads(file.read(_MAX_RECIPE_BYTES))
         else:
-            recipe = read_checkpoint(checkpoint_path(path)).meta["recipe"]
+            recipe = to_dict(read_checkpoint(checkpoint_path(path)).meta.recipe)
         return str(recipe["model"]["name"])
     except (KeyError, TypeError, RecursionError, OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise RecipeError(f"'{path}' is not the run of a recipe known here: {error!r}") from None

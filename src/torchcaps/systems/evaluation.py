@@ -42,9 +42,8 @@ from torchcaps.systems.poe.metrics import (
     select_controls,
 )
 from torchcaps.systems.sparse import metrics as sparse_metrics
-from torchcaps.train.checkpoint import load as read_checkpoint
-from torchcaps.train.recipe import Recipe, stage_names
-from torchcaps.train.run import TrainedRun, checkpoint_path, load_run
+from torchcaps.train.recipe import Recipe
+from torchcaps.train.run import TrainedRun, load_run
 
 __all__ = ["evaluate_runs", "judge_folder"]
 
@@ -218,11 +217,9 @@ def _check_alike(run: TrainedRun, folder: Path, first: Recipe, kind: type) -> No
 def _check_comparable(run: TrainedRun, folder: Path, first: Recipe) -> None:
     """Products of expert capsules on the same data, trained to their end."""
     _check_alike(run, folder, first, PoEConfig)
-    meta = read_checkpoint(checkpoint_path(folder)).meta
-    last = stage_names(run.recipe.model)[-1]
-    if meta.get("stage") != last or meta.get("finished") is not True:
+    if not run.finished:
         raise TrainingError(
-            f"'{folder}' is not trained to its end (stage '{meta.get('stage')}'); go on with: torchcaps train --resume"
+            f"'{folder}' is not trained to its end (stage '{run.stage}'); go on with: torchcaps train --resume {folder}"
         )
 
 

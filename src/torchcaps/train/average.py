@@ -14,13 +14,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from torchcaps.config import to_dict
 from torchcaps.errors import RecipeError
 from torchcaps.layers import PerTypeBatchNorm
-from torchcaps.train.checkpoint import Checkpoint
-from torchcaps.train.checkpoint import load as read_checkpoint
 from torchcaps.train.recipe import Recipe
-from torchcaps.train.run import TrainedRun, checkpoint_path, load_run, open_run
+from torchcaps.train.run import TrainedRun, find_checkpoint, open_run, run_of
 from torchcaps.train.weights_export import strip_to_weights
 
 __all__ = ["average"]
@@ -34,7 +31,8 @@ def average(folders: Sequence[Path], out: Path, *, name: str | None = None) -> R
     """
     if len(folders) < 2:
         raise RecipeError(f"{len(folders)} run to average; name two or more, as in: torchcaps average runs/a runs/b")
-    runs = [load_run(folder) for folder in folders]  # all of it is checked before anything is written
+    checkpoints = [find_checkpoint(folder) for folder in folders]
+    runs = [run_of(checkpoint) for checkpoint in checkpoints]  # all of it is checked before anything is written
     _check_related(runs, folders)
     last = runs[-1].recipe
     for run, folder in zip(runs, folders, strict=True):
@@ -48,12 +46,12 @@ def average(folders: Sequence[Path], out: Path, *, name: str | None = None) -> R
         )
     about = f"The mean of the weights of {', '.join(run.recipe.name for run in runs)}."
     recipe = replace(last, name=name or f"{last.name}-mean", about=about)
-    checkpoints = [strip_to_weights(read_checkpoint(checkpoint_path(folder))) for folder in folders]
-    meta = max(checkpoints, key=lambda one: int(one.meta["step"])).meta
+    weights = [strip_to_weights(checkpoint) for checkpoint in checkpoints]
+    longest = max(weights, key=lambda one: one.meta.step)
     target = open_run(out, recipe, resume=False)
     with target.lock():
         target.write_recipe()
-        target.save(Checkpoint(_mean([one.tensors for one in checkpoints]), {**meta, "recipe": to_dict(recipe)}))
+        target.save(replace(longest, tensors=_mean([one.tensors for one in weights])).with_recipe(recipe))
     return recipe
 
 

@@ -25,9 +25,8 @@ from torchcaps.data import DataConfig
 from torchcaps.errors import RecipeError, TrainingError
 from torchcaps.kernels.threads import kernel_mode
 from torchcaps.models import Model
-from torchcaps.train.checkpoint import load as read_checkpoint
 from torchcaps.train.checkpoint import save
-from torchcaps.train.run import checkpoint_path, load_run
+from torchcaps.train.run import find_checkpoint, run_of
 from torchcaps.train.train_state import build_model, load_weights
 from torchcaps.train.weights_export import strip_to_weights
 from torchcaps.types import Capsules
@@ -79,8 +78,8 @@ def export_onnx(model: Model, path: Path, *, force: bool = False) -> float:
 def export_weights(folder: Path, path: Path, *, half: bool = False, examples: int = 0, force: bool = False) -> float:
     """Write the weights of a run alone, with so many test images of each class; returns how far its outputs moved."""
     check_target(path, force=force)
-    run = load_run(folder)
-    checkpoint = read_checkpoint(checkpoint_path(folder))
+    checkpoint = find_checkpoint(folder)
+    run = run_of(checkpoint)
     small = strip_to_weights(checkpoint, half=half, examples=_examples(run.recipe.data, examples) if examples else None)
     given = build_model(run.recipe, run.model.spec).eval()
     load_weights(given, small)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from torchcaps.config import flatten, from_dict, to_dict
-from torchcaps.errors import CheckpointError, RecipeError, TrainingError
+from torchcaps.errors import CheckpointError, TrainingError
 from torchcaps.models import Model
 from torchcaps.train.checkpoint import Checkpoint
 from torchcaps.train.checkpoint import load as read_checkpoint
@@ -24,7 +24,17 @@ from torchcaps.train.train_state import build_model, load_weights
 from torchcaps.types import ImageSpec
 from torchcaps.utils.files import folder_lock, write_atomically
 
-__all__ = ["Run", "TrainedRun", "checkpoint_path", "create", "load", "load_run", "open_run"]
+__all__ = [
+    "Run",
+    "TrainedRun",
+    "checkpoint_path",
+    "create",
+    "find_checkpoint",
+    "load",
+    "load_run",
+    "open_run",
+    "run_of",
+]
 
 RESUMABLE_CHANGES = {"about", "data.data_dir", "train.epochs", "train.save_every", "train.log_every"}
 """Settings that may change between the start of a run and its resumption: they do not change what a step does.
@@ -57,11 +67,7 @@ class Run:
         """The last one; CheckpointError if it was not made by this folder's recipe."""
         path = checkpoint_path(self.folder)
         checkpoint = read_checkpoint(path)
-        try:
-            written = from_dict(Recipe, checkpoint.meta.get("recipe") or {})
-        except RecipeError as error:
-            raise CheckpointError(f"'{path}' is of no recipe known here: {error}") from None
-        _check_same(written, self.recipe, path)
+        _check_same(checkpoint.meta.recipe, self.recipe, path)
         return checkpoint
 
     def lock(self) -> AbstractContextManager[None]:
@@ -101,11 +107,18 @@ def open_run(folder: Path, recipe: Recipe, *, resume: bool) -> Run:
 
 
 class TrainedRun(NamedTuple):
-    """A trained model with the recipe it came from and how far it got, all stages together.
+    """A trained model with the recipe it came from and how far it got.
 
-    `reached` if the last stage that ran ended at `train.stop_at`; otherwise its epochs ran out, or it has not ended.
-    `threads` it was trained with, if the checkpoint says so.
-    `extra` are the checkpoint's tensors beside the state: examples that were given along.
+    Attributes:
+        model: The model, in evaluation mode.
+        recipe: What was trained.
+        step: The number of steps, of all stages.
+        seconds: How long training took.
+        stopped_early: True if the last stage that ran ended at `train.stop_at`, before its epochs ran out.
+        threads: The number of threads it was trained with, if known.
+        extra: The checkpoint's tensors beside the state: examples that were given along.
+        stage: The last stage that ran; "all" for models without stages.
+        finished: True if the last stage of the model came to its end.
     """
 
     model: Model
@@ -115,6 +128,8 @@ class TrainedRun(NamedTuple):
     stopped_early: bool = False
     threads: int | None = None
     extra: Mapping[str, Tensor] = {}
+    stage: str = "all"
+    finished: bool = True
 
 
 def create(recipe: Recipe | str, spec: ImageSpec | None = None) -> Model:
@@ -130,35 +145,40 @@ def load(folder: Path | str) -> Model:
 
 
 def load_run(folder: Path | str) -> TrainedRun:
-    """As `load`, with the recipe and how far the run got; everything is checked, nothing is executed.
+    """Load a trained model with its recipe and how far the run got; everything is checked, nothing is executed.
 
-    In place of a folder, the path of weights alone (`torchcaps export RUN model.safetensors`) will do.
+    Args:
+        folder: The folder of a run, or the path of weights alone (`torchcaps export RUN model.safetensors`).
+
+    Raises:
+        CheckpointError: There is no checkpoint, or it is not whole, or of no recipe known here.
     """
-    folder = Path(folder)
+    return run_of(find_checkpoint(Path(folder)))
+
+
+def find_checkpoint(folder: Path) -> Checkpoint:
+    """Read the checkpoint of a run's folder, or the file of weights at that path."""
     if folder.is_dir() and not checkpoint_path(folder).exists():
         raise CheckpointError(f"'{folder}' holds no checkpoint; train into it first, or name the folder of a run")
-    checkpoint = read_checkpoint(checkpoint_path(folder))
-    try:
-        recipe = from_dict(Recipe, checkpoint.meta["recipe"], where=str(folder))
-        spec = ImageSpec(*checkpoint.meta["spec"])
-        if not all(type(n) is int and 0 < n < 1 << 16 for n in spec):
-            raise ValueError(f"images of {list(spec)}")
-    except (KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"'{folder}' is not the run of a recipe known here: {error}") from None
-    model = build_model(recipe, spec)
+    return read_checkpoint(checkpoint_path(folder))
+
+
+def run_of(checkpoint: Checkpoint) -> TrainedRun:
+    """Build the model of a checkpoint and fill in its weights; the state of the optimizer is not read."""
+    meta = checkpoint.meta
+    model = build_model(meta.recipe, meta.image_spec)
     load_weights(model, checkpoint)
-    extra = {name: value for name, value in checkpoint.tensors.items() if not name.startswith("state.")}
-    told = checkpoint.meta.get("threads")
-    threads = told if type(told) is int and told > 0 else None
-    try:
-        step = int(checkpoint.meta["step"])
-        seconds = float(checkpoint.meta["seconds"])
-        if step < 0:
-            raise ValueError(f"step {step}")
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise CheckpointError(f"'{folder}' is not the run of a recipe known here: {error}") from None
-    stopped_early = checkpoint.meta.get("reached") is True
-    return TrainedRun(model.eval(), recipe, step, seconds, stopped_early, threads, extra)
+    return TrainedRun(
+        model=model.eval(),
+        recipe=meta.recipe,
+        step=meta.step,
+        seconds=meta.seconds,
+        stopped_early=meta.stopped_early,
+        threads=meta.threads,
+        extra={name: value for name, value in checkpoint.tensors.items() if not name.startswith("state.")},
+        stage=meta.stage,
+        finished=meta.is_complete,
+    )
 
 
 def checkpoint_path(folder: Path) -> Path:

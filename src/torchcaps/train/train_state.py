@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,10 +11,9 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from torchcaps.config import to_dict
 from torchcaps.errors import CheckpointError, RecipeError, TrainingError, suggestion
 from torchcaps.models import Model
-from torchcaps.train.checkpoint import Checkpoint
+from torchcaps.train.checkpoint import Checkpoint, CheckpointMeta
 from torchcaps.train.recipe import Recipe, stage_names, stage_of
 from torchcaps.train.state_packing import pack_state, unpack_state
 from torchcaps.types import ImageSpec
@@ -90,10 +88,18 @@ class TrainState:
             "schedule": self.schedule.state_dict() if self.schedule else None,
         }
         tensors, skeleton = pack_state(state, "state")
-        position = {"stage": self.stage, "step": self.steps, "before": self.steps_before, "seconds": self.seconds}
-        ending = {"finished": self.finished, "reached": self.stopped_early, "threads": torch.get_num_threads()}
-        meta = {"recipe": to_dict(recipe), "spec": list(self.model.spec), **position, **ending, "state": skeleton}
-        return Checkpoint(tensors, meta)
+        meta = CheckpointMeta(
+            recipe=recipe,
+            spec=self.model.spec,
+            stage=self.stage,
+            step=self.steps,
+            steps_before=self.steps_before,
+            seconds=self.seconds,
+            finished=self.finished,
+            stopped_early=self.stopped_early,
+            threads=torch.get_num_threads(),
+        )
+        return Checkpoint(tensors, meta, skeleton)
 
     def next_stage(self, recipe: Recipe, stage: str) -> TrainState:
         """Start another stage with the weights, steps and seconds of this one."""
@@ -105,7 +111,7 @@ class TrainState:
     def restore(self, checkpoint: Checkpoint) -> None:
         """Go to where a checkpoint of the same recipe was made in this stage."""
         meta = checkpoint.meta
-        state = unpack_state(meta["state"], checkpoint.tensors)
+        state = unpack_state(checkpoint.state, checkpoint.tensors)
         self.model.load_state_dict(state["model"])
         if self.optimizer:
             if state["optimizer"] is None:
@@ -114,13 +120,11 @@ class TrainState:
             _lay_out_like_parameters(self.optimizer)
         if self.schedule:
             self.schedule.load_state_dict(state["schedule"])
-        self.steps_before = int(meta.get("before", 0))
-        self.step = int(meta["step"]) - self.steps_before
-        self.seconds = float(meta["seconds"])
-        self.finished = meta.get("finished") is True
-        self.stopped_early = meta.get("reached") is True
-        if min(self.step, self.steps_before) < 0 or not math.isfinite(self.seconds):
-            raise ValueError(f"step {self.step} after {self.steps_before}, seconds {self.seconds}")
+        self.steps_before = meta.steps_before
+        self.step = meta.step - meta.steps_before
+        self.seconds = meta.seconds
+        self.finished = meta.finished
+        self.stopped_early = meta.stopped_early
 
     def eval_all(self) -> None:
         """Put the whole model, and whatever its stages hold besides, into evaluation mode."""
@@ -196,10 +200,7 @@ def start_stage(recipe: Recipe, model: Model, stages: Mapping[str, Model], stage
 def restore_training(training: TrainState, recipe: Recipe, checkpoint: Checkpoint) -> TrainState:
     """Go to where a checkpoint of the same recipe was made, in whichever stage; the model of `training` is filled."""
     with _refusing_foreign():
-        stage = checkpoint.meta.get("stage", next(iter(training.stages)))
-        if stage not in training.stages:
-            raise ValueError(f"no stage '{stage}'{suggestion(str(stage), training.stages)}")
-        restored = start_stage(recipe, training.model, training.stages, stage, training.images)
+        restored = start_stage(recipe, training.model, training.stages, checkpoint.meta.stage, training.images)
         restored.restore(checkpoint)
     return restored
 
@@ -207,8 +208,14 @@ def restore_training(training: TrainState, recipe: Recipe, checkpoint: Checkpoin
 def load_weights(model: Model, checkpoint: Checkpoint) -> None:
     """Fill a model with the weights of a checkpoint; the state of its optimizer is not read."""
     with _refusing_foreign():
-        skeleton = checkpoint.meta["state"]["model"]
-        model.load_state_dict(unpack_state(skeleton, checkpoint.tensors))
+        model.load_state_dict(unpack_state(_entry(checkpoint.state, "model"), checkpoint.tensors))
+
+
+def _entry(skeleton: object, name: str) -> object:
+    """One entry of the skeleton of a state."""
+    if not isinstance(skeleton, Mapping) or name not in skeleton:
+        raise ValueError(f"its state has no entry '{name}'")
+    return skeleton[name]
 
 
 @contextmanager

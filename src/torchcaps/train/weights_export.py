@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import PurePath
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from torchcaps.config import from_dict, to_dict
 from torchcaps.train.checkpoint import Checkpoint
+from torchcaps.train.recipe import Recipe
 
 __all__ = ["EXAMPLES", "strip_to_weights"]
 
@@ -26,13 +28,17 @@ def strip_to_weights(
     kept = {name: value for name, value in checkpoint.tensors.items() if name.startswith("state.model.")}
     if half:
         kept = {name: value.half() if value.dtype == torch.float32 else value for name, value in kept.items()}
-    state = {"model": checkpoint.meta["state"]["model"], "optimizer": None, "schedule": None}
-    meta = {**checkpoint.meta, "recipe": _anonymous(checkpoint.meta["recipe"]), "state": state, "slim": True}
-    return Checkpoint(kept | dict(zip(EXAMPLES, examples or (), strict=False)), meta)
+    skeleton = checkpoint.state
+    model = skeleton["model"] if isinstance(skeleton, dict) else None
+    meta = replace(checkpoint.meta, recipe=_anonymous(checkpoint.meta.recipe), weights_only=True)
+    state = {"model": model, "optimizer": None, "schedule": None}
+    return Checkpoint(kept | dict(zip(EXAMPLES, examples or (), strict=False)), meta, state)
 
 
-def _anonymous(recipe: dict[str, Any]) -> dict[str, Any]:
+def _anonymous(recipe: Recipe) -> Recipe:
     """The recipe without folders of one's own: where data lie, and all but the name of the run it started from."""
-    data = {key: None if key == "data_dir" else value for key, value in recipe["data"].items()}
-    start = recipe.get("start")
-    return {**recipe, "data": data, "start": start and PurePath(start).name}
+    settings = to_dict(recipe)
+    settings["data"].pop("data_dir", None)
+    if recipe.start is not None:
+        settings["start"] = PurePath(recipe.start).name
+    return from_dict(Recipe, settings)

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import torch
 
-from torchcaps.config import merge
+from torchcaps.config import from_dict, merge, to_dict
 from torchcaps.errors import CheckpointError, DataError, TorchcapsError, TrainingError
 from torchcaps.models.autoencoder import Autoencoder
 from torchcaps.models.poe import PoE
@@ -27,7 +27,6 @@ from torchcaps.models.poe.stages import CapsuleStage, DecoderStage
 from torchcaps.testing import assert_finite, assert_resumes
 from torchcaps.testing import resume as instrument
 from torchcaps.train import load, load_run, train
-from torchcaps.train.checkpoint import Checkpoint
 from torchcaps.train.checkpoint import load as read_checkpoint
 from torchcaps.train.checkpoint import save as write_checkpoint
 from torchcaps.train.journal import read_journal
@@ -256,8 +255,8 @@ def test_another_shape_is_refused_in_one_line(tmp_path: Path, whole: Path) -> No
 @pytest.mark.parametrize("change", [{"capsules": 5}, {"dimension": 2}, {"decoder": {"rule": "gradient"}}])
 def test_a_checkpoint_of_another_shape_is_refused_in_one_line(tmp_path: Path, whole: Path, change: Any) -> None:
     checkpoint = read_checkpoint(whole / "least-squares" / "checkpoint.safetensors")
-    meta = {**checkpoint.meta, "recipe": merge(checkpoint.meta["recipe"], {"model": change})}
-    write_checkpoint(tmp_path / "checkpoint.safetensors", Checkpoint(checkpoint.tensors, meta))
+    other = from_dict(Recipe, merge(to_dict(checkpoint.meta.recipe), {"model": change}))
+    write_checkpoint(tmp_path / "checkpoint.safetensors", checkpoint.with_recipe(other))
     with refused(CheckpointError, "belongs to another kind of run"):
         load(tmp_path)
 

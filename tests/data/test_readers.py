@@ -1,4 +1,4 @@
-"""Readers against other people's writers (struct, gzip, tarfile, scipy, numpy, Pillow), and each refusal by name."""
+"""Readers against other people's writers (struct, gzip, tarfile, numpy, Pillow), and each refusal by name."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ import numpy as np
 import pytest
 
 from torchcaps.data.readers import (
-    read_affnist,
     read_cifar,
     read_cifar_archive,
     read_idx,
@@ -71,7 +70,7 @@ def peak_of(act: Callable[[], object]) -> int:
 # ------------------------------------------------------------------------------------ what all readers share
 
 
-READERS: list[Read] = [read_idx, read_norb, read_cifar, read_cifar_archive, read_affnist, read_npz, read_npy]
+READERS: list[Read] = [read_idx, read_norb, read_cifar, read_cifar_archive, read_npz, read_npy]
 
 
 @pytest.mark.parametrize("read", READERS)
@@ -100,7 +99,6 @@ def test_each_refuses_the_files_of_the_others(read: Read, tmp_path: Path) -> Non
         read_norb: norb(values(3, 2, 4, 5)),
         read_cifar: cifar(values(2, 3072), [1, 9]),
         read_cifar_archive: archive(),
-        read_affnist: affnist(values(1600, 2), values(1, 2, high=10)),
         read_npz: npz(a=values(3)),
         read_npy: npy(values(3)),
     }
@@ -338,120 +336,6 @@ def test_a_tar_bomb_is_not_kept_in_memory(tmp_path: Path) -> None:
     header.size = 3073 * 10_001
     bomb = gzip.compress(header.tobuf(tarfile.USTAR_FORMAT) + bytes(1 << 25))
     assert peak_of(lambda: refused(read_cifar_archive, put(tmp_path / "a", bomb), "30,733,073")) < 1 << 22
-
-
-# --------------------------------------------------------------------------------------------------- affNIST
-
-
-def affnist(image: np.ndarray, label: np.ndarray, *, pack: bool = True, **others: Any) -> bytes:
-    """A file as MATLAB writes it, by scipy, with the fields of the official files."""
-    savemat = pytest.importorskip("scipy.io").savemat
-    fields = {
-        "affine_matrix": np.eye(3).repeat(label.size),
-        "human_readable_transform": values(6, label.size, dtype="f8"),
-        "image": image,
-        "label_int": label,
-        "label_one_of_n": np.eye(10)[:, : label.size],
-        "original_id": np.arange(label.size)[None],
-    }
-    out = io.BytesIO()
-    savemat(out, {"affNISTdata": fields | others}, do_compression=pack)
-    return out.getvalue()
-
-
-@pytest.mark.parametrize("pack", [True, False])
-@pytest.mark.parametrize("dtype", ["u1", "f8", "i4"])
-@pytest.mark.parametrize("count", [1, 3])
-def test_affnist_round_trip(pack: bool, dtype: str, count: int, tmp_path: Path) -> None:
-    image, label = values(1600, count), values(1, count, high=10, dtype=dtype)
-    images, labels = read_affnist(put(tmp_path / "1.mat", affnist(image, label, pack=pack)))
-    assert images.shape == (count, 40, 40) and images.dtype == np.uint8 and labels.dtype == np.int64
-    assert labels.tolist() == label[0].tolist()
-    for n in range(count):
-        for row, column in [(0, 0), (0, 39), (39, 0), (17, 4)]:
-            assert images[n, row, column] == image[40 * row + column, n]
-
-
-@pytest.mark.parametrize("pack", [True, False])
-def test_affnist_is_the_transpose_and_reshape_that_others_use(pack: bool, tmp_path: Path) -> None:
-    """A letter L, upright: a stroke down the left and one along the bottom."""
-    letter = np.zeros((40, 40), np.uint8)
-    letter[5:35, 8] = letter[34, 8:25] = 255
-    path = put(tmp_path / "1.mat", affnist(letter.reshape(1600, 1), np.array([[7]]), pack=pack))
-    loadmat = pytest.importorskip("scipy.io").loadmat
-    other = loadmat(path)["affNISTdata"]["image"][0, 0].transpose().reshape(-1, 40, 40)
-    images, _ = read_affnist(path)
-    np.testing.assert_array_equal(images, other)
-    np.testing.assert_array_equal(images[0], letter)
-
-
-def test_affnist_passes_over_other_variables(tmp_path: Path) -> None:
-    savemat = pytest.importorskip("scipy.io").savemat
-    image, label = values(1600, 2), values(1, 2, high=10)
-    for pack in (True, False):
-        data = {"a": np.arange(5), "affNISTdata": {"image": image, "label_int": label}, "b": "text", "c": {"image": 1}}
-        savemat(tmp_path / "1.mat", data, do_compression=pack)
-        assert read_affnist(tmp_path / "1.mat")[1].tolist() == label[0].tolist()
-
-
-def test_affnist_refusals(tmp_path: Path) -> None:
-    savemat = pytest.importorskip("scipy.io").savemat
-    path, image, label = tmp_path / "1.mat", values(1600, 2), np.array([[1, 2]])
-    refused(read_affnist, put(path, affnist(image.astype("f4"), label)), "float32", "uint8 [1600 n]")
-    refused(read_affnist, put(path, affnist(values(784, 2), label)), "[784, 2]")
-    refused(read_affnist, put(path, affnist(image, np.array([[1, 2, 3]]))), "[1, 3]", "[1 2]")
-    refused(read_affnist, put(path, affnist(image, np.array([[1, 10]]))), "0 to 9")
-    refused(read_affnist, put(path, affnist(image, np.array([[1, 0.5]]))), "0 to 9")
-    refused(read_affnist, put(path, affnist(image, np.array([[1, np.nan]]))), "0 to 9")
-    refused(read_affnist, put(path, affnist(image, np.array([[1, 2j]]))), "real numbers")
-    refused(read_affnist, put(path, affnist(np.array("text"), label)), "class")
-    whole = affnist(image, label)
-    refused(read_affnist, put(path, whole + whole[128:]), "affNISTdata twice")
-    savemat(path, {"affNISTdata": {"image": image}})
-    refused(read_affnist, path, "has no affNISTdata.label_int")
-    savemat(path, {"other": {"image": image, "label_int": label}})
-    refused(read_affnist, path, "has no affNISTdata.image")
-    savemat(path, {"affNISTdata": image})
-    refused(read_affnist, path, "one struct is wanted")
-    savemat(path, {"affNISTdata": image}, format="4")
-    refused(read_affnist, path, "MATLAB 5")
-    refused(read_affnist, put(path, b"MATLAB 7.3 MAT-file".ljust(124) + b"\0\2IM" + bytes(512)), "-v7")
-    refused(read_affnist, put(path, affnist(image, label)[:126] + b"MI" + bytes(512)), "little-endian")
-
-
-@pytest.mark.parametrize("pack", [True, False])
-def test_affnist_truncated_or_extended_anywhere_is_refused(pack: bool, tmp_path: Path) -> None:
-    whole = affnist(values(1600, 1, high=2), np.array([[7]]), pack=pack)
-    for size in range(0, len(whole), 7):
-        refused(read_affnist, put(tmp_path / "a", whole[:size]))
-    for extra in (b"\0", bytes(8), b"x" * 16):
-        refused(read_affnist, put(tmp_path / "a", whole + extra))
-
-
-def test_a_zlib_bomb_in_a_matrix_is_not_expanded(tmp_path: Path) -> None:
-    """A compressed variable of another name is passed over unread; one of our name that is too long is refused."""
-
-    def element(kind: int, data: bytes) -> bytes:
-        return struct.pack("<II", kind, len(data)) + data + bytes(-len(data) % 8)
-
-    def variable(name: bytes, body: bytes, more: int = 0) -> bytes:
-        flags = element(6, struct.pack("<II", 2, 0)) + element(5, struct.pack("<ii", 1, 1)) + element(1, name)
-        matrix = zlib.compress(struct.pack("<II", 14, len(flags + body) + more) + flags + body)
-        return struct.pack("<II", 15, len(matrix)) + matrix
-
-    path, zeros = tmp_path / "bomb.mat", bytes(1 << 24)
-    start = b"MATLAB 5.0".ljust(124) + b"\0\1IM"
-    names = element(5, struct.pack("<i", 8)) + element(1, b"spare\0\0\0")
-    field = struct.pack("<II", 14, len(zeros)) + zeros
-    for name, reason in [(b"another", "has no affNISTdata"), (b"affNISTdata", "has no affNISTdata.image")]:
-        put(path, start + variable(name, names + field))
-        assert peak_of(lambda r=reason: refused(read_affnist, path, r)) < 1 << 22
-    put(path, start + variable(b"affNISTdata", element(5, struct.pack("<i", 8)) + element(1, zeros)))
-    assert peak_of(lambda: refused(read_affnist, path, "too long")) < 1 << 22
-    short = variable(b"affNISTdata", names + struct.pack("<II", 14, 4096) + bytes(100), 4096 - 100)
-    refused(read_affnist, put(path, start + short), "cut short")
-    put(path, start + variable(b"affNISTdata", names + element(14, b"") + zeros))
-    assert peak_of(lambda: refused(read_affnist, path, "more data")) < 1 << 22
 
 
 # ------------------------------------------------------------------------------------------------- npz, npy

@@ -131,19 +131,6 @@ def test_affnist_training_and_test_transforms_are_different_draws(small_mnist):
     assert not torch.equal(splits.train.factors["rotation"], splits.test.factors["rotation"])
 
 
-def test_the_official_affnist_test_images_are_read_when_asked_for(small_mnist, tmp_path):
-    scipy_io = pytest.importorskip("scipy.io", reason="scipy writes the MATLAB file")
-    images = np.random.default_rng(0).integers(0, 256, (7, 40, 40), dtype=np.uint8)
-    columns = images.transpose(2, 1, 0).reshape(1600, 7, order="C")  # any fixed order: only the count matters here
-    (tmp_path / "affnist").mkdir()
-    record = {"image": columns, "label_int": np.arange(7, dtype=np.uint8)[None]}
-    scipy_io.savemat(tmp_path / "affnist" / "test.mat", {"affNISTdata": record})
-    test = AffnistConfig(tested_on="official", data_dir=str(tmp_path)).load().test
-    assert test.spec == (1, 40, 40, 10) and test.labels.tolist() == list(range(7))
-    with pytest.raises(DataError, match=r"test\.mat"):
-        AffnistConfig(tested_on="official", data_dir=str(tmp_path / "affnist")).load()
-
-
 def test_multimnist_shows_two_classes(small_mnist):
     splits = MultiMnistConfig(train=40, test=20).load()
     assert splits.train.spec == (1, 36, 36, 10)

@@ -17,11 +17,11 @@ def nothing_here(tmp_path, monkeypatch):
 
 
 def test_without_files_only_what_is_built_in_is_here():
-    rows = {row["name"]: row for row in overview()}
-    assert rows["glyphs"]["state"] == "built in" and is_here("glyphs")
-    assert rows["mnist"]["state"] == "missing: fetch mnist" and not is_here("mnist")
-    assert rows["multimnist"]["state"] == "missing: fetch mnist"
-    assert all(row["license"] and row["about"] for row in rows.values())
+    rows = {row.name: row for row in overview()}
+    assert rows["glyphs"].state == "built in" and is_here("glyphs")
+    assert rows["mnist"].state == "missing: fetch mnist" and not is_here("mnist")
+    assert rows["multimnist"].state == "missing: fetch mnist"
+    assert all(row.license and row.about for row in rows.values())
 
 
 def test_a_wrong_file_is_said_by_list_and_fails_check(tmp_path, capsys):

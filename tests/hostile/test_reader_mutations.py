@@ -32,7 +32,6 @@ import numpy as np
 import pytest
 
 from torchcaps.data.readers import (
-    read_affnist,
     read_cifar,
     read_cifar_archive,
     read_idx,
@@ -203,15 +202,6 @@ def forge_tar(rng: random.Random, data: bytes) -> bytes:
         return forge_gzip(rng, data)
     inner = tar_block(rng, gzip.decompress(data) if zipped else data)
     return gzip.compress(inner, 1, mtime=0) if zipped else inner
-
-
-def forge_matlab(rng: random.Random, data: bytes) -> bytes:
-    """The compressed matrix changed, its checksum and length right; or a bomb of zeros in it."""
-    inner = zlib.decompress(data[136:])
-    inner = inner + bytes(1 << 20) if rng.random() < 0.05 else blind(rng, inner)
-    packed = zlib.compress(inner, 1)
-    again = struct.pack("<II", 15, len(packed)) + packed
-    return data[:128] + again * rng.choice([1, 1, 1, 1, 2, 70])
 
 
 TYPES = [
@@ -392,15 +382,6 @@ def saved(save: Callable[..., None], **arrays: np.ndarray) -> bytes:
     return out.getvalue()
 
 
-def affnist(pack: bool) -> bytes:
-    from scipy.io import savemat
-
-    out, image = io.BytesIO(), np.arange(3200, dtype=np.uint16).astype(np.uint8).reshape(1600, 2)
-    fields = {"original_id": np.arange(2.0), "image": image, "label_int": np.array([[3, 9]], np.uint8)}
-    savemat(out, {"affNISTdata": fields}, do_compression=pack)
-    return out.getvalue()
-
-
 def picture(array: np.ndarray, **options: Any) -> bytes:
     from PIL import Image
 
@@ -433,9 +414,6 @@ def targets() -> list[Target]:
         Target("npz-packed", read_npz, saved(np.savez_compressed, **arrays), forge_npz),
         Target("npy", read_npy, saved(np.save, arr=cube), forge_npy),
     ]
-    if importlib.util.find_spec("scipy"):
-        out += [Target("affnist", read_affnist, affnist(True), forge_matlab)]
-        out += [Target("affnist-plain", read_affnist, affnist(False))]
     if importlib.util.find_spec("PIL"):
         gray = np.arange(64, dtype=np.uint8).reshape(8, 8) * 3
         color = np.stack([gray, gray.T, 255 - gray], -1)
@@ -585,7 +563,6 @@ def test_half_a_million_mutants_are_refused_or_read_within_bounds() -> None:
 
 
 STRICT = {"idx", "idx-labels", "idx-gz", "norb-dat", "norb-cat", "norb-dat-gz", "npz", "npz-packed", "npy"}
-STRICT |= {"affnist", "affnist-plain"}
 
 
 @pytest.mark.parametrize("target", [target for target in targets() if target.name in STRICT], ids=lambda t: t.name)

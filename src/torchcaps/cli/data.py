@@ -52,11 +52,11 @@ class Data:
 
         rows = overview(self.data_dir)
         if self.json:
-            print(json.dumps(rows, indent=2))
+            print(json.dumps([row._asdict() for row in rows], indent=2))
             return
         for row in rows:
-            print(f"{row['name']:14} {row['state']:28} {row['about']}")
-            print(f"{'':14} {row['size']}, {row['license']}")
+            print(f"{row.name:14} {row.state:28} {row.about}")
+            print(f"{'':14} {row.size}, {row.license}")
 
     def _fetch(self) -> None:
         from torchcaps.data.status import fetch

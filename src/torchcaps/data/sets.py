@@ -6,7 +6,6 @@ first; then come the environment variable TORCHCAPS_DATA and the user's cache.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
@@ -23,7 +22,7 @@ from torchcaps.data.base import Dataset, RawBatch, Splits, hold_out
 from torchcaps.data.cache import locate
 from torchcaps.data.multimnist import multimnist
 from torchcaps.data.preprocess import Preprocess
-from torchcaps.data.readers import read_affnist, read_cifar_archive, read_idx
+from torchcaps.data.readers import read_cifar_archive, read_idx
 from torchcaps.errors import DataError
 
 __all__ = ["AffnistConfig", "Cifar10Config", "FashionMnistConfig", "MnistConfig", "MultiMnistConfig"]
@@ -88,13 +87,11 @@ class AffnistConfig:
     """affNIST-style: train on MNIST digits placed in 40x40, test on affine transforms of the MNIST test digits.
 
     `train_on` = "affnist" transforms the training digits too (for read-outs). `drawn` is the seed of the transforms.
-    `tested_on` = "official" reads the published test images, affnist/test.mat in the data folder, instead of drawing.
     `placed_shift` moves the validation digits once and for all, as far as `train.max_shift` moves those of training:
     then validation tells when two models know shifted MNIST equally well, which is when affNIST compares them fairly.
     """
 
     train_on: Literal["mnist", "affnist"] = "mnist"
-    tested_on: Literal["drawn", "official"] = "drawn"
     size: Annotated[int, Range(28, 128)] = 40
     train: Annotated[int, Range(1, 1_000_000)] = 60_000
     test: Annotated[int, Range(1, 1_000_000)] = 10_000
@@ -108,14 +105,9 @@ class AffnistConfig:
             raise DataError("placed_shift moves placed digits; those of train_on = 'affnist' are moved, so leave it 0")
         mnist = MnistConfig(data_dir=self.data_dir).load()
         train = self._placed(mnist.train) if self.train_on == "mnist" else self._moved(mnist.train, self.train, 0)
-        test = self._moved(mnist.test, self.test, 1) if self.tested_on == "drawn" else self._official()
+        test = self._moved(mnist.test, self.test, 1)
         splits = hold_out(Splits(train, test), self.validation)
         return splits._replace(validation=splits.validation and self._shifted(splits.validation, len(splits.train)))
-
-    def _official(self) -> Dataset:
-        base = folder(self.data_dir) or Path(os.environ.get("TORCHCAPS_DATA", "."))
-        images, labels = read_affnist(base / "affnist" / "test.mat")
-        return Dataset(as_tensor(images[: self.test]).unsqueeze(1), as_tensor(labels[: self.test]), 10)
 
     def _placed(self, digits: Dataset) -> Dataset:
         """The digits untouched, in the middle of a larger canvas; `train.max_shift` moves them while training."""

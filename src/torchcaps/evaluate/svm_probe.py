@@ -220,7 +220,7 @@ def build_probe_data(recipe: Recipe, images: int = READ) -> ProbeData:
 
 def _digits(data: AffnistConfig, count: int) -> dict[str, Dataset]:
     """Placed digits and moved ones, each the first `count` of training, and the test digits, placed."""
-    some = replace(data, train_on="mnist", train=count, test=1, tested_on="drawn", validation=0, placed_shift=0)
+    some = replace(data, train_on="mnist", train=count, test=1, validation=0, placed_shift=0)
     tests = MnistConfig(test=data.test, data_dir=data.data_dir).load().test
     return {
         "mnist": some.load().train,

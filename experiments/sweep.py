@@ -33,7 +33,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torchcaps.config import Options, PositiveFloat, flatten, from_dict, merge, read_toml, to_dict
 from torchcaps.errors import RecipeError, TorchcapsError, suggestion
@@ -191,7 +191,7 @@ def run_recipe(name: str, path: Path) -> Recipe:
     return recipe_of(_tables(name, path, ()), where=f"{path.name}: {name}")
 
 
-def _tables(name: str, path: Path, below: tuple[tuple[str, Path], ...]) -> dict[str, object]:
+def _tables(name: str, path: Path, below: tuple[tuple[str, Path], ...]) -> dict[str, Any]:
     """Merge the tables of a run over those of its base, which may be a run itself."""
     if (name, path) in below:
         raise RecipeError(f"{path.name}: the bases of '{name}' lead back to it; one must be a recipe of the package")
@@ -205,10 +205,16 @@ def _tables(name: str, path: Path, below: tuple[tuple[str, Path], ...]) -> dict[
         start = _tables(base, file, (*below, (name, path)))
     else:
         start = to_dict(load_recipe(base))
-    inherited = {key: value for key, value in start.items() if key not in NOT_INHERITED}
     own = {key: value for key, value in table.items() if key not in RunConfig.__dataclass_fields__}
-    first = {"name": name, "about": config.about or str(start["about"]), "seed": config.seeds[0]}
-    return {**merge(inherited, own), **first}
+    # A run that changes nothing is the recipe itself, with its papers' numbers.
+    kept = {key: value for key, value in start.items() if base == name or key not in NOT_INHERITED}
+    about = config.about or str(kept.get("about", f"{base} with {_text(own)}."))
+    return {**merge(kept, own), "name": name, "about": about, "seed": config.seeds[0]}
+
+
+def _text(tables: dict[str, Any]) -> str:
+    """Write settings as text: `train.epochs = 3, model.loss = margin`."""
+    return ", ".join(f"{key} = {value}" for key, value in flatten(tables).items())
 
 
 def _defines(path: Path, name: str) -> bool:

@@ -9,7 +9,7 @@ import torch
 
 from support.tiny_recipe import tiny
 from torchcaps.cli.evaluate import Evaluate
-from torchcaps.config import flatten, to_dict
+from torchcaps.config import to_dict
 from torchcaps.data import Dataset, GlyphsConfig, MnistConfig, Splits
 from torchcaps.errors import RecipeError
 from torchcaps.evaluate.results import Result
@@ -247,11 +247,6 @@ def test_deviations_stand_in_the_tables_and_others_have_none(result):
 # --- Recipes ------------------------------------------------------------------------------------------------
 
 
-def changed(name: str, base: str) -> dict[str, object]:
-    one, other = (flatten(to_dict(replace(load_recipe(n), name="x", about=""))) for n in (name, base))
-    return {key: value for key, value in one.items() if other.get(key) != value and not key.startswith("paper.")}
-
-
 def test_paper_size_recipes_have_the_settings_of_the_authors():
     told = load_recipe("sparse-affnist")
     assert told.model == SparseConfig() and total_steps(told, 60_000) == 29_952
@@ -259,17 +254,6 @@ def test_paper_size_recipes_have_the_settings_of_the_authors():
     assert told.schedule.name == "StepLR" and told.schedule.options == {"step_size": 2000, "gamma": 0.96}
     data = to_dict(told)["data"]
     assert (data["train_on"], data["size"], data["validation"]) == ("mnist", 40, 0)
-    assert to_dict(load_recipe("sparse-mnist"))["data"]["name"] == "mnist"
-
-
-@pytest.mark.parametrize("kind", ["affnist", "affnist-small", "affnist-shared", "affnist-frames", "mnist-small"])
-def test_a_dense_control_differs_in_the_mask_alone(kind):
-    assert changed(f"dense-{kind}", f"sparse-{kind}") == {"model.sparse": False}
-
-
-def test_other_controls_of_shared_places_differ_in_what_they_are_named_for():
-    assert changed("soft-affnist-shared", "sparse-affnist-shared") == {"model.gamma": 4.0}
-    assert changed("dense-affnist-own", "dense-affnist-shared") == {"model.shared": False}
 
 
 def test_small_networks_have_the_paper_s_places_and_latent_capsules():

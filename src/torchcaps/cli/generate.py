@@ -47,7 +47,7 @@ class Generate:
 
     Example: torchcaps generate runs/capsnet-mnist-0 --what perturbations --capsule 4 9
 
-    Example: torchcaps generate runs/sparse-affnist-0 --beside runs/dense-affnist-0 runs/capsnet-affnist-0
+    Example: torchcaps generate runs/sparse-affnist-small-0 --beside runs/capsnet-affnist-small-0
     """
 
     folder: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]

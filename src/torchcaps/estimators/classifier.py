@@ -28,6 +28,7 @@ from torchcaps.layers import DenseCapsules
 from torchcaps.losses import margin_loss
 from torchcaps.math.squash import norm, squash
 from torchcaps.models import CapsNetConfig, Model
+from torchcaps.models.chunking import in_chunks
 from torchcaps.routing import Dynamic
 from torchcaps.types import Batch, Capsules, ImageSpec
 from torchcaps.utils.random import permutation
@@ -95,6 +96,7 @@ class _Rows(Model):
         std = min(WIDEST, classes / math.sqrt(i * k))  # class capsules of length about 1/3: neither flat nor full
         self.classes = DenseCapsules(i, classes, self.d, k, routing=Dynamic(settings.iterations), std=std)
 
+    @in_chunks
     def scores(self, rows: Tensor) -> Tensor:
         pose = squash(torch.unflatten(self.primary(rows), 1, (-1, self.d)))  # [b i d]
         parents, _ = self.classes(Capsules(pose, norm(pose)))

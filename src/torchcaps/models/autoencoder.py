@@ -21,6 +21,7 @@ from torchcaps.errors import DataError, ShapeError
 from torchcaps.layers import Convolution
 from torchcaps.math.grid import Grid
 from torchcaps.models.base import Model, check_images, check_spec
+from torchcaps.models.chunking import in_chunks
 from torchcaps.types import Batch, ImageSpec
 
 __all__ = ["Autoencoder", "AutoencoderConfig"]
@@ -82,6 +83,7 @@ class Autoencoder(Model):
         if bool((images == images[:1]).all()):
             raise DataError(f"all {len(images)} training images are the same; nothing can be learned from them")
 
+    @in_chunks
     def encode(self, images: Tensor) -> Tensor:
         """Features h [b C2 h' w']; in training with dropout on the first layer."""
         check_images(images, self.spec)

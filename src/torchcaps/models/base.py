@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from torchcaps.errors import DataError, ShapeError
-from torchcaps.models.chunking import in_chunks
 from torchcaps.types import Batch, ImageSpec
 
 __all__ = ["Model", "ModelConfig", "check_classes", "check_images", "check_spec", "is_correct"]
@@ -27,20 +26,14 @@ class Model(nn.Module):
 
     and, if the run was cut off at step s, through prepare(images), objective(batch, s), ..., finish() again.
 
-    `encode`, `scores` and `reconstruct`, where a model has them, take any number of images: in evaluation mode and
-    without gradients they go through them `in_tiles`, in bounded memory.
+    A model may have `encode`, `scores` and `reconstruct`. Each is marked `@in_chunks` (`models.chunking`): in
+    evaluation mode and without gradients it takes any number of images, in bounded memory.
     """
 
     spec: ImageSpec
     by_gradient: bool = True
     """If False, `objective` itself learns, by gathering sums into buffers: it is called without gradients, and there
     is no optimizer. Each process sees its own part of the batch: gather `mean_over_team`."""
-
-    def __init_subclass__(cls, **more: Any) -> None:
-        super().__init_subclass__(**more)
-        for name in ("encode", "scores", "reconstruct"):
-            if name in vars(cls):
-                setattr(cls, name, in_chunks(vars(cls)[name]))
 
     def objective(self, batch: Batch, step: int) -> dict[str, Tensor]:
         raise TypeError(f"{type(self).__name__} states no objective to train by")

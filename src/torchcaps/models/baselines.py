@@ -12,6 +12,7 @@ from torchcaps.config import Count, Share
 from torchcaps.errors import RecipeError
 from torchcaps.losses import cross_entropy_loss, present
 from torchcaps.models.base import Model, check_classes, check_images, check_spec, is_correct
+from torchcaps.models.chunking import in_chunks
 from torchcaps.types import Batch, ImageSpec
 
 __all__ = ["CNN", "CNNConfig", "ConvNetConfig"]
@@ -72,6 +73,7 @@ class CNN(Model):
         logits: Tensor = self.head(self.trunk(images))
         return logits
 
+    @in_chunks
     def scores(self, images: Tensor) -> Tensor:
         logits: Tensor = self(images)
         return logits.sigmoid() if self.config.several else logits.softmax(-1)

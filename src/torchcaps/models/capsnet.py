@@ -17,6 +17,7 @@ from torchcaps.errors import ShapeError
 from torchcaps.layers import DenseDecoder, mask_all_but
 from torchcaps.losses import margin_loss, present, reconstruction_loss
 from torchcaps.models.base import Model, check_classes, check_images, is_correct
+from torchcaps.models.chunking import in_chunks
 from torchcaps.models.conv_stem import build_routed_layer, build_stem
 from torchcaps.routing import Dynamic, RouterChoice
 from torchcaps.types import Batch, Capsules, ImageSpec, RoutingInfo
@@ -100,14 +101,17 @@ class CapsNet(Model):
         classes, info = self.classes(primary, trace=trace)
         return CapsNetOutput(classes, primary, info)
 
+    @in_chunks
     def encode(self, images: Tensor) -> Capsules:
         """The class capsules [b j k] and their lengths."""
         out: CapsNetOutput = self(images)
         return out.classes
 
+    @in_chunks
     def scores(self, images: Tensor) -> Tensor:
         return self.encode(images).activation
 
+    @in_chunks
     def reconstruct(self, classes: Capsules, chosen: Tensor | None = None) -> Tensor:
         """Images [b c h w] drawn from one capsule each: the chosen class [b], or the longest capsule."""
         which = classes.activation.argmax(-1) if chosen is None else chosen

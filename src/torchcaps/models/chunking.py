@@ -1,12 +1,12 @@
-"""Any number of samples in bounded memory: a model's methods go through them in tiles."""
+"""Any number of samples in bounded memory: a method marked `@in_chunks` goes through them a chunk at a time."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import wraps
-from typing import Any
-from weakref import WeakKeyDictionary
+from typing import Concatenate, NamedTuple, ParamSpec, TypeVar
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -16,97 +16,141 @@ from torchcaps.errors import TorchcapsError
 from torchcaps.kernels.threads import parts, switched_on
 from torchcaps.types import Capsules
 
-__all__ = ["BUDGET", "in_chunks"]
+__all__ = ["BUDGET", "in_chunks", "is_chunked"]
 
 BUDGET = 2**26
-"""Bytes that the largest tensor of a tile may take; with what else lives beside it, a tile stays below 256 MB or so."""
+"""Bytes of the largest tensor of a chunk; with all others that exist beside it, a chunk takes about 256 MB or less."""
+
+M = TypeVar("M", bound=nn.Module)
+P = ParamSpec("P")
+R = TypeVar("R", Tensor, Capsules)
 
 
-def in_chunks(method: Callable[..., Any]) -> Callable[..., Any]:
-    """A model's method of samples that also takes very many: it goes through them in tiles and joins what comes out.
+def in_chunks(method: Callable[Concatenate[M, P], R]) -> Callable[Concatenate[M, P], R]:
+    """Decorate a model's method so that it takes any number of samples, in bounded memory.
 
-    Samples are the first axis of tensors and `Capsules`, in and out. A tile has so many that no tensor made on the way
-    takes more than BUDGET bytes. Not tiled is what fits, and what is trained, differentiated or compiled.
+    Samples are the first axis of all tensors and `Capsules` among the arguments and in the result; other arguments are
+    handed on as they are. A chunk is as large as it can be while no tensor made on the way takes more than `BUDGET`
+    bytes. All samples go at once if they fit, in training, where gradients are wanted, and inside `torch.compile`.
+
+    Args:
+        method: A method of a module that returns a tensor or `Capsules`.
+
+    Returns:
+        A method with the same arguments and, but for rounding, the same results.
     """
 
     @wraps(method)
-    def tiled(model: nn.Module, *given: Any, **named: Any) -> Any:
+    def chunked(model: M, /, *args: P.args, **kwargs: P.kwargs) -> R:
         if model.training or torch.is_grad_enabled() or torch.compiler.is_compiling():
-            return method(model, *given, **named)
+            return method(model, *args, **kwargs)
 
-        def call(values: Sequence[Any]) -> Any:
-            return method(model, *values[: len(given)], **dict(zip(named, values[len(given) :], strict=True)))
+        def call(given: _Arguments) -> R:
+            return method(model, *given.positional, **given.named)  # type: ignore[arg-type]
 
-        values = (*given, *named.values())
-        n = _samples(values)
-        tile = _chunk_size(model, method, call, values) if n > 1 else 1
-        if n <= tile:
-            return call(values)
-        return _concatenate([call(_slice(values, *piece)) for piece in parts(n, -(-n // tile))])
+        given = _Arguments(args, kwargs)
+        n = given.samples()
+        chunk = _chunk_size(model, method, call, given) if n > 1 else 1
+        if n <= chunk:
+            return call(given)
+        return _concatenate([call(given.rows(start, stop)) for start, stop in parts(n, -(-n // chunk))])
 
-    return tiled
-
-
-_CHUNK_SIZES: WeakKeyDictionary[nn.Module, dict[tuple[Any, ...], int]] = WeakKeyDictionary()
+    _CHUNKED.add(chunked)
+    return chunked
 
 
-def _chunk_size(model: nn.Module, method: Any, call: Callable[[Sequence[Any]], Any], values: Sequence[Any]) -> int:
-    """Samples a tile, found once for a model, a method and a kind of sample, by watching one and two of them pass.
+_CHUNKED: WeakSet[Callable[..., object]] = WeakSet()
 
-    Tensors that two samples make and one does not are made of samples: half of the largest is what a sample takes.
+
+def is_chunked(method: Callable[..., object]) -> bool:
+    """Return whether a method, taken from its class, is marked `@in_chunks`."""
+    return method in _CHUNKED
+
+
+class _Arguments(NamedTuple):
+    """The arguments of one call, by position and by name."""
+
+    positional: tuple[object, ...]
+    named: Mapping[str, object]
+
+    def tensors(self) -> list[Tensor]:
+        """All tensors, those of `Capsules` included."""
+        return _tensors((*self.positional, *self.named.values()))
+
+    def samples(self) -> int:
+        """How many samples there are; 0 if tensors differ in that, which is an error that the method will find."""
+        counts = {x.shape[0] if x.ndim else 0 for x in self.tensors()}
+        return counts.pop() if len(counts) == 1 else 0
+
+    def rows(self, start: int, stop: int) -> _Arguments:
+        """The same arguments with samples start ... stop - 1 alone."""
+        positional = tuple(_rows(value, start, stop) for value in self.positional)
+        return _Arguments(positional, {name: _rows(value, start, stop) for name, value in self.named.items()})
+
+
+def _rows(value: object, start: int, stop: int) -> object:
+    """Samples start ... stop - 1 of a tensor or of capsules; anything else as it is."""
+    if isinstance(value, Capsules):
+        return Capsules(value.pose[start:stop], value.activation[start:stop])
+    return value[start:stop] if isinstance(value, Tensor) else value
+
+
+def _tensors(values: Iterable[object]) -> list[Tensor]:
+    flat = [x for value in values for x in (value if isinstance(value, Capsules) else (value,))]
+    return [x for x in flat if isinstance(x, Tensor)]
+
+
+def _concatenate(results: Sequence[R]) -> R:
+    first = results[0]
+    if isinstance(first, Tensor):
+        return torch.cat([x for x in results if isinstance(x, Tensor)])
+    capsules = [x for x in results if isinstance(x, Capsules)]
+    return Capsules(torch.cat([x.pose for x in capsules]), torch.cat([x.activation for x in capsules]))
+
+
+_CHUNK_SIZES: WeakKeyDictionary[nn.Module, dict[tuple[Hashable, ...], int]] = WeakKeyDictionary()
+
+
+def _chunk_size(model: nn.Module, method: Hashable, call: Callable[[_Arguments], object], given: _Arguments) -> int:
+    """Return how many samples a chunk has; measured once for a model, a method and a shape of samples.
+
+    One sample is passed, then two. Tensors that two samples make and one does not have a row for each sample: half of
+    the largest is what a sample takes.
     """
     known = _CHUNK_SIZES.setdefault(model, {})
-    key = (method, BUDGET, switched_on(), *((x.dtype, x.shape[1:]) for x in _tensors(values)))
+    key = (method, BUDGET, switched_on(), *((x.dtype, x.shape[1:]) for x in given.tensors()))
     if key not in known:
         try:
-            one, two = (_allocated(call, _slice(values, 0, n)) for n in (1, 2))
+            one = _allocated(call, given.rows(0, 1))
+            two = _allocated(call, given.rows(0, 2))
         except TorchcapsError:
-            return _samples(values)  # all at once, so that the error speaks of what came
+            return given.samples()  # all at once, so that the error speaks of what came
         known[key] = max(1, 2 * BUDGET // max(1, *(two - one)))
     return known[key]
 
 
-def _allocated(call: Callable[[Sequence[Any]], Any], values: Sequence[Any]) -> Counter[int]:
-    """How many tensors of each size in bytes a call makes."""
-    watch = _CountAllocations()
-    with watch:
-        call(values)
-    return watch.sizes
+def _allocated(call: Callable[[_Arguments], object], given: _Arguments) -> Counter[int]:
+    """Count the tensors that a call makes, by their size in bytes."""
+    counts = _CountAllocations()
+    with counts:
+        call(given)
+    return counts.sizes
 
 
 class _CountAllocations(TorchFunctionMode):
-    """Counts what torch's functions return inside."""
+    """Inside, counts the tensors that torch's functions return, by their size in bytes."""
 
     def __init__(self) -> None:
         super().__init__()
         self.sizes: Counter[int] = Counter()
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self,
+        func: Callable[..., object],
+        types: Sequence[type],
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
         made = func(*args, **(kwargs or {}))
         self.sizes.update(x.nbytes for x in _tensors(made if isinstance(made, tuple | list) else [made]))
         return made
-
-
-def _tensors(values: Sequence[Any]) -> list[Tensor]:
-    flat = [y for x in values for y in (x if isinstance(x, Capsules) else [x])]
-    return [x for x in flat if isinstance(x, Tensor)]
-
-
-def _samples(values: Sequence[Any]) -> int:
-    """How many samples there are; 0 where tensors differ in that, which is an error that the method will find."""
-    counts = {x.shape[0] if x.ndim else 0 for x in _tensors(values)}
-    return counts.pop() if len(counts) == 1 else 0
-
-
-def _slice(values: Sequence[Any], start: int, stop: int) -> list[Any]:
-    """Samples start ... stop - 1 of each value; what holds no samples stays as it is."""
-    return [
-        Capsules(*_slice(x, start, stop)) if isinstance(x, Capsules) else x[start:stop] if isinstance(x, Tensor) else x
-        for x in values
-    ]
-
-
-def _concatenate(results: Sequence[Any]) -> Any:
-    if isinstance(results[0], Tensor):
-        return torch.cat(list(results))
-    return Capsules(*(torch.cat(tensors) for tensors in zip(*results, strict=True)))

@@ -24,6 +24,7 @@ from torchcaps.math.gaussian import LOG_2PI
 from torchcaps.math.grid import Grid
 from torchcaps.math.pose import MATRIX
 from torchcaps.models.base import Model, check_images, check_spec
+from torchcaps.models.chunking import in_chunks
 from torchcaps.routing import EM, RouterChoice, RouterSettings, router_of
 from torchcaps.types import Batch, Capsules, ImageSpec, RoutingInfo
 
@@ -292,11 +293,13 @@ class MatrixCaps(Model):
         *below, classes = capsules
         return MatrixOutput(classes, tuple(below), tuple(infos))
 
+    @in_chunks
     def encode(self, images: Tensor) -> Capsules:
         """The class capsules [b j 16] and their activations."""
         out: MatrixOutput = self(images)
         return out.classes
 
+    @in_chunks
     def scores(self, images: Tensor) -> Tensor:
         return self.encode(images).activation
 

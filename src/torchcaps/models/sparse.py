@@ -18,6 +18,7 @@ from torchcaps.errors import RecipeError
 from torchcaps.layers import DenseDecoder, FrameDecoder, SparseMask
 from torchcaps.losses import reconstruction_loss
 from torchcaps.models.base import Model, check_images
+from torchcaps.models.chunking import in_chunks
 from torchcaps.models.conv_stem import build_routed_layer, build_stem
 from torchcaps.routing import Dynamic, RouterChoice, RouterSettings, router_of
 from torchcaps.types import Batch, Capsules, ImageSpec, RoutingInfo
@@ -197,6 +198,7 @@ class SparseModel(Model):
     mask: SparseMask
     decoder: DenseDecoder | FrameDecoder
 
+    @in_chunks
     def encode(self, images: Tensor) -> Capsules:
         """The latent capsules v' [b j k] behind the mask: what decoder and read-out get to see."""
         out: SparseOutput = self(images)
@@ -225,6 +227,7 @@ class SparseModel(Model):
         images: Tensor = self.decoder(pose)
         return images
 
+    @in_chunks
     def reconstruct(self, images: Tensor) -> Tensor:
         """Images redrawn from their masked capsules alone."""
         return self.decode(self.encode(images).pose)

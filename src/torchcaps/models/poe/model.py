@@ -14,6 +14,7 @@ from torch import Tensor
 
 from torchcaps.errors import RecipeError, ShapeError
 from torchcaps.models.base import Model
+from torchcaps.models.chunking import in_chunks
 from torchcaps.models.poe import energy, pose_sampling
 from torchcaps.models.poe.config import PoEConfig
 from torchcaps.models.poe.decoder import CapsuleDecoder
@@ -67,6 +68,7 @@ class PoE(Model):
         """What the capsules make of images: coupling, z before squash, gate and ranks."""
         return self.energy.infer(self.energy.visible(self.features(images)))
 
+    @in_chunks
     def encode(self, images: Tensor) -> Capsules:
         """Capsules x_j [b j k] behind the competition's gate, and their lengths: the chance that each is on."""
         seen = self.infer(images)
@@ -79,6 +81,7 @@ class PoE(Model):
             raise ShapeError(f"pose has shape {list(pose.shape)}; [b {self.capsules} {self.dimension}] is wanted")
         return self.draw_images(self.decoder(pose))
 
+    @in_chunks
     def reconstruct(self, images: Tensor) -> Tensor:
         """Images from their codes alone: J K numbers are all that passes."""
         return self.decode(self.encode(images).pose)

@@ -19,6 +19,7 @@ from torch import Tensor
 from torchcaps.evaluate.classification import check_classifier
 from torchcaps.evaluate.svm_probe import SVM, build_probe_data, fit_svm, require_sklearn
 from torchcaps.models import Model
+from torchcaps.models.chunking import in_chunks
 from torchcaps.models.sparse import SparseModel
 from torchcaps.systems.sparse.metrics import capsules, encode_dataset, gamma_of
 from torchcaps.train.run import TrainedRun, load_run
@@ -38,6 +39,7 @@ class SVMClassifier(Model):
         self.spec = network.spec
         self.svm = svm
 
+    @in_chunks
     def scores(self, images: Tensor) -> Tensor:
         return self.read(self.network.encode(images).pose.flatten(1))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from torchcaps.cli import main
 from torchcaps.cli.demo import Demo
 from torchcaps.cli.parse import COMMANDS
 from torchcaps.errors import DataError
-from torchcaps.train import load_run
+from torchcaps.train import load_run, recipe_names
 
 
 def run(capsys, *words: str) -> tuple[int, str, str]:
@@ -75,7 +76,15 @@ def test_list_shows_everything_and_a_recipe_s_keys(capsys):
         assert word in out
     everything = json.loads(run(capsys, "list", "--json")[1])
     assert set(everything) == {"recipes", "models", "data", "routers"}
-    assert "--model.routing.iterations" in run(capsys, "list", "capsnet-glyphs")[1]
+    assert everything["recipes"].keys() == set(recipe_names())
+    for name in everything["recipes"]:
+        assert re.search(rf"^  {name} ", out, re.MULTILINE), "every recipe stands under a system"
+    assert max(map(len, out.splitlines())) <= 120
+    keys = run(capsys, "list", "capsnet-glyphs")[1]
+    assert re.search(r"^  --model.routing.iterations +3 +whole number, at least 1$", keys, re.MULTILINE)
+    data = json.loads(run(capsys, "list", "capsnet-glyphs", "--json")[1])
+    assert data["--train.batch"]["value"] == "100" and data["--train.batch"]["type"]
+    assert "--stages.capsules.optimizer.lr" in run(capsys, "list", "poe-quick")[1]
 
 
 def test_data_list_fetch_check(capsys):

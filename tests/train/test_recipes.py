@@ -32,7 +32,7 @@ def test_there_are_few_enough_to_choose_from():
 def test_a_recipe_is_named_after_its_system_and_says_in_one_line_what_it_is(name):
     recipe = load_recipe(name)
     assert recipe.name == name and name.split("-")[0] in (system_of(recipe.model).name, "cnn")
-    assert "\n" not in recipe.about and 40 < len(recipe.about) < 160
+    assert "\n" not in recipe.about and 40 < len(recipe.about) < 100
 
 
 @pytest.mark.parametrize("name", recipe_names())

@@ -33,6 +33,17 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on the pat
 PATIENCE = 30_000
 """Milliseconds a busy machine may take for one step."""
 MATRIX = {"name": "matrix", "sizes": [4, 2, 2, 2], "kernel": 3, "capsule_strides": [1, 1]}
+SPARSE = {
+    "name": "sparse", "channels": 4, "kernel": 5, "types": 2, "type_dimension": 4, "primary_kernel": 5,
+    "dimension": 4, "decoder": [8], "capsules": 6,
+}  # fmt: skip
+POE = {
+    "name": "poe",
+    "capsules": 5,
+    "dimension": 4,
+    "child_dimension": 4,
+    "autoencoder": {"channels": [8, 8], "kernel": 3},
+}
 ONE = [[(0.52, 0.15), (0.48, 0.85)]]
 FOUR = [[(0.35, 0.15), (0.28, 0.5), (0.72, 0.5)], [(0.62, 0.2), (0.58, 0.88)]]
 """Strokes, in shares of the surface."""
@@ -43,6 +54,8 @@ def address(tmp_path_factory) -> Iterator[Address]:
     root = tmp_path_factory.mktemp("runs")
     tiny_run(root / "glyphs")
     tiny_run(root / "matrix", model=MATRIX)
+    tiny_run(root / "sparse", model=SPARSE)
+    tiny_run(root / "demo" / "poe", model=POE)
     registry = find_runs([], root=root)
     if not registry.entries[0].shipped:
         pytest.skip("this copy of the package comes without its trained run")
@@ -219,6 +232,31 @@ def test_switching_runs_and_models_without_a_decoder(visit):
     _by(page, "run").select_option(label="glyphs")
     sync_api.expect(_by(page, "about")).to_contain_text("CapsNet")
     sync_api.expect(_by(page, "histogram-figure")).to_be_hidden()
+
+
+@pytest.mark.parametrize(
+    ("run", "about", "capsules", "rounds"),
+    [("sparse", "sparse capsules", 6, 3), ("demo/poe", "products of experts", 5, 1)],
+)
+def test_every_panel_shows_runs_without_classes(visit, run, about, capsules, rounds):
+    page = visit(f"#run={run}")
+    sync_api.expect(_by(page, "run").locator("option:checked")).to_have_text(run)
+    sync_api.expect(_by(page, "about")).to_contain_text(about)
+    sync_api.expect(page.locator(".capsules .capsule")).to_have_count(capsules)
+    sync_api.expect(_by(page, "answer")).to_contain_text("№")
+    _open(page, "routing")
+    sync_api.expect(_by(page, "step-said")).to_have_text(f"round {rounds} of {rounds}")
+    with _changes(page, "votes-canvas"):
+        _by(page, "heat").click(position={"x": 20, "y": 20})
+    _open(page, "instantiation")
+    _eventually(page, lambda: page.locator(".strip").count() == 4, "no strips")
+    _by(page, "sample").click()
+    sync_api.expect(_by(page, "whose")).to_have_text("as you have set it")
+    sync_api.expect(_by(page, "instantiation-error")).to_be_hidden()
+    _open(page, "samples")
+    _eventually(page, lambda: page.locator(".sample-grid .thumb").count() >= 4, "no samples")
+    sync_api.expect(_by(page, "samples-error")).to_be_hidden()
+    sync_api.expect(_by(page, "trouble")).to_be_hidden()
 
 
 def test_the_samples_open_what_is_chosen(visit):

@@ -1,4 +1,4 @@
-"""The explorer's views of sparse capsules, which compete by rank: by dynamic routing and by EM routing."""
+"""The explorer's views of sparse capsules, which compete by rank: above primary and above matrix capsules."""
 
 from __future__ import annotations
 

@@ -13,10 +13,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torchcaps.config import to_dict
 from torchcaps.errors import CheckpointError, DataError, RecipeError, TorchcapsError
 from torchcaps.explore.examples import Examples, load_examples
-from torchcaps.systems import SYSTEMS, system_of
+from torchcaps.systems import SYSTEMS, model_name, system_of
 from torchcaps.systems.explorer_view import ExplorerView
 from torchcaps.train.checkpoint import load as read_checkpoint
 from torchcaps.train.run import TrainedRun, checkpoint_path, load_run
@@ -155,14 +154,13 @@ def _read_entry(path: Path) -> RunEntry:
 
 
 def _model_name(path: Path) -> str:
-    """Read the name of a run's model from recipe.json or, without one, from the checkpoint."""
+    """Read the registered name of a run's model from recipe.json or, without one, from the checkpoint."""
     recipe_path = path / "recipe.json"
+    if not recipe_path.is_file():
+        return model_name(read_checkpoint(checkpoint_path(path)).meta.recipe.model)
     try:
-        if recipe_path.is_file():
-            with recipe_path.open("rb") as file:
-                recipe = json.loads(file.read(_MAX_RECIPE_BYTES))
-        else:
-            recipe = to_dict(read_checkpoint(checkpoint_path(path)).meta.recipe)
+        with recipe_path.open("rb") as file:
+            recipe = json.loads(file.read(_MAX_RECIPE_BYTES))
         return str(recipe["model"]["name"])
     except (KeyError, TypeError, RecursionError, OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise RecipeError(f"'{path}' is not the run of a recipe known here: {error!r}") from None

@@ -134,7 +134,7 @@ def test_wrong_input_gets_one_line(capsys, folder, digits, tmp_path):
     assert "not a regular file" in refused(capsys, folder, tmp_path)
     text = tmp_path / "text.png"
     text.write_text("not a picture")
-    assert "not a PNG or JPEG" in refused(capsys, folder, digits[0], text)
+    assert "PNG, JPEG, GIF and WebP pictures are read" in refused(capsys, folder, digits[0], text)
     assert "0 to 1" in refused(capsys, folder, digits[0], "--threshold", 1.5)
     assert "checkpoint" in refused(capsys, tmp_path, digits[0])
     assert "choose another --out" in refused(capsys, folder, digits[0], "--out", text)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import io
 import math
 import os
 import struct
@@ -15,65 +14,57 @@ import zipfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from torchcaps.data.readers import (
-    read_cifar,
-    read_cifar_archive,
-    read_idx,
-    read_norb,
-    read_npy,
-    read_npz,
-    read_pictures,
-)
-from torchcaps.data.readers.safe_io import EXPANSION, Inflate
+from support.data_files import BATCHES, NORB_MAGIC, batch, cifar, cifar_gz, idx, norb, npy, npz, picture, values, zipped
+from torchcaps.data.readers import read_cifar_archive, read_idx, read_norb, read_npz, read_pictures
+from torchcaps.data.readers.safe_io import EXPANSION
 from torchcaps.errors import DataError
 
 Read = Callable[[Path], object]
 SHARED = Path(os.environ.get("TORCHCAPS_DATA") or Path(__file__).parents[3] / "shared" / "data")
+PACKED = pytest.mark.parametrize("pack", [bytes, gzip.compress])
 
 
-def values(*shape: int, dtype: str = "u1", high: int = 256) -> np.ndarray:
-    """Reproducible numbers of any shape."""
-    return np.random.default_rng(sum(shape)).integers(0, high, shape).astype(dtype)
-
-
-def refused(read: Read, path: Path, *words: str) -> str:
-    """The one line with which a file is refused; it names the file and the reason."""
+def refused(read: Read, path: Path, *words: str) -> None:
+    """A file is refused with one line that names it and the reason."""
     with pytest.raises(DataError) as error:
         read(path)
     text = str(error.value)
     assert "\n" not in text and repr(path.name)[1:-1] in text
     for word in words:
         assert word in text, text
-    return text
 
 
-def put(path: Path, data: bytes) -> Path:
-    path.write_bytes(data)
-    return path
-
-
-def peak_of(act: Callable[[], object]) -> int:
-    """Bytes of Python and numpy memory that an action needs at most."""
+def refused_in_little_memory(read: Read, path: Path, *words: str) -> None:
+    """Refused, and with less than 2 MiB of Python's and numpy's memory."""
     tracemalloc.start()
     try:
-        act()
-        return tracemalloc.get_traced_memory()[1]
+        refused(read, path, *words)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 21
     finally:
         tracemalloc.stop()
 
 
-# ------------------------------------------------------------------------------------ what all readers share
+def put(path: Path, data: bytes) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+    return path
 
 
-READERS: list[Read] = [read_idx, read_norb, read_cifar, read_cifar_archive, read_npz, read_npy]
+# What all readers share
+
+FILES: dict[Read, bytes] = {
+    read_idx: idx(values(3, 4, 5)),
+    read_norb: norb(values(3, 2, 4, 5)),
+    read_cifar_archive: cifar_gz(),
+    read_npz: npz(a=values(3)),
+}
 
 
-@pytest.mark.parametrize("read", READERS)
+@pytest.mark.parametrize("read", FILES)
 def test_what_is_no_file_is_refused(read: Read, tmp_path: Path) -> None:
     refused(read, tmp_path / "absent", "no such file")
     refused(read, tmp_path, "not a regular file")
@@ -83,26 +74,14 @@ def test_what_is_no_file_is_refused(read: Read, tmp_path: Path) -> None:
     refused(read, tmp_path / "pipe", "not a regular file")
     with pytest.raises(DataError):
         read(Path("a\0b"))
+    if os.geteuid():
+        put(tmp_path / "a", b"x").chmod(0)
+        refused(read, tmp_path / "a", "ermission")
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read every file")
-@pytest.mark.parametrize("read", READERS)
-def test_a_file_that_may_not_be_read_is_refused(read: Read, tmp_path: Path) -> None:
-    put(tmp_path / "a", b"x").chmod(0)
-    refused(read, tmp_path / "a", "ermission")
-
-
-@pytest.mark.parametrize("read", READERS)
+@pytest.mark.parametrize("read", FILES)
 def test_each_refuses_the_files_of_the_others(read: Read, tmp_path: Path) -> None:
-    files = {
-        read_idx: idx(values(3, 4, 5)),
-        read_norb: norb(values(3, 2, 4, 5)),
-        read_cifar: cifar(values(2, 3072), [1, 9]),
-        read_cifar_archive: archive(),
-        read_npz: npz(a=values(3)),
-        read_npy: npy(values(3)),
-    }
-    for owner, data in files.items():
+    for owner, data in FILES.items():
         path = put(tmp_path / "file", data)
         if owner is read:
             read(path)
@@ -110,29 +89,16 @@ def test_each_refuses_the_files_of_the_others(read: Read, tmp_path: Path) -> Non
             refused(read, path)
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 7, 64, 1000, 1 << 20])
-def test_inflating_in_pieces_gives_the_whole(count: int) -> None:
-    data = bytes(50_000) + values(20_000, high=4).tobytes()
-    inflate = Inflate(io.BytesIO(zlib.compress(data)).read, 15)
-    pieces = list(iter(lambda: inflate.read(count), b""))
-    assert b"".join(pieces) == data
-    assert max(map(len, pieces)) <= count
-
-
 def test_deflate_expands_no_more_than_we_allow() -> None:
     size = 1 << 26
     assert 1000 < size / len(zlib.compress(bytes(size), 9)) < EXPANSION
 
 
-# ------------------------------------------------------------------------------------------------------- IDX
-
-
-def idx(array: np.ndarray) -> bytes:
-    return struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape) + array.tobytes()
+# IDX
 
 
 @pytest.mark.parametrize("shape", [(1,), (7,), (3, 2), (3, 4, 5), (2, 3, 4, 5)])
-@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+@PACKED
 def test_idx_round_trip(shape: tuple[int, ...], pack: Callable[[bytes], bytes], tmp_path: Path) -> None:
     array = values(*shape)
     read = read_idx(put(tmp_path / "images.bin", pack(idx(array))))
@@ -150,8 +116,7 @@ def test_idx_refusals(tmp_path: Path) -> None:
     refused(read_idx, put(path, idx(values(3, 0, 5))), "holds nothing")
     refused(read_idx, put(path, b"\0\0\x08\x03" + b"\xff" * 12), "at most 1,073,741,824 bytes are read")
     refused(lambda p: read_idx(p, most=59), put(path, good), "at most 59 bytes")
-    assert read_idx(put(path, good), most=60).size == 60
-    assert read_idx(put(path, gzip.compress(good)), most=60).size == 60
+    assert read_idx(put(path, good), most=60).size == read_idx(put(path, gzip.compress(good)), most=60).size == 60
 
 
 def test_idx_gzip_refusals(tmp_path: Path) -> None:
@@ -159,57 +124,39 @@ def test_idx_gzip_refusals(tmp_path: Path) -> None:
     packed = gzip.compress(good)
     refused(read_idx, put(path, gzip.compress(good[:-1])), "cut short")
     refused(read_idx, put(path, gzip.compress(good + b"\0")), "more data than its header says")
-    refused(read_idx, put(path, packed + b"\0"), "bytes follow the end")
-    refused(read_idx, put(path, packed + gzip.compress(b"")), "bytes follow the end")
+    refused(read_idx, put(path, packed + b"x"), "Not a gzipped file")
     refused(read_idx, put(path, gzip.compress(packed)), "begins with 1f8b")
-    wrong = packed[:-8] + bytes([packed[-8] ^ 1]) + packed[-7:]
-    refused(read_idx, put(path, wrong), "incorrect data check")
+    refused(read_idx, put(path, packed[:-8] + bytes([packed[-8] ^ 1]) + packed[-7:]), "CRC check failed")
     for size in range(len(packed)):
         refused(read_idx, put(path, packed[:size]))
 
 
 def test_a_gzip_bomb_is_not_expanded(tmp_path: Path) -> None:
-    """64 MiB of zeros behind a header of 10 bytes: refused in a few hundred KiB."""
+    """64 MiB of zeros behind a header of 10 bytes."""
     bomb = put(tmp_path / "bomb.gz", gzip.compress(idx(values(10)) + bytes(1 << 26)))
-    assert peak_of(lambda: refused(read_idx, bomb, "more data than its header says")) < 1 << 21
+    refused_in_little_memory(read_idx, bomb, "more data than its header says")
 
 
 @pytest.mark.parametrize("shape", [(1 << 29,), (1 << 20, 30, 30), ((1 << 32) - 1,) * 4, (0, (1 << 32) - 1, 1, 9)])
-@pytest.mark.parametrize("pack", [bytes, gzip.compress])
-def test_a_claimed_shape_allocates_nothing(
-    shape: tuple[int, ...], pack: Callable[[bytes], bytes], tmp_path: Path
-) -> None:
-    path = put(tmp_path / "a", pack(struct.pack(f">HBB{len(shape)}I", 0, 8, len(shape), *shape) + bytes(1000)))
-    assert peak_of(lambda: refused(read_idx, path)) < 1 << 21
+@PACKED
+def test_a_claimed_shape_allocates_nothing(shape: tuple[int, ...], pack: Callable, tmp_path: Path) -> None:
+    claim = struct.pack(f">HBB{len(shape)}I", 0, 8, len(shape), *shape) + bytes(1000)
+    refused_in_little_memory(read_idx, put(tmp_path / "a", pack(claim)))
 
 
-# ------------------------------------------------------------------------------------------------------ NORB
+# NORB
 
 
-MAGIC = {"<f4": 0x1E3D4C51, "<f8": 0x1E3D4C53, "<i4": 0x1E3D4C54, "u1": 0x1E3D4C55, "<i2": 0x1E3D4C56}
-
-
-def norb(array: np.ndarray, dtype: str = "u1") -> bytes:
-    sizes = [*array.shape, 1, 1][: max(3, array.ndim)]
-    return struct.pack(f"<II{len(sizes)}I", MAGIC[dtype], array.ndim, *sizes) + array.astype(dtype).tobytes()
-
-
-@pytest.mark.parametrize("dtype", MAGIC)
+@pytest.mark.parametrize("dtype", NORB_MAGIC)
 @pytest.mark.parametrize("shape", [(7,), (5, 4), (3, 4, 5), (3, 2, 4, 5)])
-@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+@PACKED
 def test_norb_round_trip(dtype: str, shape: tuple[int, ...], pack: Callable[[bytes], bytes], tmp_path: Path) -> None:
     array = values(*shape, dtype=dtype)
     read = read_norb(put(tmp_path / "x-dat.mat", pack(norb(array, dtype))))
     assert read.dtype == np.dtype(dtype)
     np.testing.assert_array_equal(read, array)
-
-
-def test_norb_bytes_are_mapped_and_cannot_be_written(tmp_path: Path) -> None:
-    path = put(tmp_path / "dat", struct.pack("<6I", MAGIC["u1"], 4, 1, 3, 1 << 20, 1) + bytes(3 << 20))
-    assert peak_of(lambda: read_norb(path)) < 1 << 20
-    read = read_norb(path)
-    assert isinstance(read, np.memmap) and not read.flags.writeable
-    assert read.shape == (1, 3, 1 << 20, 1)
+    assert isinstance(read, np.memmap) == (pack is bytes and dtype == "u1")
+    assert not isinstance(read, np.memmap) or not read.flags.writeable
 
 
 def test_norb_begins_as_the_official_category_file_does(tmp_path: Path) -> None:
@@ -225,140 +172,75 @@ def test_norb_refusals(tmp_path: Path) -> None:
     refused(read_norb, put(path, struct.pack(">I", 0x1E3D4C55) + good[4:]), "554C3D1E")
     refused(read_norb, put(path, good[:4] + struct.pack("<I", 9) + good[8:]), "9 axes")
     refused(read_norb, put(path, good[:4] + struct.pack("<I", 0) + good[8:]), "0 axes")
-    refused(read_norb, put(path, good[:-1]))
-    refused(read_norb, put(path, good + b"\0"), "more data")
+    refused(read_norb, put(path, good[:-1]), "119 bytes for [3, 2, 4, 5]")
+    refused(read_norb, put(path, good + b"\0"), "121 bytes for")
+    refused(read_norb, put(path, gzip.compress(good + b"\0")), "more data")
     refused(read_norb, put(path, norb(values(3, 0, 4, 5))), "holds nothing")
-    flat = struct.pack("<5I", 0x1E3D4C54, 1, 2, 2, 1) + bytes(8)
-    refused(read_norb, put(path, flat), "must be 1")
+    refused(read_norb, put(path, struct.pack("<5I", 0x1E3D4C54, 1, 2, 2, 1) + bytes(8)), "must be 1")
     huge = struct.pack("<6I", 0x1E3D4C55, 4, *[(1 << 32) - 1] * 4) + bytes(100)
-    assert peak_of(lambda: refused(read_norb, put(path, huge))) < 1 << 20
-    assert peak_of(lambda: refused(read_norb, put(path, gzip.compress(huge)))) < 1 << 20
     large = struct.pack("<5I", 0x1E3D4C54, 1, 1 << 27, 1, 1) + bytes(100)
-    assert peak_of(lambda: refused(read_norb, put(path, gzip.compress(large)))) < 1 << 20
+    for claim in (huge, gzip.compress(huge), gzip.compress(large)):
+        refused_in_little_memory(read_norb, put(path, claim))
 
 
-# ----------------------------------------------------------------------------------------------------- CIFAR
-
-
-def cifar(pixels: np.ndarray, labels: list[int]) -> bytes:
-    return b"".join(bytes([label]) + row.tobytes() for label, row in zip(labels, pixels, strict=True))
-
-
-NAMES = [*(f"cifar-10-batches-bin/data_batch_{i}.bin" for i in range(1, 6)), "cifar-10-batches-bin/test_batch.bin"]
-
-
-def archive(names: list[str] = NAMES, mode: str = "w:gz", edit: Callable[[tarfile.TarInfo], object] = id) -> bytes:
-    """The official layout with two images a batch; image k of batch i is made by `batch(i)`."""
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode=mode) as tar:
-        folder = tarfile.TarInfo("cifar-10-batches-bin")
-        folder.type = tarfile.DIRTYPE
-        tar.addfile(folder)
-        for name, data in [
-            ("cifar-10-batches-bin/readme.html", b"hello"),
-            *zip(names, map(batch, range(6)), strict=False),
-        ]:
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            edit(info)
-            tar.addfile(info, io.BytesIO(data))
-    return out.getvalue()
-
-
-def batch(i: int) -> bytes:
-    return cifar(values(2, 3072, high=i + 2), [i, 9 - i])
-
-
-def test_cifar_round_trip_by_single_pixels(tmp_path: Path) -> None:
-    pixels = values(3, 3072)
-    images, labels = read_cifar(put(tmp_path / "data_batch_1.bin", cifar(pixels, [3, 0, 9])))
-    assert images.shape == (3, 3, 32, 32) and images.dtype == np.uint8 and labels.dtype == np.int64
-    assert labels.tolist() == [3, 0, 9]
-    for n, c, y, x in [(0, 0, 0, 0), (1, 2, 31, 30), (2, 1, 5, 17)]:
-        assert images[n, c, y, x] == pixels[n, 1024 * c + 32 * y + x]
-
-
-@pytest.mark.parametrize("mode", ["w", "w:gz"])
-def test_cifar_archive_keeps_the_batches_in_order(mode: str, tmp_path: Path) -> None:
-    order = [NAMES[i] for i in (5, 2, 0, 1, 4, 3)]
-    out = read_cifar_archive(put(tmp_path / "a.tar.gz", archive(order, mode)))
-    by_name = dict(zip(order, range(6), strict=True))
-    expected = [read_cifar(put(tmp_path / "b", batch(by_name[name]))) for name in NAMES]
-    np.testing.assert_array_equal(out[0], np.concatenate([images for images, _ in expected[:5]]))
-    np.testing.assert_array_equal(out[1], np.concatenate([labels for _, labels in expected[:5]]))
-    np.testing.assert_array_equal(out[2], expected[5][0])
-    np.testing.assert_array_equal(out[3], expected[5][1])
+# CIFAR
 
 
 @pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
-def test_cifar_archive_of_every_tar_dialect(form: int, tmp_path: Path) -> None:
-    with tarfile.open(tmp_path / "a.tar.gz", "w:gz", format=form) as tar:
-        for i, name in enumerate(NAMES):
-            info = tarfile.TarInfo("./" + name)
-            info.size, info.mtime, info.pax_headers = len(batch(i)), 1.5, {"comment": "é" * 200}
-            tar.addfile(info, io.BytesIO(batch(i)))
-    assert read_cifar_archive(tmp_path / "a.tar.gz")[1].tolist() == [0, 9, 1, 8, 2, 7, 3, 6, 4, 5]
+@PACKED
+def test_cifar_keeps_the_batches_in_order_and_reads_every_tar_dialect(form, pack, tmp_path: Path) -> None:
+    def edit(info: tarfile.TarInfo) -> None:
+        info.name, info.mtime, info.pax_headers = "./" + info.name, 1.5, {"comment": "é" * 200}
+
+    order = [5, 2, 0, 1, 4, 3]
+    data = pack(cifar([BATCHES[i] for i in order], edit, format=form))
+    read = read_cifar_archive(put(tmp_path / "a.tar.gz", data))
+    records = np.stack(
+        [np.frombuffer(batch(order.index(i)), np.uint8).reshape(2, 3073) for i in range(6)]
+    )  # [6 2 3073]
+    assert read.images.shape == (10, 3, 32, 32) and read.images.dtype == np.uint8 and read.labels.dtype == np.int64
+    np.testing.assert_array_equal(read.labels, records[:5, :, 0].flatten())
+    np.testing.assert_array_equal(read.test_labels, records[5, :, 0])
+    np.testing.assert_array_equal(read.images.reshape(10, 3072), records[:5, :, 1:].reshape(10, 3072))
+    for n, c, y, x in [(0, 0, 0, 0), (1, 2, 31, 30), (1, 1, 5, 17)]:
+        assert read.test_images[n, c, y, x] == records[5, n, 1 + 1024 * c + 32 * y + x]
 
 
 def test_cifar_refusals(tmp_path: Path) -> None:
-    path = tmp_path / "a.bin"
-    refused(read_cifar, put(path, batch(0)[:-1]), "6,145 bytes", "times 3073")
-    refused(read_cifar, put(path, cifar(values(2, 3072), [3, 10])), "label 10 in record 1")
-
-
-def test_cifar_archive_refusals(tmp_path: Path) -> None:
     def kind(name: bytes) -> Callable[[tarfile.TarInfo], object]:
-        return lambda info: setattr(info, "type", name if info.name == NAMES[2] else info.type)
+        return lambda info: setattr(info, "type", name if info.name == BATCHES[2] else info.type)
 
     path = tmp_path / "a.tar.gz"
-    for link in (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE):
-        refused(read_cifar_archive, put(path, archive(edit=kind(link))), "data_batch_3.bin", "link")
-    refused(read_cifar_archive, put(path, archive(NAMES[:5])), "lacks", "test_batch.bin")
-    refused(read_cifar_archive, put(path, archive(["../" + name for name in NAMES])), "lacks")
-    refused(read_cifar_archive, put(path, archive(["/" + name for name in NAMES])), "lacks")
-    refused(read_cifar_archive, put(path, archive([NAMES[0], *NAMES[:5]])), "twice")
-    whole = archive(mode="w")
-    refused(read_cifar_archive, put(path, whole.replace(b"ustar", b"uster", 1)), "checksum")
-    refused(read_cifar_archive, put(path, gzip.compress(whole[:20_000])), "cut short")
-    refused(read_cifar_archive, put(path, gzip.compress(whole)[:-4]), "cut short")
+    for link in (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.GNUTYPE_SPARSE):
+        refused(read_cifar_archive, put(path, cifar_gz(edit=kind(link))), "data_batch_3.bin", "link")
+    refused(read_cifar_archive, put(path, cifar_gz(*BATCHES[:5])), "lacks", "test_batch.bin")
+    refused(read_cifar_archive, put(path, cifar_gz(*("../" + name for name in BATCHES))), "lacks")
+    refused(read_cifar_archive, put(path, cifar_gz(*("/" + name for name in BATCHES))), "lacks")
+    refused(read_cifar_archive, put(path, cifar_gz(BATCHES[0], *BATCHES[:5])), "twice")
+    whole = cifar()
+    refused(read_cifar_archive, put(path, whole.replace(batch(0), b"\x0a" + batch(0)[1:])), "label 10 in record 0")
+    refused(read_cifar_archive, put(path, whole.replace(b"ustar", b"uster", 1)), "bad checksum")
+    refused(read_cifar_archive, put(path, gzip.compress(whole[:20_000])))
+    refused(read_cifar_archive, put(path, gzip.compress(whole)[:-4]), "ended")
     damaged = bytearray(gzip.compress(whole))
     damaged[-6] ^= 1
-    refused(read_cifar_archive, put(path, bytes(damaged)), "incorrect data check")
+    refused(read_cifar_archive, put(path, bytes(damaged)), "CRC check failed")
 
 
 def test_a_tar_bomb_is_not_kept_in_memory(tmp_path: Path) -> None:
-    """An extended header of 64 MiB, which `tarfile` would read whole, and a batch that is too large."""
-    header = tarfile.TarInfo("x")
-    header.size, header.type = 1 << 26, tarfile.XHDTYPE
-    bomb = gzip.compress(header.tobuf(tarfile.USTAR_FORMAT) + bytes(1 << 26) + bytes(1024))
-    assert peak_of(lambda: refused(read_cifar_archive, put(tmp_path / "a", bomb), "lacks")) < 1 << 22
-    header = tarfile.TarInfo(NAMES[0])
-    header.size = 3073 * 10_001
-    bomb = gzip.compress(header.tobuf(tarfile.USTAR_FORMAT) + bytes(1 << 25))
-    assert peak_of(lambda: refused(read_cifar_archive, put(tmp_path / "a", bomb), "30,733,073")) < 1 << 22
+    """An extended header of 64 MiB, which `tarfile` alone would load, and batches that are too large or not there."""
+    for kind in (tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_SPARSE):
+        header = tarfile.TarInfo("x")
+        header.size, header.type = 1 << 26, kind
+        bomb = gzip.compress(header.tobuf(tarfile.USTAR_FORMAT) + bytes(1 << 26) + bytes(1024))
+        refused_in_little_memory(read_cifar_archive, put(tmp_path / "a", bomb), "lacks")
+    header = tarfile.TarInfo(BATCHES[0])
+    for header.size, content, text in ((3073 * 10_001, 1 << 25, "30,733,073"), (3073 * 10_000, 999, "can follow")):
+        data = header.tobuf(tarfile.USTAR_FORMAT) + bytes(content)
+        refused_in_little_memory(read_cifar_archive, put(tmp_path / "a", gzip.compress(data)), text)
 
 
-# ------------------------------------------------------------------------------------------------- npz, npy
-
-
-def npz(*, pack: bool = True, **arrays: np.ndarray) -> bytes:
-    out = io.BytesIO()
-    (np.savez_compressed if pack else np.savez)(out, **arrays)
-    return out.getvalue()
-
-
-def npy(array: np.ndarray, version: tuple[int, int] | None = None) -> bytes:
-    out = io.BytesIO()
-    np.lib.format.write_array(out, array, version)
-    return out.getvalue()
-
-
-def zipped(*members: tuple[str, bytes], method: int = zipfile.ZIP_DEFLATED) -> bytes:
-    out = io.BytesIO()
-    with zipfile.ZipFile(out, "w", method) as archive:
-        for name, data in members:
-            archive.writestr(name, data)
-    return out.getvalue()
+# npz
 
 
 @pytest.mark.parametrize("pack", [True, False])
@@ -376,39 +258,33 @@ def test_npz_round_trip(pack: bool, dtype: str, tmp_path: Path) -> None:
         assert read[name].dtype.isnative
 
 
-@pytest.mark.parametrize("version", [(1, 0), (2, 0)])
-def test_npy_round_trip(version: tuple[int, int], tmp_path: Path) -> None:
-    for array in (values(3, 4), np.asfortranarray(values(3, 4)), values(2, 3, dtype=">f4")):
-        np.testing.assert_array_equal(read_npy(put(tmp_path / "a.npy", npy(array, version))), array)
-
-
 @pytest.mark.parametrize(
     "name",
-    ["../a.npy", "/a.npy", "b/a.npy", "b\\a.npy", "..", ".npy", "..npy", "a.txt", "a", "C:a.npy", "a.npy/",
-     "\u202ea.npy", " a.npy"],
-)  # fmt: skip
+    ["../a.npy", "/a.npy", "b/a.npy", "b\\a.npy", "..", ".npy", "a.txt", "a", "C:a.npy", "\u202ea.npy", " a.npy"],
+)
 def test_npz_member_names_must_be_plain(name: str, tmp_path: Path) -> None:
     refused(read_npz, put(tmp_path / "x.npz", zipped((name, npy(values(3))))), "plain names")
 
 
 def test_npz_refusals(tmp_path: Path) -> None:
     path, good = tmp_path / "x.npz", npy(values(3, 4))
+    assert read_npz(put(path, zipped(("a.npy", npy(values(3, 4), (2, 0))))))["a"].shape == (3, 4)
     with pytest.warns(UserWarning, match="Duplicate"):
         twice = zipped(("a.npy", good), ("a.npy", good))
     refused(read_npz, put(path, twice), "twice")
     refused(read_npz, put(path, npz(a=np.array([{"x": 1}, None], object))), "pickle")
     refused(read_npz, put(path, npz(a=np.zeros(3, [("x", "f4"), ("y", "i4")]))), "plain numbers or text")
     refused(read_npz, put(path, npz(a=np.array(["2020"], "M8[D]"))), "plain numbers or text")
+    refused(read_npz, put(path, zipped(("a.npy", npy(values(3), (3, 0))))), "plain numbers")
     refused(read_npz, put(path, zipped(("a.npy", b"\x80\x04N."))), "a.npy")
-    refused(read_npz, put(path, zipped(("a.npy", good[:-1]))), "cut short")
-    refused(read_npz, put(path, zipped(("a.npy", good + b"\0"))), "more data")
+    refused(read_npz, put(path, zipped(("a.npy", good[:-1]))), "holds 11 bytes", "12 are wanted")
+    refused(read_npz, put(path, zipped(("a.npy", good + b"\0"))), "holds 13 bytes")
     refused(read_npz, put(path, zipped(("a.npy", good), method=zipfile.ZIP_LZMA)), "another way")
     refused(read_npz, put(path, zipped(("a.npy", good), method=zipfile.ZIP_BZIP2)), "another way")
-    refused(read_npz, put(path, zipped(("a.npy", zipped(("a.npy", good))))), "npy file of version")
+    refused(read_npz, put(path, zipped(("a.npy", zipped(("a.npy", good))))), "not a numpy array")
     refused(read_npz, put(path, zipped()), "0 members")
     refused(read_npz, put(path, zipped(*((f"{i}.npy", good) for i in range(1001)))), "1001 members")
     whole = zipped(("a.npy", good))
-    refused(read_npz, put(path, whole[:-2] + b"\1\0x"), "comment")
     secret = whole.replace(b"PK\x01\x02\x14\x03\x14\x00\x00", b"PK\x01\x02\x14\x03\x14\x00\x01")
     refused(read_npz, put(path, secret), "encrypted")
     stored = zipped(("a.npy", good), method=zipfile.ZIP_STORED)
@@ -419,85 +295,69 @@ def test_npz_refusals(tmp_path: Path) -> None:
         refused(read_npz, put(path, whole[:size]))
 
 
-def said(descr: str, shape: str, fortran: str = "False") -> str:
+def said(descr: str, shape: object, fortran: str = "False") -> str:
     return f"{{'descr': {descr}, 'fortran_order': {fortran}, 'shape': {shape}, }}"
 
 
-def header(text: str, version: int = 1) -> bytes:
-    return b"\x93NUMPY" + bytes([version, 0]) + len(text).to_bytes(2 if version == 1 else 4, "little") + text.encode()
+def with_header(text: str, version: int = 1) -> bytes:
+    size = len(text).to_bytes(2 if version == 1 else 4, "little")
+    return b"\x93NUMPY" + bytes([version, 0]) + size + text.encode()
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "", "{}", "[]", "(" * 5000, "-" * 9000 + "1", "{[]: 1}", "\ud7ff", "'''", "{'descr': 'u1'\n\t\0",
-        "__import__('os').abort()",
-        said("'u1'", "(3, 5"), said("'u1'", "(-1,)"), said("'u1'", "(True,)"), said("'u1'", "(3,)", "1"),
-        said("'u1'", f"({'1,' * 40})"), said("'u1'", f"({'9' * 4400},)"), said("'|O'", "(3,)"), said("'<U0'", "(3,)"),
-        said("'i4,i4'", "(3,)"), said("'V3'", "(1,)"), said("('u1', (3,))", "()"), said("3", "(3,)"),
-        said("[]", "(3,)"),
-    ],
-)  # fmt: skip
-def test_npy_headers_that_lie_or_cannot_be_read(text: str, tmp_path: Path) -> None:
+BAD_HEADERS = ["", "{}", "[]", "(" * 5000, "-" * 9000 + "1", "{[]: 1}", "\ud7ff", "'''", "{'descr': 'u1'\n\t\0"]
+BAD_HEADERS += [
+    "__import__('os').abort()",
+    " " * 10_001,
+    said("'u1'", "(3,)", "1"),
+    said("3", "(3,)"),
+    said("[]", "(3,)"),
+]
+BAD_HEADERS += [said("'u1'", s) for s in ("(3, 5", "(-1,)", "(True,)", f"({'1,' * 40})", f"({'9' * 4400},)")]
+BAD_HEADERS += [said(t, "(3,)") for t in ("'|O'", "3", "[]", "'<U0'", "'i4,i4'", "('u1', (3,))")]
+
+
+@pytest.mark.parametrize("text", BAD_HEADERS, ids=range(len(BAD_HEADERS)))
+def test_npz_headers_that_lie_or_cannot_be_read(text: str, tmp_path: Path) -> None:
     for version in (1, 2):
-        data = header(text, version) + bytes(3)
-        refused(read_npy, put(tmp_path / "a.npy", data))
-        refused(read_npz, put(tmp_path / "a.npz", zipped(("a.npy", data))))
+        refused(read_npz, put(tmp_path / "a.npz", zipped(("a.npy", with_header(text, version) + bytes(3)))))
 
 
-@pytest.mark.parametrize("shape", [(1 << 30,), (1 << 40,), (1 << 31, 1 << 31), (0, 1 << 62, 1 << 62), (1 << 70,)])
-@pytest.mark.parametrize("descr", ["|u1", "<f8", "<U99999999"])
-def test_npy_shapes_allocate_nothing(shape: tuple[int, ...], descr: str, tmp_path: Path) -> None:
-    data = header(f"{{'descr': '{descr}', 'fortran_order': False, 'shape': {shape}}}") + bytes(1000)
-    for read, path in [
-        (read_npy, put(tmp_path / "a.npy", data)),
-        (read_npz, put(tmp_path / "a.npz", zipped(("a.npy", data)))),
-    ]:
-        assert peak_of(lambda r=read, p=path: refused(r, p)) < 1 << 21
-
-
-def test_npy_versions_and_long_headers_are_refused(tmp_path: Path) -> None:
-    good = npy(values(3))
-    refused(read_npy, put(tmp_path / "a.npy", good[:6] + b"\3\0" + good[8:]), "version 1 or 2")
-    refused(read_npy, put(tmp_path / "a.npy", header(" " * 10_001, 2)), "header of 10,001 bytes")
-    refused(read_npy, put(tmp_path / "a.npy", b"\x93NUMPY\2\0" + b"\xff" * 4 + bytes(99)), "header of 4,294,967,295")
+@pytest.mark.parametrize("shape", [(1 << 30,), (1 << 31, 1 << 31), (0, 1 << 62, 1 << 62), (1 << 70,)])
+@pytest.mark.parametrize("descr", ["'|u1'", "'<f8'", "'<U99999999'"])
+def test_npz_shapes_allocate_nothing(shape: tuple[int, ...], descr: str, tmp_path: Path) -> None:
+    data = with_header(said(descr, shape)) + bytes(1000)
+    refused_in_little_memory(read_npz, put(tmp_path / "a.npz", zipped(("a.npy", data))))
 
 
 def test_zip_bombs_are_not_expanded(tmp_path: Path) -> None:
     path = tmp_path / "bomb.npz"
-    large = zipped(("a.npy", header("{}") + bytes(1 << 26)), ("b.npy", bytes(1 << 20)))
-    assert (
-        peak_of(lambda: refused(lambda p: read_npz(p, most=1 << 20), put(path, large), "at most 1,048,576")) < 1 << 21
-    )
-    assert peak_of(lambda: refused(read_npz, put(path, large))) < 1 << 21
+    large = zipped(("a.npy", with_header("{}") + bytes(1 << 26)), ("b.npy", bytes(1 << 20)))
+    refused_in_little_memory(lambda p: read_npz(p, most=1 << 20), put(path, large), "at most 1,048,576")
+    refused_in_little_memory(read_npz, put(path, large))
     small = zipped(("a.npy", npy(values(3))))
-    size = struct.pack("<I", len(npy(values(3))))
-    claim = small.replace(size, struct.pack("<I", 1 << 29))
-    assert peak_of(lambda: refused(read_npz, put(path, claim), "cannot be")) < 1 << 21
-    many = bytearray(small)  # a directory of 2^31 bytes, or of 2^16 entries
+    claim = small.replace(struct.pack("<I", len(npy(values(3)))), struct.pack("<I", 1 << 29))
+    refused_in_little_memory(read_npz, put(path, claim), "cannot be")
+    many = bytearray(small)  # a directory of 2^31 bytes
     many[-10:-6] = struct.pack("<I", 1 << 31)
-    assert peak_of(lambda: refused(read_npz, put(path, bytes(many)), "members")) < 1 << 20
+    refused_in_little_memory(read_npz, put(path, bytes(many)))
 
 
 def test_overlapping_members_count_by_what_they_unpack_to(tmp_path: Path) -> None:
     """Every entry of the directory points to one and the same member of 1 MiB; all together are too much."""
     one = zipped(("a.npy", npy(np.zeros(1 << 20, np.uint8))))
     start = one.index(b"PK\x01\x02")
-    entry = one[start:-22]
-    entries = b"".join(entry.replace(b"a.npy", f"{i}.npy".encode()) for i in range(9))
+    entries = b"".join(one[start:-22].replace(b"a.npy", f"{i}.npy".encode()) for i in range(9))
     end = struct.pack("<4sHHHHIIH", b"PK\x05\x06", 0, 0, 9, 9, len(entries), start, 0)
     path = put(tmp_path / "a.npz", one[:start] + entries + end)
     refused(lambda p: read_npz(p, most=1 << 22), path, "at most 4,194,304")
 
 
-# -------------------------------------------------------------------------------------------------- pictures
+# Pictures
 
 
-def save(path: Path, array: np.ndarray, **options: Any) -> Path:
-    image = pytest.importorskip("PIL.Image")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    image.fromarray(array).save(path, **options)
-    return path
+def save(path: Path, array: np.ndarray, *, format: str = "PNG", **options: object) -> Path:
+    pytest.importorskip("PIL")
+    return put(path, picture(array, format=format, **options))
 
 
 def test_pictures_round_trip_in_gray(tmp_path: Path) -> None:
@@ -542,50 +402,64 @@ def test_pictures_of_all_gray_kinds_stay_gray(tmp_path: Path) -> None:
 
 def test_pictures_from_jpeg_are_near_and_the_ending_does_not_count(tmp_path: Path) -> None:
     smooth = np.add.outer(np.arange(16), 4 * np.arange(24)).astype(np.uint8)
-    save(tmp_path / "a/1.jpg", smooth, quality=95)
+    save(tmp_path / "a/1.jpg", smooth, format="JPEG", quality=95)
     save(tmp_path / "a/2.png", smooth, format="JPEG", quality=95)
     images, _, _ = read_pictures(tmp_path)
     assert images.shape == (2, 1, 16, 24)
     assert np.abs(images.astype(int) - smooth).max() <= 4
-    save(tmp_path / "a/3.jpeg", np.stack([smooth] * 3, -1))
+    save(tmp_path / "a/3.jpeg", np.stack([smooth] * 3, -1), format="JPEG")
     assert read_pictures(tmp_path)[0].shape == (3, 3, 16, 24)
 
 
-def test_pictures_refusals(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["GIF", "WEBP"])
+@pytest.mark.parametrize("frames", [1, 3])
+def test_of_gif_and_webp_the_first_frame_is_read(kind: str, frames: int, tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    blocks = np.kron(values(4, 4, high=4) * 60, np.ones((8, 8), np.uint8))  # few colors, which a palette can hold
+    moving = [image.fromarray(np.stack([blocks // (i + 1)] * 3, -1)) for i in range(frames)]
+    options = {"lossless": True} if kind == "WEBP" else {}
+    (tmp_path / "a").mkdir()
+    moving[0].save(tmp_path / "a/1", format=kind, save_all=True, append_images=moving[1:], **options)
+    save(tmp_path / "a/2.png", blocks)
+    images, _, _ = read_pictures(tmp_path)
+    assert images.shape == (2, 3, 32, 32)
+    np.testing.assert_array_equal(images[0], images[1])
+
+
+def test_folders_without_pictures_are_refused(tmp_path: Path) -> None:
     pytest.importorskip("PIL")
-    refused(read_pictures, tmp_path / "absent", "No such file")
-    refused(read_pictures, tmp_path, "no class folder")
-    refused(read_pictures, put(tmp_path / "file", b""), "cannot be listed")
+    refused(read_pictures, tmp_path / "absent", "there is no such folder", "cat/1.png")
+    refused(read_pictures, put(tmp_path / "file", b""), "is not a folder", "cat/1.png")
+    save(tmp_path / "flat/1.png", values(6, 5))
+    refused(read_pictures, tmp_path / "flat", "has no class folder", "cat/1.png")
+    save(tmp_path / "set/a/1.png", values(6, 5))
+    (tmp_path / "set/b").mkdir()
+    with pytest.raises(DataError, match="/b': is an empty class folder"):
+        read_pictures(tmp_path / "set")
+    (tmp_path / "set/b/inner").mkdir()
+    with pytest.raises(DataError, match="b/inner': is not a file"):
+        read_pictures(tmp_path / "set")
+    (tmp_path / "set/b/inner").rmdir()
+    os.mkfifo(tmp_path / "set/b/pipe")
+    with pytest.raises(DataError, match="b/pipe': is not a file"):
+        read_pictures(tmp_path / "set")
+
+
+def test_files_that_are_no_pictures_are_refused(tmp_path: Path) -> None:
     first = save(tmp_path / "a/1.png", values(6, 5))
-    (tmp_path / "b").mkdir()
-    with pytest.raises(DataError, match="/b': is an empty class"):
-        read_pictures(tmp_path)
     other = save(tmp_path / "b/1.png", values(5, 6))
     with pytest.raises(DataError, match=r"b/1\.png': is 6x5; .* 5x6"):
         read_pictures(tmp_path)
-    for data in (b"", b"hello", first.read_bytes()[:40], b"\xff\xd8\xff", b"GIF89a" + bytes(40)):
+    unknown = [picture(values(6, 5), format=kind) for kind in ("BMP", "TIFF", "PPM")]
+    for data in (b"", b"hello", first.read_bytes()[:40], b"\xff\xd8\xff", b"GIF89a" + bytes(40), *unknown):
         put(other, data)
-        with pytest.raises(DataError, match=r"b/1\.png.*(not a PNG|damaged)"):
+        with pytest.raises(DataError, match=r"b/1\.png': is (damaged|0x0)") as caught:
             read_pictures(tmp_path)
-    other.unlink()
-    (tmp_path / "b/inner").mkdir()
-    with pytest.raises(DataError, match="b/inner': is not a file"):
-        read_pictures(tmp_path)
-    (tmp_path / "b/inner").rmdir()
-    os.mkfifo(tmp_path / "b/pipe")
-    with pytest.raises(DataError, match="b/pipe': is not a file"):
-        read_pictures(tmp_path)
-
-
-@pytest.mark.parametrize("kind", ["GIF", "BMP", "TIFF", "WEBP", "PPM"])
-def test_pictures_of_other_formats_are_refused_even_as_png(kind: str, tmp_path: Path) -> None:
-    save(tmp_path / "a/1.png", values(6, 5), format=kind)
-    with pytest.raises(DataError, match=r"a/1\.png': is damaged, too large, or not a PNG or JPEG"):
-        read_pictures(tmp_path)
+        assert data not in unknown or "PNG, JPEG, GIF and WebP pictures are read, so convert" in str(caught.value)
 
 
 @pytest.mark.parametrize("kind", ["PNG", "MPO"])
-def test_pictures_that_move_are_refused(kind: str, tmp_path: Path) -> None:
+def test_png_and_jpeg_of_several_pictures_are_refused(kind: str, tmp_path: Path) -> None:
     image = pytest.importorskip("PIL.Image")
     frames = [image.fromarray(values(16, 16, 3) // (i + 1)) for i in range(3)]
     (tmp_path / "a").mkdir()
@@ -624,15 +498,8 @@ def test_pictures_of_huge_dimension_are_not_expanded(width: int, height: int, tm
     put(tmp_path / "a/bomb.png", png(width, height, rows))
     with pytest.raises(DataError, match=r"bomb\.png"):
         read_pictures(tmp_path)
-    assert read_pictures(put_single(tmp_path / "b", png(9, 2, b"\0\xff\x80\0\0\0")))[0].tolist() == [
-        [[[255] * 9, [0] * 9]]
-    ]
-
-
-def put_single(folder: Path, data: bytes) -> Path:
-    (folder / "a").mkdir(parents=True)
-    put(folder / "a/1.png", data)
-    return folder
+    put(tmp_path / "a/bomb.png", png(9, 2, b"\0\xff\x80\0\0\0"))
+    assert read_pictures(tmp_path).images.tolist() == [[[[255] * 9, [0] * 9]]]
 
 
 def test_without_pillow_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -641,7 +508,7 @@ def test_without_pillow_the_error_says_what_to_install(tmp_path: Path, monkeypat
         read_pictures(tmp_path)
 
 
-# ---------------------------------------------------------------------------------- the real files, if present
+# The real files, if present
 
 
 MNIST = {

@@ -11,12 +11,12 @@ import gzip
 import importlib.util
 import io
 import json
+import os
 import random
 import resource
 import struct
 import subprocess
 import sys
-import tarfile
 import tempfile
 import tracemalloc
 import warnings
@@ -26,20 +26,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from torchcaps.data.readers import (
-    read_cifar,
-    read_cifar_archive,
-    read_idx,
-    read_norb,
-    read_npy,
-    read_npz,
-    read_pictures,
-)
+from support.data_files import BATCHES, cifar, idx, norb, npz, picture
+from torchcaps.data.readers import read_cifar_archive, read_idx, read_norb, read_npz, read_pictures
 from torchcaps.errors import DataError
 
 Mutation = Callable[[random.Random, bytes], bytes]
@@ -52,36 +44,17 @@ class Target:
     """A valid file, who reads it, and how someone who knows its format would forge it."""
 
     name: str
-    read: Callable[[Path], Any]
+    read: Callable[[Path], object]
     original: bytes
     forge: Mutation | None = None
-    lone: bool = False
 
 
-# ---------------------------------------------------------------------------------------- blind edits of bytes
+# Blind edits of bytes
 
-
-EDGES = [0, 1, 2, 3, 4, 7, 8, 127, 128, 255, 256, 0x7FFF, 0xFFFF, 1 << 16, 1 << 20, 1 << 26, 1 << 29, (1 << 30) - 1]
-EDGES += [1 << 30, (1 << 31) - 1, 1 << 31, (1 << 32) - 1, 1 << 32, 1 << 40, (1 << 63) - 1, 1 << 63, (1 << 64) - 1]
-MAGICS = [
-    b"\0\0\x08\x03",
-    b"\0\0\x08\x01",
-    b"\0\0\x0d\x03",
-    b"\x1f\x8b\x08\0",
-    b"PK\x03\x04",
-    b"PK\x05\x06",
-    b"PK\x06\x07",
-]
-MAGICS += [
-    b"\x55\x4c\x3d\x1e",
-    b"\x54\x4c\x3d\x1e",
-    b"\x93NUMPY\x01\0",
-    b"\x93NUMPY\x02\0",
-    b"\0\1IM",
-    b"\0\2IM",
-    b"\x89PNG",
-]
-MAGICS += [b"\xff\xd8\xff\xe0", b"\xff\xc2", b"ustar\0", b"\x80\x04", b"x\x9c", b"BZh9", b"GIF89a"]
+EDGES = [0, 1, 3, 4, 7, 8, 127, 255, 256, 0x7FFF, 0xFFFF, 1 << 16, 1 << 20, 1 << 26, (1 << 30) - 1, 1 << 30]
+EDGES += [(1 << 31) - 1, 1 << 31, (1 << 32) - 1, 1 << 32, 1 << 40, (1 << 63) - 1, 1 << 63, (1 << 64) - 1]
+MAGICS = [b"\0\0\x08\x03", b"\0\0\x0d\x03", b"\x1f\x8b\x08\0", b"PK\x03\x04", b"PK\x05\x06", b"PK\x06\x07", b"\x89PNG"]
+MAGICS += [b"\x55\x4c\x3d\x1e", b"\x93NUMPY\x02\0", b"\xff\xd8\xff\xe0", b"ustar\0", b"\x80\x04", b"x\x9c", b"GIF89a"]
 
 
 def at(rng: random.Random, data: bytes) -> int:
@@ -91,9 +64,8 @@ def at(rng: random.Random, data: bytes) -> int:
 
 def flip_bits(rng: random.Random, data: bytes) -> bytes:
     changed = bytearray(data)
-    for _ in range(rng.choice([1, 1, 1, 2, 5, 20])):
-        if changed:
-            changed[min(at(rng, data), len(changed) - 1)] ^= 1 << rng.randrange(8)
+    for _ in range(rng.choice([1, 1, 1, 2, 5, 20]) if data else 0):
+        changed[min(at(rng, data), len(data) - 1)] ^= 1 << rng.randrange(8)
     return bytes(changed)
 
 
@@ -109,27 +81,18 @@ def change_magic(rng: random.Random, data: bytes) -> bytes:
     return data[:place] + magic + data[place + len(magic) :]
 
 
-def truncate(rng: random.Random, data: bytes) -> bytes:
-    return data[: at(rng, data)]
-
-
-def extend(rng: random.Random, data: bytes) -> bytes:
-    return data + rng.choice([b"\0", b" ", rng.randbytes(8), data[-8:], data, bytes(4096)])
-
-
-def delete(rng: random.Random, data: bytes) -> bytes:
-    place = at(rng, data)
-    return data[:place] + data[place + rng.randint(1, 40) :]
-
-
-def repeat(rng: random.Random, data: bytes) -> bytes:
-    place, size = at(rng, data), rng.choice([1, 4, 8, 64, 512])
-    return data[: place + size] + data[place : place + size] * rng.choice([1, 1, 50]) + data[place + size :]
-
-
-def insert(rng: random.Random, data: bytes) -> bytes:
-    place = at(rng, data)
-    return data[:place] + rng.randbytes(rng.randint(1, 8)) + data[place:]
+def splice(rng: random.Random, data: bytes) -> bytes:
+    """Cut the end off, add to it, or delete, repeat or insert a stretch."""
+    place, size = at(rng, data), rng.choice([1, 4, 8, 40, 512])
+    stretch = data[place : place + size]
+    changes = [
+        data[:place],
+        data + rng.choice([b"\0", b" ", rng.randbytes(8), data[-8:], data, bytes(4096)]),
+        data[:place] + data[place + size :],
+        data[:place] + stretch * rng.choice([2, 50]) + data[place + size :],
+        data[:place] + rng.randbytes(size % 9) + data[place:],
+    ]
+    return rng.choice(changes)
 
 
 def exchange(rng: random.Random, data: bytes) -> bytes:
@@ -140,53 +103,38 @@ def exchange(rng: random.Random, data: bytes) -> bytes:
     return data[:a] + data[b : b + size] + data[a + size : b] + data[a : a + size] + data[b + size :]
 
 
-BLIND: list[Mutation] = [flip_bits, flip_bits, change_number, change_number, change_magic, truncate, extend, delete]
-BLIND += [repeat, insert, exchange]
-
-
 def blind(rng: random.Random, data: bytes) -> bytes:
-    return rng.choice(BLIND)(rng, data)
+    return rng.choice([flip_bits, change_number, change_magic, splice, splice, exchange])(rng, data)
 
 
-# --------------------------------------------------------------------------- edits by someone who knows the format
+# Edits by someone who knows the format
 
 
 def forge_gzip(rng: random.Random, data: bytes) -> bytes:
     """Another content with the checksum that belongs to it; bombs; gzips in gzips, and one after the other."""
     inner = gzip.decompress(data)
-    action = rng.choice(["edit", "edit", "edit", "edit", "bomb", "nest", "again", "header"])
-    if action == "edit":
-        return gzip.compress(blind(rng, inner), 1, mtime=0)
-    if action == "bomb":
-        return gzip.compress(inner + bytes(rng.choice([1, 100, 1 << 16, 1 << 21])), 1)
-    if action == "nest":
-        return gzip.compress(gzip.compress(data, 1) if rng.random() < 0.5 else data, 1)
-    if action == "again":
-        return data + rng.choice([data, gzip.compress(b""), gzip.compress(inner[16:])])
-    return data[:3] + bytes([rng.choice([1, 2, 4, 8, 16, 31, 255])]) + data[4:]
+    changes: list[Callable[[], bytes]] = [
+        *[lambda: gzip.compress(blind(rng, inner), 1, mtime=0)] * 4,
+        lambda: gzip.compress(inner + bytes(rng.choice([1, 100, 1 << 16, 1 << 21])), 1),
+        lambda: gzip.compress(gzip.compress(data, 1) if rng.random() < 0.5 else data, 1),
+        lambda: data + rng.choice([data, gzip.compress(b""), gzip.compress(inner[16:])]),
+        lambda: data[:3] + bytes([rng.choice([1, 2, 4, 8, 16, 31, 255])]) + data[4:],
+    ]
+    return rng.choice(changes)()
 
 
-def tar_block(rng: random.Random, data: bytes) -> bytes:
+def forge_tar(rng: random.Random, data: bytes) -> bytes:
     """One header of a tar changed, its checksum right."""
-    starts = [i for i in range(0, len(data), 512) if data[i + 257 : i + 262] == b"ustar"]
-    start = rng.choice(starts)
+    if data[:2] == b"\x1f\x8b":
+        return forge_gzip(rng, data) if rng.random() < 0.3 else gzip.compress(forge_tar(rng, gzip.decompress(data)), 1)
+    start = rng.choice([i for i in range(0, len(data), 512) if data[i + 257 : i + 262] == b"ustar"])
     block = bytearray(data[start : start + 512])
     field = rng.choice(["name", "size", "type", "any"])
     if field == "name":
-        names = [
-            b"../x",
-            b"/etc/passwd",
-            b"cifar-10-batches-bin/test_batch.bin",
-            b"./cifar-10-batches-bin/test_batch.bin",
-        ]
-        block[:100] = rng.choice(names).ljust(100, b"\0")
+        block[:100] = rng.choice([b"../x", b"/etc/passwd", BATCHES[5].encode()]).ljust(100, b"\0")
     elif field == "size":
-        sizes = [
-            f"{rng.choice(EDGES) % (1 << 33):011o}".encode() + b"\0",
-            b"\x80" + rng.randbytes(11),
-            b"-0000000001\0",
-        ]
-        block[124:136] = rng.choice([*sizes, b" " * 12, f"{3073 * rng.randint(0, 3):011o}".encode() + b"\0"])
+        octal = [f"{number % (1 << 33):011o}".encode() + b"\0" for number in (*EDGES, 3073, 2 * 3073)]
+        block[124:136] = rng.choice([*octal, b"\x80" + rng.randbytes(11), b"-0000000001\0", b" " * 12])
     elif field == "type":
         block[156] = rng.choice(b"0\x001234567LKxgSVAZ")
     else:
@@ -194,14 +142,6 @@ def tar_block(rng: random.Random, data: bytes) -> bytes:
     block[148:156] = b" " * 8
     block[148:156] = f"{sum(block):06o}\0 ".encode()
     return data[:start] + bytes(block) + data[start + 512 :]
-
-
-def forge_tar(rng: random.Random, data: bytes) -> bytes:
-    zipped = data[:2] == b"\x1f\x8b"
-    if zipped and rng.random() < 0.3:
-        return forge_gzip(rng, data)
-    inner = tar_block(rng, gzip.decompress(data) if zipped else data)
-    return gzip.compress(inner, 1, mtime=0) if zipped else inner
 
 
 TYPES = [
@@ -217,27 +157,17 @@ TYPES = [
     "i4,i4",
     "<U99999999",
     "f",
-    "",
     "\\n",
     "|b1",
     ">U2",
 ]
-SHAPES = ["()", "(3,)", "(2, 3)", "(0,)", "(-1,)", "(1 << 40,)", f"({1 << 40},)", f"({1 << 30}, {1 << 30})", "(3.0,)"]
-SHAPES += [
-    "[3]",
-    "3",
-    "(True,)",
-    f"(0, {1 << 62}, {1 << 62})",
-    "(" + "1," * 33 + ")",
-    "(" + "9" * 5000 + ",)",
-    "((3,),)",
-]
+SHAPES = ["()", "(3,)", "(2, 3)", "(0,)", "(-1,)", f"({1 << 40},)", f"({1 << 30}, {1 << 30})", "(3.0,)", "3", "(True,)"]
+SHAPES += [f"(0, {1 << 62}, {1 << 62})", "(" + "1," * 33 + ")", "(" + "9" * 5000 + ",)", "((3,),)", "[3]"]
 TEXTS = [
     "",
     "{",
     "{}",
     "[" * 9000,
-    "{" * 300,
     "-" * 9990,
     "'" * 3,
     "\n\t1\n 2",
@@ -247,6 +177,7 @@ TEXTS = [
     "\0",
     "é" * 9,
 ]
+NAMES = ["a.npy", "images.npy", "../a.npy", "/a.npy", "b/a.npy", "a\\b.npy", "a", ".npy", "é.npy", "a\n.npy", "x" * 300]
 
 
 def forge_npy(rng: random.Random, data: bytes) -> bytes:
@@ -254,9 +185,8 @@ def forge_npy(rng: random.Random, data: bytes) -> bytes:
     if rng.random() < 0.4:
         return blind(rng, data)
     length = int.from_bytes(data[8:10], "little")
-    quote = "'" if rng.random() < 0.9 else ""
     order = rng.choice(["False", "True", "0", "None"])
-    text = f"{{'descr': {quote}{rng.choice(TYPES)}{quote}, 'fortran_order': {order}, 'shape': {rng.choice(SHAPES)}, }}"
+    text = f"{{'descr': '{rng.choice(TYPES)}', 'fortran_order': {order}, 'shape': {rng.choice(SHAPES)}, }}"
     text = rng.choice(TEXTS) if rng.random() < 0.2 else text
     version = rng.choice([1, 1, 2, 3])
     body = rng.choice([data[10 + length :], rng.randbytes(rng.choice([0, 3, 6, 24, 48]))])
@@ -264,33 +194,16 @@ def forge_npy(rng: random.Random, data: bytes) -> bytes:
     return data[:6] + bytes([version, 0]) + size + text.encode("latin-1") + body
 
 
-PICKLED = io.BytesIO()
-np.save(PICKLED, np.array([{"a": 1}, None], object), allow_pickle=True)
-NAMES = [
-    "a.npy",
-    "images.npy",
-    "../a.npy",
-    "/a.npy",
-    "b/a.npy",
-    "a\\b.npy",
-    "a",
-    ".npy",
-    "a.npy/",
-    "é.npy",
-    "a\n.npy",
-    "x" * 300,
-]
-
-
 def forge_npz(rng: random.Random, data: bytes) -> bytes:
-    """Members changed, renamed, doubled, pickled, nested, bombs; the zip right, or then also changed blindly."""
+    """Members changed, renamed, doubled, pickled, nested, bombs; the zip right."""
     out, source = io.BytesIO(), zipfile.ZipFile(io.BytesIO(data))
     method = rng.choice([zipfile.ZIP_STORED] * 3 + [zipfile.ZIP_DEFLATED] * 4 + [zipfile.ZIP_BZIP2])
     members = [(name, source.read(name)) for name in source.namelist()]
     chosen, (name, content) = rng.randrange(len(members)), rng.choice(members)
-    changes = [forge_npy(rng, content)] * 12 + [PICKLED.getvalue(), data, content + bytes(1 << 21), b"\x80\x04N."]
-    name = rng.choice(NAMES) if rng.random() < 0.2 else name
-    members[chosen] = (name, rng.choice(changes))
+    pickled = io.BytesIO()
+    np.save(pickled, np.array([{"a": 1}, None], object), allow_pickle=True)
+    changes = [forge_npy(rng, content)] * 12 + [pickled.getvalue(), data, content + bytes(1 << 21), b"\x80\x04N."]
+    members[chosen] = (rng.choice(NAMES) if rng.random() < 0.2 else name, rng.choice(changes))
     with warnings.catch_warnings(), zipfile.ZipFile(out, "w", method) as target:
         warnings.simplefilter("ignore")
         for member in members * rng.choice([1] * 9 + [2]):
@@ -303,36 +216,16 @@ def chunk(name: bytes, body: bytes) -> bytes:
 
 
 def forge_png(rng: random.Random, data: bytes) -> bytes:
-    """Chunks changed, dropped, repeated, added, their checksums right; true images of other sizes."""
-    if rng.random() < 0.05:
-        width, height = (rng.choice([1, 8, 100, 2000]) for _ in "wh")
-        start = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0))
-        return data[:8] + start + chunk(b"IDAT", zlib.compress(bytes((width + 1) * height), 1)) + chunk(b"IEND", b"")
+    """Chunks changed, dropped, repeated, added, their checksums right; headers of other sizes."""
     chunks, place = [], 8
     while place < len(data):
         size = int.from_bytes(data[place : place + 4], "big")
         chunks.append((data[place + 4 : place + 8], data[place + 8 : place + 8 + size]))
         place += 12 + size
     i = rng.randrange(len(chunks))
-    name, body = chunks[i]
-    extra = [
-        b"tEXt",
-        b"zTXt",
-        b"iTXt",
-        b"iCCP",
-        b"acTL",
-        b"fcTL",
-        b"PLTE",
-        b"tRNS",
-        b"eXIf",
-        b"gAMA",
-        b"cHRM",
-        b"pHYs",
-        b"sRGB",
-    ]
-    action = rng.choice(["edit", "edit", "edit", "header", "drop", "repeat", "add", "idat"])
+    action = rng.choice(["edit", "edit", "edit", "header", "drop", "repeat", "add", "pixels"])
     if action == "edit":
-        chunks[i] = (name, blind(rng, body))
+        chunks[i] = (chunks[i][0], blind(rng, chunks[i][1]))
     elif action == "header":
         sizes = [rng.choice([1, 7, 8, 9, 4096, 1 << 16, (1 << 31) - 1, 1 << 31]) for _ in range(2)]
         kind = (rng.choice([1, 2, 4, 8, 16]), rng.choice([0, 2, 3, 4, 6]), 0, 0, rng.choice([0, 0, 1]))
@@ -342,93 +235,50 @@ def forge_png(rng: random.Random, data: bytes) -> bytes:
     elif action == "repeat":
         chunks.insert(i, chunks[i])
     elif action == "add":
-        bodies = [
-            rng.randbytes(rng.randint(0, 40)),
-            b"a\0\0" + zlib.compress(bytes(1 << 21), 1),
-            struct.pack(">II", 3, 0),
-        ]
-        chunks.insert(i, (rng.choice(extra), rng.choice(bodies)))
+        names = b"tEXt zTXt iTXt iCCP acTL fcTL PLTE tRNS eXIf gAMA pHYs sRGB".split()
+        bodies = [rng.randbytes(rng.randint(0, 40)), b"a\0\0" + zlib.compress(bytes(1 << 21), 1), bytes(7) + b"\3"]
+        chunks.insert(i, (rng.choice(names), rng.choice(bodies)))
     else:
         raw = blind(rng, zlib.decompress(b"".join(body for name, body in chunks if name == b"IDAT")))
         chunks = [c if c[0] != b"IDAT" else (b"IDAT", zlib.compress(raw, 1)) for c in chunks]
     return data[:8] + b"".join(chunk(*c) for c in chunks)
 
 
-# ------------------------------------------------------------------------------------------- the valid files
-
-
-def idx(array: np.ndarray) -> bytes:
-    return struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape) + array.tobytes()
-
-
-def norb(array: np.ndarray, magic: int) -> bytes:
-    sizes = [*array.shape, 1, 1][: max(3, array.ndim)]
-    return struct.pack(f"<II{len(sizes)}I", magic, array.ndim, *sizes) + array.tobytes()
-
-
-def archive() -> bytes:
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w", format=tarfile.USTAR_FORMAT) as tar:
-        for name in ["readme.html", *(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"]:
-            info = tarfile.TarInfo(f"cifar-10-batches-bin/{name}")
-            info.size = 3073
-            tar.addfile(info, io.BytesIO(bytes([7]) + bytes(3072)))
-    return out.getvalue()
-
-
-def saved(save: Callable[..., None], **arrays: np.ndarray) -> bytes:
-    out = io.BytesIO()
-    save(out, **arrays)
-    return out.getvalue()
-
-
-def picture(array: np.ndarray, **options: Any) -> bytes:
-    from PIL import Image
-
-    out = io.BytesIO()
-    Image.fromarray(array).save(out, **options)
-    return out.getvalue()
-
-
-def class_folder(path: Path) -> Any:
-    return read_pictures(path.parents[1])[:2]
+# The valid files
 
 
 def targets() -> list[Target]:
-    """Every reader, plain and compressed; those whose writer is not installed are left out."""
+    """Every reader, plain and compressed; pictures alone and beside a good one; without Pillow, no pictures."""
     cube, table = np.arange(60, dtype=np.uint8).reshape(3, 4, 5), np.arange(8, dtype="<i4").reshape(2, 4)
-    dat, cat, tar = norb(cube[:, None], 0x1E3D4C55), norb(table, 0x1E3D4C54), archive()
+    dat, cat = norb(cube[:, None]), norb(table, "<i4")
     arrays = {"images": cube, "labels": np.arange(3), "names": np.array(["a", "bc"])}
     out = [
         Target("idx", read_idx, idx(cube)),
-        Target("idx-labels", read_idx, idx(cube[0, 0])),
         Target("idx-gz", read_idx, gzip.compress(idx(cube)), forge_gzip),
         Target("norb-dat", read_norb, dat),
         Target("norb-cat", read_norb, cat),
         Target("norb-dat-gz", read_norb, gzip.compress(dat), forge_gzip),
-        Target("norb-cat-gz", read_norb, gzip.compress(cat), forge_gzip),
-        Target("cifar", read_cifar, bytes([3]) + bytes(3072) + bytes([9]) + bytes(3072)),
-        Target("cifar-tar", read_cifar_archive, tar, forge_tar),
-        Target("cifar-tar-gz", read_cifar_archive, gzip.compress(tar), forge_tar),
-        Target("npz", read_npz, saved(np.savez, **arrays), forge_npz),
-        Target("npz-packed", read_npz, saved(np.savez_compressed, **arrays), forge_npz),
-        Target("npy", read_npy, saved(np.save, arr=cube), forge_npy),
+        Target("cifar-tar", read_cifar_archive, cifar(), forge_tar),
+        Target("cifar-tar-gz", read_cifar_archive, gzip.compress(cifar()), forge_tar),
+        Target("npz", read_npz, npz(pack=False, **arrays), forge_npz),
+        Target("npz-packed", read_npz, npz(**arrays), forge_npz),
     ]
     if importlib.util.find_spec("PIL"):
         gray = np.arange(64, dtype=np.uint8).reshape(8, 8) * 3
         color = np.stack([gray, gray.T, 255 - gray], -1)
-        for lone in (True, False):
-            kind = "lone-" if lone else "pair-"
-            out += [Target(kind + "png-gray", class_folder, picture(gray, format="PNG"), forge_png, lone)]
-            out += [Target(kind + "png", class_folder, picture(color, format="PNG"), forge_png, lone)]
-            out += [Target(kind + "jpeg", class_folder, picture(color, format="JPEG"), None, lone)]
-            out += [
-                Target(kind + "jpeg-steps", class_folder, picture(gray, format="JPEG", progressive=True), None, lone)
-            ]
+        for kind in ("lone", "pair"):
+            for pixels, format in ((gray, "PNG"), (color, "PNG"), (color, "JPEG"), (color, "GIF"), (color, "WEBP")):
+                forge = forge_png if format == "PNG" else None
+                name = f"{kind}-{format}-{pixels.ndim}"
+                out.append(Target(name, read_class_folder, picture(pixels, format=format), forge))
     return out
 
 
-# ---------------------------------------------------------------------------------------------------- the law
+def read_class_folder(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    return read_pictures(path.parents[1])[:2]
+
+
+# The law
 
 
 def mutant(rng: random.Random, target: Target) -> bytes:
@@ -441,26 +291,23 @@ def mutant(rng: random.Random, target: Target) -> bytes:
     return data
 
 
-def arrays_of(result: Any) -> list[np.ndarray]:
-    if isinstance(result, dict):
-        return list(result.values())
-    return [result] if isinstance(result, np.ndarray) else list(result)
-
-
 def check(target: Target, path: Path, data: bytes) -> bool:
     """Read the input: True if it gave arrays, all of them backed by the file; False if it was refused in one line."""
     path.write_bytes(data)
     try:
-        arrays = arrays_of(target.read(path))
+        result = target.read(path)
     except DataError as error:
         text = str(error)
         assert "\n" not in text and str(path.parents[1]) in text and len(text) < 700, text
         return False
+    if isinstance(result, dict):
+        result = result.values()
+    arrays = [result] if isinstance(result, np.ndarray) else list(result)
     size = sum(array.nbytes for array in arrays)
     assert sum(len(array.tobytes()) for array in arrays) == size
     if target.name.startswith("pair"):
         assert arrays[0].shape in [(2, 1, 8, 8), (2, 3, 8, 8)]
-    elif target.lone:
+    elif target.name.startswith("lone"):
         assert arrays[0].shape[0] == 1 and size <= 8 + 3 * (1 << 22)
     else:
         assert size <= EXPANSION * len(data)
@@ -520,7 +367,9 @@ def resident() -> int:
 
 def start(seed: int, count: int) -> subprocess.Popen[str]:
     command = [sys.executable, __file__, str(seed), str(count)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    folders = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = os.environ | {"PYTHONPATH": folders}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
 
 
 def assert_survived(process: subprocess.Popen[str], count: int) -> None:
@@ -562,17 +411,17 @@ def test_half_a_million_mutants_are_refused_or_read_within_bounds() -> None:
         assert_survived(process, count)
 
 
-STRICT = {"idx", "idx-labels", "idx-gz", "norb-dat", "norb-cat", "norb-dat-gz", "npz", "npz-packed", "npy"}
-
-
-@pytest.mark.parametrize("target", [target for target in targets() if target.name in STRICT], ids=lambda t: t.name)
-def test_every_truncation_and_every_addition_is_refused(target: Target) -> None:
+@pytest.mark.parametrize("target", targets()[:9], ids=lambda target: target.name)
+def test_every_truncation_is_refused(target: Target) -> None:
+    """A tar may lack some of the zeros at its end; a gzip may be padded with zeros, a plain file may not."""
     with workshop() as place:
         path = place(target)
-        for size in range(0, len(target.original), 1 + len(target.original) // 300):
+        end = len(target.original) - (10_240 if target.name == "cifar-tar" else 0)
+        for size in range(0, end, 1 + len(target.original) // 300):
             assert not check(target, path, target.original[:size]), size
-        for extra in (b"\0", b"\n", bytes(8), bytes(512)):
-            assert not check(target, path, target.original + extra), extra
+        if target.name in ("idx", "norb-dat", "norb-cat"):
+            for extra in (b"\0", b"\n", bytes(8), bytes(512)):
+                assert not check(target, path, target.original + extra), extra
 
 
 if __name__ == "__main__":

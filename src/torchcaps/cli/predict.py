@@ -19,7 +19,7 @@ __all__ = ["Predict"]
 
 @dataclass(frozen=True)
 class Predict:
-    """Say what a trained classifier sees in pictures, PNG or JPEG files.
+    """Say what a trained classifier sees in pictures: PNG, JPEG, GIF or WebP files.
 
     Example: torchcaps predict runs/capsnet-mnist-0 digit.png --fit --invert --out redrawn
     """
@@ -27,7 +27,7 @@ class Predict:
     folder: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
     """Folder of the run."""
     pictures: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="PICTURE ...")]
-    """PNG or JPEG files."""
+    """PNG, JPEG, GIF or WebP files."""
     all: bool = False
     """Print the scores of all classes: of capsules, their lengths."""
     threshold: float | None = None

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from torchcaps.data.readers.arrays import read_npy, read_npz
-from torchcaps.data.readers.cifar import read_cifar, read_cifar_archive
+from torchcaps.data.readers.arrays import read_npz
+from torchcaps.data.readers.cifar import Cifar10, read_cifar_archive
 from torchcaps.data.readers.idx import read_idx
 from torchcaps.data.readers.norb import read_norb
 from torchcaps.data.readers.pictures import read_pictures
@@ -11,11 +11,10 @@ from torchcaps.data.readers.safe_io import MOST
 
 __all__ = [
     "MOST",
-    "read_cifar",
+    "Cifar10",
     "read_cifar_archive",
     "read_idx",
     "read_norb",
-    "read_npy",
     "read_npz",
     "read_pictures",
 ]

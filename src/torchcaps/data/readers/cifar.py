@@ -1,103 +1,92 @@
 """CIFAR-10, the binary version: records of one label byte and 3072 pixels (red, green, blue plane of 32 x 32).
 
-The official archive is read as it is: the tar is walked in a stream, only the six batches are kept, by name, and
-only if they are regular files; nothing is extracted. (Python's `tarfile` would hold in memory whatever an extended
-header claims.)
+The official archive is read as a stream by `tarfile`: the six batches are read, by name, and nothing is extracted.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
+import tarfile
+from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
-from torchcaps.data.readers.safe_io import MOST, Stream, bad, content, plain
+from torchcaps.data.readers.safe_io import Stream, bad, content
 
-__all__ = ["read_cifar", "read_cifar_archive"]
-
-Bytes = NDArray[np.uint8]
-Labels = NDArray[np.int64]
+__all__ = ["Cifar10", "read_cifar_archive"]
 
 _RECORD = 1 + 3 * 32 * 32
-_BATCH = 10_000
+_LARGEST_BATCH = 10_000
 _FOLDER = "cifar-10-batches-bin"
 _TRAIN = [f"{_FOLDER}/data_batch_{i}.bin" for i in range(1, 6)]
 _TEST = f"{_FOLDER}/test_batch.bin"
-
-_BLOCK = 512
+_LARGEST_ARCHIVE = 1 << 28
 _MOST_MEMBERS = 1000
-_REGULAR = (b"0", b"\0")
+_CHUNK = 1 << 18
+_PLAIN_TYPES = (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.DIRTYPE)
 
 
-def read_cifar(path: Path) -> tuple[Bytes, Labels]:
-    """One batch file (`data_batch_1.bin`): images [n 3 32 32] and labels [n], 0 to 9."""
-    with plain(path) as stream:
-        return _records(stream, stream.left, MOST // _RECORD, path.name)
+class Cifar10(NamedTuple):
+    """Training and test images uint8 [n 3 32 32] and labels int64 [n], 0 to 9."""
+
+    images: np.ndarray
+    labels: np.ndarray
+    test_images: np.ndarray
+    test_labels: np.ndarray
 
 
-def read_cifar_archive(path: Path) -> tuple[Bytes, Labels, Bytes, Labels]:
-    """The official `cifar-10-binary.tar.gz`: training images and labels (five batches in order), then the test's."""
-    batches: dict[str, tuple[Bytes, Labels]] = {}
-    with content(path) as stream:
-        for member in _members(stream):
-            if member.name not in [*_TRAIN, _TEST]:
-                continue
-            if member.kind not in _REGULAR or member.name in batches:
-                raise bad(path, f"its member {member.name!r} is a link, a folder or there twice; one file is wanted")
-            batches[member.name] = _records(member.body, member.size, _BATCH, member.name)
-        stream.drain()
-        stream.end()
+class _PlainMember(tarfile.TarInfo):
+    """A member whose extended headers are passed over as files: `tarfile` would load whatever length they claim."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _PlainMember:
+        member = super().frombuf(buf, encoding, errors)
+        if member.type not in _PLAIN_TYPES:
+            member.type = b"?"
+        return member
+
+
+def read_cifar_archive(path: Path) -> Cifar10:
+    """Read the official `cifar-10-binary.tar.gz`; the five training batches in their order.
+
+    Raises:
+        DataError: if the archive is damaged, or a batch is missing, there twice or not a regular file.
+    """
+    batches: dict[str, np.ndarray] = {}  # records [n 3073] by name
+    with content(path, _LARGEST_ARCHIVE) as stream:
+        possible = stream.left
+        with tarfile.open(fileobj=cast("IO[bytes]", stream), mode="r|", tarinfo=_PlainMember) as archive:
+            for member in islice(archive, _MOST_MEMBERS):
+                name = member.name.removeprefix("./")
+                if name not in [*_TRAIN, _TEST]:
+                    continue
+                file = archive.extractfile(member) if member.isreg() else None
+                if file is None or name in batches:
+                    raise bad(path, f"its member {name!r} is a link, a folder or there twice; one file is wanted")
+                batches[name] = _records(Stream(path, file, min(member.size, possible)), member.size, name)
+        while stream.read(_CHUNK):
+            pass
     missing = [name for name in [*_TRAIN, _TEST] if name not in batches]
     if missing:
         raise bad(path, f"lacks {', '.join(missing)}; the archive cifar-10-binary.tar.gz is wanted")
-    images, labels = zip(*(batches[name] for name in _TRAIN), strict=True)
-    return np.concatenate(images), np.concatenate(labels), *batches[_TEST]
+    train = np.concatenate([batches[name] for name in _TRAIN])
+    test = batches[_TEST]
+    return Cifar10(_images(train), train[:, 0].astype(np.int64), _images(test), test[:, 0].astype(np.int64))
 
 
-def _records(stream: Stream, size: int, most: int, name: str) -> tuple[Bytes, Labels]:
+def _records(stream: Stream, size: int, name: str) -> np.ndarray:
+    """Read a batch of `size` bytes as records [n 3073], the first byte of each its label."""
     count, rest = divmod(size, _RECORD)
-    if rest or not 1 <= count <= most:
-        raise bad(stream.path, f"{name!r} has {size:,} bytes; 1 to {most:,} times {_RECORD} are wanted")
-    records = stream.array((count, _RECORD), "u1")
-    labels = records[:, 0].astype(np.int64)
+    if rest or not 1 <= count <= _LARGEST_BATCH:
+        raise bad(stream.path, f"{name!r} has {size:,} bytes; 1 to {_LARGEST_BATCH:,} times {_RECORD} are wanted")
+    records = stream.array((count, _RECORD), np.uint8)
+    labels = records[:, 0]
     if labels.max() > 9:
         raise bad(stream.path, f"{name!r} has the label {labels.max()} in record {labels.argmax()}; 0 to 9 are wanted")
-    return np.ascontiguousarray(records[:, 1:]).reshape(count, 3, 32, 32), labels  # [n c h w]
+    return records
 
 
-class _Member(NamedTuple):
-    name: str
-    kind: bytes
-    size: int
-    body: Stream
-
-
-def _members(stream: Stream) -> Iterator[_Member]:
-    """The members of a tar, up to its block of zeros; what is not read of a body is passed over."""
-    for _ in range(_MOST_MEMBERS):
-        block = stream.take(_BLOCK)
-        if not any(block):
-            return
-        size = _octal(stream.path, block[124:136])
-        if _octal(stream.path, block[148:156]) != sum(block) - sum(block[148:156]) + 8 * ord(" "):
-            raise bad(stream.path, "the checksum of a tar header is wrong; it is damaged or no tar archive")
-        prefix = _text(block[345:500]) + "/" if block[257:262] == b"ustar" and block[345] else ""
-        body = stream.part(size + -size % _BLOCK)
-        yield _Member((prefix + _text(block[:100])).removeprefix("./"), block[156:157], size, body)
-        body.drain()
-    raise bad(stream.path, f"has more than {_MOST_MEMBERS} members; the archive cifar-10-binary.tar.gz is wanted")
-
-
-def _text(field: bytes) -> str:
-    return field.partition(b"\0")[0].decode("latin-1")
-
-
-def _octal(path: Path, field: bytes) -> int:
-    digits = field.strip(b" \0")
-    if not re.fullmatch(rb"[0-7]{1,11}", digits):
-        raise bad(path, "a number in a tar header is not octal; it is damaged or no tar archive")
-    return int(digits, 8)
+def _images(records: np.ndarray) -> np.ndarray:
+    """Return the pixels of records [n 3073] as images [n 3 32 32]."""
+    return np.ascontiguousarray(records[:, 1:]).reshape(-1, 3, 32, 32)

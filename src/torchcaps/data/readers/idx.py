@@ -1,4 +1,4 @@
-"""IDX, the format of MNIST and Fashion-MNIST.
+"""IDX, the format of MNIST and Fashion-MNIST, by hand since no library that we depend on reads it.
 
     0 0 type rank | rank sizes, four bytes each, big-endian | the values, last axis fastest
 
@@ -7,30 +7,44 @@ Only type 8 (unsigned bytes) is used by these sets, with rank 1 for labels and 3
 
 from __future__ import annotations
 
+import math
+import struct
 from pathlib import Path
-from typing import Any
 
-from numpy.typing import NDArray
+import numpy as np
 
-from torchcaps.data.readers.safe_io import MOST, bad, byte_count, content
+from torchcaps.data.readers.safe_io import MOST, bad, content
 
 __all__ = ["read_idx"]
 
 _UBYTE = 8
 _RANKS = range(1, 5)
+_LONGEST_HEADER = 4 + 4 * max(_RANKS)
 
 
-def read_idx(path: Path, *, most: int = MOST) -> NDArray[Any]:
-    """An IDX file of bytes, plain or gzipped (its content tells, not its name): images [n h w], labels [n]."""
-    with content(path, most + 4 + 4 * max(_RANKS)) as stream:
-        zero, kind, rank = stream.unpack(">HBB")
+def read_idx(path: Path, *, most: int = MOST) -> np.ndarray:
+    """Read an IDX file of bytes, plain or gzipped (its content tells, not its name).
+
+    Args:
+        path: The file.
+        most: Bytes that the array may have.
+
+    Returns:
+        uint8: images [n h w] or labels [n].
+
+    Raises:
+        DataError: if the file is damaged or of another kind.
+    """
+    with content(path, most + _LONGEST_HEADER) as stream:
+        zero, kind, rank = struct.unpack(">HBB", stream.take(4))
         if zero or kind != _UBYTE or rank not in _RANKS:
             magic = f"{zero:04x}{kind:02x}{rank:02x}"
             raise bad(path, f"begins with {magic}; an IDX file of bytes begins with 00000801 to 00000804")
-        shape = stream.unpack(f">{rank}I")
+        shape = struct.unpack(f">{rank}I", stream.take(4 * rank))
         if 0 in shape:
             raise bad(path, f"says that its shape is {list(shape)}: it holds nothing")
-        byte_count(path, shape, 1, most)
-        values = stream.array(shape, "u1")
+        if math.prod(shape) > most:
+            raise bad(path, f"claims {list(shape)} bytes; at most {most:,} bytes are read")
+        values = stream.array(shape, np.uint8)
         stream.end()
     return values

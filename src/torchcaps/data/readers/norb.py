@@ -1,4 +1,4 @@
-"""The binary matrix format of NORB and smallNORB.
+"""The binary matrix format of NORB and smallNORB, by hand since no library that we depend on reads it.
 
     magic | rank | max(rank, 3) sizes, those beyond the rank being 1 | the values, last axis fastest
 
@@ -11,17 +11,17 @@ All integers have four bytes, little-endian. The magic tells the type of the val
 from __future__ import annotations
 
 import math
+import struct
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from torchcaps.data.readers.safe_io import MOST, Stream, bad, byte_count, content
+from torchcaps.data.readers.safe_io import MOST, Stream, bad, content
 
 __all__ = ["read_norb"]
 
-_TYPES: dict[int, np.dtype[Any]] = {
+_TYPES: dict[int, np.dtype] = {
     0x1E3D4C51: np.dtype("<f4"),
     0x1E3D4C53: np.dtype("<f8"),
     0x1E3D4C54: np.dtype("<i4"),
@@ -32,35 +32,51 @@ _RANKS = range(1, 9)
 _LONGEST_HEADER = 8 + 4 * max(_RANKS)
 
 
-def read_norb(path: Path) -> NDArray[Any]:
-    """A NORB matrix, plain or gzipped: pairs [n 2 h w] of bytes, categories [n], poses [n 4].
+def read_norb(path: Path) -> np.ndarray:
+    """Read a NORB matrix, plain or gzipped.
 
-    Bytes of a plain file are mapped, read-only, and so may be larger than memory; all else is read, up to 1 GiB.
+    Returns:
+        Stereo pairs uint8 [n 2 h w], categories int32 [n] or poses int32 [n 4]. Bytes of a plain file are mapped,
+        read-only, and so may be larger than memory; all else is read, up to 1 GiB.
+
+    Raises:
+        DataError: if the file is damaged or of another kind.
     """
     with content(path, MOST + _LONGEST_HEADER) as stream:
-        dtype, shape, header = _header(stream)
-        if stream.exact and dtype == np.uint8:
-            stream.claim(math.prod(shape))
-            stream.end()
-            return np.memmap(path, dtype, "r", offset=header, shape=shape)
-        byte_count(path, shape, dtype.itemsize, MOST)
-        values = stream.array(shape, dtype)
+        header = _read_header(stream)
+        size = header.dtype.itemsize * math.prod(header.shape)
+        if stream.is_plain and header.dtype == np.uint8:
+            if size != stream.left:
+                raise bad(
+                    path, f"holds {stream.left:,} bytes for {list(header.shape)}; it is damaged or of another kind"
+                )
+            return np.memmap(path, header.dtype, "r", offset=header.length, shape=header.shape)
+        if size > MOST:
+            raise bad(path, f"claims {size:,} bytes; at most {MOST:,} bytes are read")
+        values = stream.array(header.shape, header.dtype)
         stream.end()
-    return values.astype(dtype.newbyteorder("="), copy=False)
+    return values.astype(header.dtype.newbyteorder("="), copy=False)
 
 
-def _header(stream: Stream) -> tuple[np.dtype[Any], tuple[int, ...], int]:
-    """The type, the shape, and how many bytes the header has."""
-    magic, rank = stream.unpack("<II")
+class _Header(NamedTuple):
+    """Type and shape of the values, and length of the header in bytes."""
+
+    dtype: np.dtype
+    shape: tuple[int, ...]
+    length: int
+
+
+def _read_header(stream: Stream) -> _Header:
+    magic, rank = struct.unpack("<II", stream.take(8))
     if magic not in _TYPES:
         known = ", ".join(f"{m:08X}" for m in _TYPES)
         raise bad(stream.path, f"begins with {magic:08X}; a NORB matrix begins with one of {known}")
     if rank not in _RANKS:
         raise bad(stream.path, f"says that it has {rank} axes; 1 to {max(_RANKS)} are wanted")
     fields = max(rank, 3)
-    sizes: tuple[int, ...] = stream.unpack(f"<{fields}I")
+    sizes: tuple[int, ...] = struct.unpack(f"<{fields}I", stream.take(4 * fields))
     if any(n != 1 for n in sizes[rank:]):
         raise bad(stream.path, f"has sizes {list(sizes)} for {rank} axes; the further ones must be 1")
     if 0 in sizes:
         raise bad(stream.path, f"says that its shape is {list(sizes[:rank])}: it holds nothing")
-    return _TYPES[magic], sizes[:rank], 8 + 4 * fields
+    return _Header(_TYPES[magic], sizes[:rank], 8 + 4 * fields)

@@ -1,33 +1,34 @@
-"""Reading files that may be damaged or hostile: nothing is allocated that the file cannot hold.
+"""Read files that may be damaged or hostile: nothing is allocated that the file cannot hold.
 
-A `Stream` knows how many bytes can still come: for a plain file what is left of it, for a compressed one at most
-1032 times its size, since deflate writes no more than 258 bytes for two bits. Every claim of a header is held
-against that number, and against a cap, before memory is asked for; data are inflated piece by piece, never whole.
-Whatever the system or a decompressor has to say against a file becomes one `DataError` that names it.
+A `Stream` knows how many bytes can still come: of a plain file what is left of it, of a gzip at most 1032 times its
+size, since deflate writes no more than 258 bytes for two bits. Every claim of a header is compared with that number,
+and with a cap, before memory is asked for. This stays by hand since numpy and gzip allocate what a header claims.
 """
 
 from __future__ import annotations
 
+import gzip
 import math
 import os
 import stat
 import struct
+import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO, Protocol
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import DTypeLike
 
 from torchcaps.errors import DataError
 
-__all__ = ["MOST", "Stream", "bad", "byte_count", "content", "opened", "plain", "size_of"]
+__all__ = ["EXPANSION", "MOST", "Stream", "bad", "content", "opened", "size_of"]
 
 MOST = 1 << 30
-"""Bytes that a reader hands out at most, unless it is told otherwise: 1 GiB."""
+"""Bytes that a reader returns at most, unless it is told otherwise: 1 GiB."""
 
 EXPANSION = 1032
 """Deflate expands no byte to more than this many."""
@@ -35,30 +36,38 @@ EXPANSION = 1032
 _CHUNK = 1 << 18
 _LONGEST_REASON = 300
 _GZIP = b"\x1f\x8b"
-_GZIP_BITS = 31
-_TROUBLE = (OSError, EOFError, ValueError, OverflowError, RuntimeError, MemoryError, struct.error, zlib.error)
+_LIBRARY_ERRORS = (
+    OSError,  # also gzip.BadGzipFile
+    EOFError,
+    ValueError,
+    OverflowError,
+    RuntimeError,  # zipfile, for encrypted members
+    MemoryError,
+    struct.error,
+    zlib.error,
+    zipfile.BadZipFile,
+    tarfile.TarError,
+)
+"""What the system and the standard library raise on damaged files."""
 
 
 def bad(path: Path, reason: str) -> DataError:
-    """The one error of all readers: which file, and what is wrong with it, in one line."""
+    """Return the error of all readers: which file, and what is wrong with it, in one line."""
     return DataError(f"{str(path)!r}: {' '.join(reason.split())[:_LONGEST_REASON]}")
 
 
 def size_of(file: BinaryIO) -> int:
-    """Bytes in an open file."""
+    """Return the length of an open file in bytes."""
     return os.fstat(file.fileno()).st_size
-
-
-def byte_count(path: Path, shape: Sequence[int], itemsize: int, most: int) -> int:
-    """Bytes of an array of that shape, by exact integers; refused beyond `most` (axes of 0 count as 1 there)."""
-    if itemsize * math.prod(max(n, 1) for n in shape) > most or min(shape, default=0) < 0:
-        raise bad(path, f"claims {itemsize} bytes x {list(shape)}; at most {most:,} bytes are read")
-    return itemsize * math.prod(shape)
 
 
 @contextmanager
 def opened(path: Path) -> Iterator[BinaryIO]:
-    """A regular file, open for reading; all that goes wrong while it is read is `DataError`."""
+    """Open a regular file for reading.
+
+    Raises:
+        DataError: for whatever goes wrong while it is read, also in the block.
+    """
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             raise bad(path, "is not a regular file; give the path of the file itself")
@@ -68,123 +77,78 @@ def opened(path: Path) -> Iterator[BinaryIO]:
         raise
     except FileNotFoundError as error:
         raise bad(path, "there is no such file") from error
-    except (*_TROUBLE, zipfile.BadZipFile) as error:
+    except _LIBRARY_ERRORS as error:
         raise bad(path, f"cannot be read: {error or type(error).__name__}; it is damaged or of another kind") from error
 
 
-class Inflate:
-    """One deflated stream, read in pieces of bounded size; its checksum and its end are checked."""
+class Readable(Protocol):
+    """An open file, or what it holds compressed."""
 
-    def __init__(self, feed: Callable[[int], bytes], bits: int) -> None:
-        self._feed = feed
-        self._inflater = zlib.decompressobj(bits)
-        self._pending = b""
-
-    def read(self, count: int) -> bytes:
-        """At most `count` > 0 bytes; b"" only once the stream has ended well and nothing follows it."""
-        while not self._inflater.eof:
-            piece = self._inflater.decompress(self._pending, count)
-            self._pending = self._inflater.unconsumed_tail
-            if piece:
-                return piece
-            if not self._inflater.eof:
-                self._pending = self._feed(_CHUNK)
-                if not self._pending:
-                    raise EOFError("the compressed data are cut short")
-        if self._inflater.unused_data or self._feed(1):
-            raise EOFError("bytes follow the end of the compressed data")
-        return b""
+    def read(self, count: int, /) -> bytes: ...
 
 
 class Stream:
-    """Bytes read forwards, of which at most `left` (if `exact`: just so many) can still come."""
+    """Bytes that are read forwards.
 
-    def __init__(self, path: Path, read: Callable[[int], bytes], left: int, *, exact: bool = True) -> None:
+    Attributes:
+        path: The file, for error messages.
+        left: Number of bytes that can still come at most; exactly so many if the stream is not compressed.
+        is_plain: Whether the stream is not compressed.
+    """
+
+    def __init__(self, path: Path, file: Readable, left: int, *, is_plain: bool = True) -> None:
         self.path = path
         self.left = left
-        self.exact = exact
-        self._read = read
-
-    def some(self, count: int) -> bytes:
-        """At most `count` bytes of those left; b"" at the end."""
-        piece = self._read(min(count, self.left)) if self.left else b""
-        self.left -= len(piece)
-        return piece
+        self.is_plain = is_plain
+        self._file = file
 
     def take(self, count: int) -> bytes:
-        """Exactly `count` bytes."""
+        """Read exactly `count` bytes."""
         return self.array((count,), np.uint8).tobytes()
 
-    def unpack(self, layout: str) -> tuple[Any, ...]:
-        """The next values by a layout of `struct`."""
-        return struct.unpack(layout, self.take(struct.calcsize(layout)))
+    def array(self, shape: Sequence[int], dtype: DTypeLike) -> np.ndarray:
+        """Read the next values as an array; it is allocated only if so many bytes can follow.
 
-    def array(self, shape: Sequence[int], dtype: DTypeLike) -> NDArray[Any]:
-        """The next values as an array; allocated only after the bytes were found to be possible."""
+        Raises:
+            DataError: if they cannot, or do not.
+        """
         dtype = np.dtype(dtype)
-        size = self.claim(dtype.itemsize * math.prod(shape))
+        size = dtype.itemsize * math.prod(shape)
+        if size > self.left:
+            reason = f"{size:,} more bytes are wanted and at most {self.left:,} can follow"
+            raise bad(self.path, f"{reason}; it is cut short, or its header is wrong")
+        self.left -= size
         out = np.empty(size, np.uint8)
         done = 0
+        # In pieces: memory that is not written to costs nothing, whatever a header claims.
         while done < size:
-            piece = self._piece(size - done)
+            piece = self._file.read(min(size - done, _CHUNK))
+            if not piece:
+                raise bad(self.path, f"is cut short: {size - done:,} more bytes are wanted")
             out[done : done + len(piece)] = np.frombuffer(piece, np.uint8)
             done += len(piece)
         return out.view(dtype).reshape(shape)
 
-    def skip(self, count: int) -> None:
-        """Pass over exactly `count` bytes."""
-        self.claim(count)
-        while count:
-            count -= len(self._piece(count))
-
-    def claim(self, count: int) -> int:
-        """Set aside the next `count` bytes, which must be possible."""
-        if count > self.left:
-            reason = f"{count:,} more bytes are wanted and at most {self.left:,} can follow"
-            raise bad(self.path, f"{reason}; it is cut short, or its header is wrong")
-        self.left -= count
-        return count
-
-    def part(self, count: int) -> Stream:
-        """The next `count` bytes as a stream of their own, to be read to its end before this one goes on."""
-        self.claim(count)
-        return Stream(self.path, self._read, count)
-
-    def inflated(self, bits: int, most: int) -> Stream:
-        """What these bytes hold compressed: at most `most` bytes of it."""
-        return Stream(self.path, Inflate(self.some, bits).read, min(most, EXPANSION * self.left), exact=False)
-
-    def drain(self) -> None:
-        """Pass over what is left; if `exact`, all of it must be there."""
-        if self.exact:
-            self.skip(self.left)
-        while self.some(_CHUNK):
-            pass
-
-    def end(self) -> None:
-        """Nothing may follow."""
-        if self.left if self.exact else self._read(1):
-            raise bad(self.path, "holds more data than its header says; it is damaged or of another kind")
-
-    def _piece(self, count: int) -> bytes:
-        piece = self._read(min(count, _CHUNK))
-        if not piece:
-            raise bad(self.path, f"is cut short: {count:,} more bytes are wanted")
+    def read(self, count: int) -> bytes:
+        """Read at most `count` bytes of those that can still come; b"" at the end."""
+        piece = self._file.read(min(count, self.left))
+        self.left -= len(piece)
         return piece
 
-
-@contextmanager
-def plain(path: Path) -> Iterator[Stream]:
-    """The bytes of a file."""
-    with opened(path) as file:
-        yield Stream(path, file.read, size_of(file))
+    def end(self) -> None:
+        """Refuse bytes that follow; the end of a gzip is where its checksum is compared."""
+        if self._file.read(1):
+            raise bad(self.path, "holds more data than its header says; it is damaged or of another kind")
 
 
 @contextmanager
 def content(path: Path, most: int = MOST) -> Iterator[Stream]:
-    """The bytes of a file or, if it begins as a gzip does, at most `most` bytes of what it holds compressed."""
+    """Open a file as a stream or, if it begins as a gzip does, at most `most` bytes of its content."""
     with opened(path) as file:
-        zipped = file.read(2) == _GZIP
+        is_gzip = file.read(2) == _GZIP
         file.seek(0)
-        stream = Stream(path, file.read, size_of(file))
-        yield stream.inflated(_GZIP_BITS, most) if zipped else stream
+        if not is_gzip:
+            yield Stream(path, file, size_of(file))
+            return
+        with gzip.GzipFile(fileobj=file) as inner:
+            yield Stream(path, inner, min(most, EXPANSION * size_of(file)), is_plain=False)

@@ -4,7 +4,7 @@ python -m benchmarks.crossover [--threads 1] [--json benchmarks/crossover.json]
 python -m benchmarks.crossover --what convolutions [--threads 1] [--json benchmarks/convolutions.json]
 
 votes           small layers of both routers, forward and backward: what `routing.dispatch.WORTH` rests on
-convolutions    by way of spectra and torch's, forward and backward: what `kernels.fourier.DEARNESS` rests on; "taken"
+convolutions    by way of spectra and torch's, forward and backward: what `kernels.fourier.FFT_COST` rests on; "taken"
                 is what `kernels.fourier.is_faster` says
 """
 

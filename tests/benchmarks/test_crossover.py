@@ -28,7 +28,7 @@ def test_the_table_of_convolutions(tmp_path, monkeypatch, capsys):
     small, large = crossover.Convolution(16, 32, 2, 2, 5), crossover.Convolution(16, 16, 5, 1, 10)
     monkeypatch.setattr(crossover, "CONVOLUTIONS", [small, large])
     monkeypatch.setattr(crossover, "SAMPLES", (1, 3))
-    monkeypatch.setattr(fourier, "DEARNESS", 0)
+    monkeypatch.setattr(fourier, "FFT_COST", 0)
     monkeypatch.setenv(SWITCH, "plain")
     path = tmp_path / "convolutions.json"
     assert crossover.main(["--what", "convolutions", "--seconds", "0.001", "--json", str(path)]) == 0

@@ -101,7 +101,7 @@ def test_small_tiles_change_nothing(choice: Dynamic, monkeypatch: pytest.MonkeyP
     x, W = normal(3, 7, 4, seed=2), normal(7, 5, 6, 4, seed=3)
     whole = couple(x, W, **keywords(choice))
     for votes in (1, 200):  # one child at a time; two, with one left over
-        monkeypatch.setattr(contrastive_ops, "TILE", votes)
+        monkeypatch.setattr(contrastive_ops, "MAX_VOTES", votes)
         torch.testing.assert_close(couple(x, W, **keywords(choice)), whole, rtol=1e-13, atol=0)
 
 
@@ -275,4 +275,4 @@ def test_the_votes_are_never_stored(choice: Dynamic) -> None:
     with Largest() as theirs:
         plain(x, W, choice)
     assert theirs.bytes >= votes
-    assert ours.bytes <= max(W.nbytes, c.nbytes, 4 * contrastive_ops.TILE) < votes / 3
+    assert ours.bytes <= max(W.nbytes, c.nbytes, 4 * contrastive_ops.MAX_VOTES) < votes / 3

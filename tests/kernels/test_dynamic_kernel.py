@@ -19,9 +19,10 @@ from torch import Tensor
 from support.problems import PROBLEMS, Problem
 from support.tensor_sizes import Largest, pairwise
 from torchcaps.kernels import chunked_dynamic, dynamic
+from torchcaps.kernels.compiled_dynamic import CompiledPasses
 from torchcaps.kernels.dynamic import dynamic_routing
 from torchcaps.kernels.loops import elementary, loop, simd
-from torchcaps.kernels.simd_layout import Looped
+from torchcaps.kernels.records import VECTOR_BYTES
 from torchcaps.kernels.threads import SWITCH
 from torchcaps.math.pose import vector_votes
 from torchcaps.math.squash import norm, squash
@@ -37,13 +38,13 @@ sizes = st.tuples(st.integers(1, 40), *[st.integers(1, 9)] * 4)  # b i j k d
 seeds = st.integers(0, 10_000)
 
 
-@pytest.fixture(params=["loops", "tiles"])
+@pytest.fixture(params=["loops", "chunks"])
 def way(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Both forms of the passes; tiles so small that there are several."""
+    """Both forms of the passes; chunks so small that there are several."""
     with pytest.MonkeyPatch.context() as patch:
-        if request.param == "tiles":
-            patch.setattr(dynamic, "suits", lambda *tensors: False)
-            patch.setattr(chunked_dynamic, "TILE", 200)
+        if request.param == "chunks":
+            patch.setattr(dynamic, "has_loops", lambda *tensors: False)
+            patch.setattr(chunked_dynamic, "MAX_VOTES", 200)
         yield request.param
 
 
@@ -120,7 +121,7 @@ def test_any_number_of_iterations(way: str, choice: Dynamic) -> None:
 
 @pytest.mark.parametrize("choice", THROUGH[::3], ids=str)
 def test_more_samples_and_children_than_a_tile(choice: Dynamic) -> None:
-    """What the last pass back holds in lanes at once is 64 samples of 16 children in float64."""
+    """What the last backward pass lays out in blocks at once is 64 samples of 16 children in float64."""
     x, W, a = problem((70, 35, 3, 6, 5), 5)
     near(ours(x, W, a, choice), plain(x, W, a, choice), 1e-13 * max(1e3, shortest(x, W) ** 2))
 
@@ -141,10 +142,10 @@ def test_couplings_made_again_from_huge_logits(way: str, choice: Dynamic) -> Non
 def test_the_way_back_finds_the_same_softmax_bit_for_bit(scale: float) -> None:
     """The largest coupling of a child is exp(0) / the sum."""
     x, W, a = problem((37, 19, 5, 7, 6), 43, torch.float32)
-    passes = Looped(scale * x.detach(), W, cosine=False, over="parents", share=0.2)
+    passes = CompiledPasses(scale * x.detach(), W, cosine=False, over="parents", share=0.2)
     totals, scales, C = dynamic.iterate(passes, 2, "dot", "accumulated")
-    Z = passes.marks(1)
-    passes.pull(squash(totals[0]), totals[1], a, scales[0], Z[0])
+    Z = passes.new_softmax(1)
+    passes.query_grad(squash(totals[0]), totals[1], a, scales[0], Z[0])
     assert torch.equal(C.amax(1), Z[0, 1, :, 0])
 
 
@@ -291,7 +292,7 @@ def test_the_votes_are_never_stored(over: str) -> None:
     b, i, j, k, d = 32, 128, 10, 16, 8
     x, W = normal(b, i, d, seed=0, dtype=torch.float32), normal(i, j, k, d, seed=1, dtype=torch.float32)
     with Largest() as most, torch.no_grad():
-        passes = Looped(x, W, cosine=True, over=over, share=0.1)
+        passes = CompiledPasses(x, W, cosine=True, over=over, share=0.1)
         totals, scales, _ = dynamic.iterate(passes, 3, "cosine", "accumulated")
         dynamic._retrace(passes, totals[-1], totals, torch.stack(scales), "cosine", "accumulated")
     assert most.bytes <= max(b * i * j * 4, W.nbytes) < b * i * j * k * 4 / 3
@@ -309,7 +310,7 @@ def test_what_is_kept_for_the_way_back(way: str, choice: Dynamic) -> None:
     assert [t.shape for t in large] == ([c.shape] if choice.gradient == "last" else [])
 
 
-# --- Lanes ----------------------------------------------------------------------------------------------------------
+# --- Vectors --------------------------------------------------------------------------------------------------------
 
 
 @loop
@@ -319,8 +320,8 @@ def exponentials(a: Any, out: Any) -> None:
 
 
 @pytest.mark.parametrize(("kind", "least", "most"), [(np.float32, -87, 88), (np.float64, -708, 709)])
-def test_exp_of_lanes(kind: type, least: float, most: float) -> None:
-    a = np.linspace(least, most, 64 * 64).astype(kind).reshape(-1, simd.BYTES // kind().itemsize)
+def test_exp_of_vectors(kind: type, least: float, most: float) -> None:
+    a = np.linspace(least, most, 64 * 64).astype(kind).reshape(-1, VECTOR_BYTES // kind().itemsize)
     came = np.empty_like(a)
     exponentials(a, came)
     exact = np.exp(a.astype(np.longdouble))

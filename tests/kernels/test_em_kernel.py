@@ -1,4 +1,4 @@
-"""EM routing without votes is EM routing: parents, assignments and gradients, in loops and in tiles."""
+"""EM routing without votes is EM routing: parents, assignments and gradients, in compiled loops and in chunks."""
 
 from __future__ import annotations
 
@@ -14,10 +14,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from support.tensor_sizes import Largest, pairwise
-from torchcaps.kernels import chunked_em, simd_layout
 from torchcaps.kernels import em as kernel
 from torchcaps.kernels.em import em_routing
-from torchcaps.kernels.loops import simd
 from torchcaps.math.grid import Grid, Window
 from torchcaps.math.pose import add_coordinates, matrix_votes
 from torchcaps.routing import EM, em
@@ -113,11 +111,11 @@ def near(found: list[Tensor], wanted: list[Tensor], tolerance: float) -> None:
         torch.testing.assert_close(x, y, rtol=0, atol=tolerance * largest + 1e-300)
 
 
-@pytest.fixture(params=["loops", "tiles"], autouse=True)
+@pytest.fixture(params=["loops", "chunks"], autouse=True)
 def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Every test for the compiled loops and for the form that other devices take."""
-    if request.param == "tiles":
-        monkeypatch.setattr(kernel, "suits", lambda x: False)
+    if request.param == "chunks":
+        monkeypatch.setattr(kernel, "has_loops", lambda x: False)
     yield request.param
 
 
@@ -339,20 +337,9 @@ def test_the_votes_are_never_stored() -> None:
     job = task(32, 16, 8, 67, Grid(6, 6).window(3, 1), dtype=torch.float32)
     pose, activation, W, _, beta_a, beta_u = job.inputs
     how = [0.01, 0.02, 0.03], 5e-4, 0.0, False, True
-    layer = kernel.Layer(pose, activation.log(), W, None, beta_a, beta_u, job.seen, *how)
+    layer = kernel.EmInputs(pose, activation.log(), W, None, beta_a, beta_u, job.seen, *how)
     with Largest() as most, torch.no_grad():
         mean, logit, coupling, *record = kernel._forward_loops(layer, True)
         kernel._backward_loops(layer, *record, mean, logit)
     votes = coupling.nbytes * 16
     assert most.bytes <= 2 * coupling.nbytes < votes / 7
-
-
-@ONLY_LOOPS
-def test_loops_and_operators_mean_the_same_rows() -> None:
-    """Both name them, since the operators must not import numba."""
-    from torchcaps.kernels.loops import em as loops
-
-    assert simd_layout.BYTES == simd.BYTES
-    assert kernel.BYTES == loops.BYTES
-    for name in ("FIT", "LOGIT", "LSE", "MASS", "POSE"):
-        assert getattr(loops, name) == getattr(chunked_em, name)

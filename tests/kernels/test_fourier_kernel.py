@@ -17,7 +17,8 @@ from torchcaps.kernels import fft_planes, fourier
 from torchcaps.kernels.fourier import fourier_conv2d
 from torchcaps.kernels.loops import fourier as loops
 from torchcaps.kernels.loops import loop, simd
-from torchcaps.kernels.simd_layout import lanes
+from torchcaps.kernels.records import VECTOR_BYTES, Waves
+from torchcaps.kernels.simd_layout import block_size
 from torchcaps.layers import Convolution
 from torchcaps.testing import assert_finite
 
@@ -62,7 +63,7 @@ def normal(*shape: int, seed: int, dtype: torch.dtype = torch.float64) -> Tensor
 
 def problem(shape: Shape, seed: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
     """x, w and weights of a sum over the results."""
-    L, s = lanes(dtype), shape.stride
+    L, s = block_size(dtype), shape.stride
     x = normal(shape.b, shape.below * L, *shape.sides, seed=seed, dtype=dtype)
     w = normal(shape.above * L, shape.below * L, *shape.taps, seed=seed + 1, dtype=dtype)
     places = [(n - t) // s + 1 for n, t in zip(shape.sides, shape.taps, strict=True)]
@@ -142,7 +143,7 @@ def test_chosen_shapes(shape: Shape, dtype: torch.dtype, tolerance: float) -> No
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_a_real_size(dtype: torch.dtype) -> None:
     """CapsNet's primary layer but for the number of channels."""
-    shape = Shape(6, 64 // lanes(dtype), 32 // lanes(dtype), (20, 20), (9, 9), 2)
+    shape = Shape(6, 64 // block_size(dtype), 32 // block_size(dtype), (20, 20), (9, 9), 2)
     x, w, a = problem(shape, 5, dtype)
     near(ours(x, w, a, 2), torchs(x, w, a, 2), 1e-5 if dtype == torch.float32 else 1e-10)
 
@@ -196,7 +197,7 @@ def test_one_sample_is_the_first_of_many() -> None:
 
 
 def test_an_empty_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fourier, "DEARNESS", 0)
+    monkeypatch.setattr(fourier, "FFT_COST", 0)
     layer, x = Convolution(16, 16, 5), torch.zeros(0, 16, 10, 10, requires_grad=True)
     y = layer(x)
     y.sum().backward()
@@ -262,7 +263,7 @@ def test_the_operators_keep_their_word() -> None:
 
 
 def test_a_layer_compiles_as_one_graph_for_all_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fourier, "DEARNESS", 0)
+    monkeypatch.setattr(fourier, "FFT_COST", 0)
     graphs: list[list[str]] = []
 
     def backend(graph: Any, inputs: Any) -> Any:
@@ -281,7 +282,7 @@ def test_a_layer_compiles_as_one_graph_for_all_batches(monkeypatch: pytest.Monke
     assert ["torchcaps.fourier_conv.default" in graph for graph in graphs] == [True]
 
 
-# --- Spectra and lanes ----------------------------------------------------------------------------------------------
+# --- Spectra and vectors ---------------------------------------------------------------------------------------------
 
 
 def tables(N: int, frequencies: int, places: int, weights: Any = 1.0) -> Any:
@@ -303,45 +304,44 @@ def phases(x: Tensor, s: int, N: Pair) -> Tensor:
 @pytest.mark.parametrize(("h", "w"), [(5, 6), (6, 5), (1, 2), (7, 7)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_spectra_are_those_of_torch_and_lead_back(s: int, h: int, w: int, dtype: torch.dtype) -> None:
-    o, i, kind = 3, 2 * lanes(dtype), torch.empty(0, dtype=dtype).numpy().dtype
+    o, i, kind = 3, 2 * block_size(dtype), torch.empty(0, dtype=dtype).numpy().dtype
     places = -(-h // s), -(-w // s)
     N, K = (places[0] + 1, places[1] + 2), (places[1] + 2) // 2 + 1  # the grid is larger than the plane
     x, digits = normal(o, h, w, i, seed=25, dtype=dtype), 20 * torch.finfo(dtype).eps
     rows, D = tables(N[0], N[0] // 2 + 1, places[0]).astype(kind), torch.empty(K, N[0], o, s * s, 2 * i, dtype=dtype)
-    loops.to_spectra(x.numpy(), D.numpy(), s, rows, tables(N[1], K, places[1]).astype(kind), 0, 2 * o)
+    loops.to_spectra(x.numpy(), D.numpy(), s, Waves(rows, tables(N[1], K, places[1]).astype(kind)), 0, 2 * o)
     wanted = torch.fft.rfft2(phases(x, s, N).double()).permute(4, 3, 0, 2, 1)  # [k n o (p q) i]
     near([D.view(*D.shape[:-1], i, 2)], [torch.view_as_real(wanted)], digits)
     weights = np.array([1 + (0 < k < N[1] - k) for k in range(K)]) / (N[0] * N[1])
     again = torch.ones_like(x)
-    loops.from_spectra(
-        D.numpy(), again.numpy(), s, rows, tables(N[1], K, places[1], weights).astype(kind), 0, 2 * o
-    )  # fmt: skip
+    weighted = tables(N[1], K, places[1], weights).astype(kind)
+    loops.from_spectra(D.numpy(), again.numpy(), s, Waves(rows, weighted), 0, 2 * o)
     near([again], [1 + x], digits)
 
 
 def test_a_part_of_the_vectors_leaves_the_others_alone() -> None:
     x = normal(2, 3, 3, 16, seed=27)  # four vectors
     D, table = torch.full((2, 3, 2, 1, 32), 7.0, dtype=x.dtype), tables(3, 2, 3)
-    loops.to_spectra(x.numpy(), D.numpy(), 1, table, table, 1, 3)
+    loops.to_spectra(x.numpy(), D.numpy(), 1, Waves(table, table), 1, 3)
     touched = (D != 7).all(0).all(0)[:, 0]  # [o (i 2)]
     assert touched.unflatten(1, (2, 16)).all(-1).tolist() == [[False, True], [True, False]]
     assert touched.sum() == 32
 
 
 @loop
-def braids(a: Any, out: Any) -> None:
-    """Rows by twos, braided; then the same unbraided again."""
+def interleaved(a: Any, out: Any) -> None:
+    """Rows by twos, interleaved; then the same deinterleaved again."""
     for n in range(0, a.shape[0], 2):
-        pair = simd.braid(simd.load(a, (n,)), simd.load(a, (n + 1,)))
+        pair = simd.interleave(simd.load(a, (n,)), simd.load(a, (n + 1,)))
         simd.store(out, (0, n), pair)
-        simd.store(out, (1, n), simd.unbraid(pair[0], pair[1]))
+        simd.store(out, (1, n), simd.deinterleave(pair[0], pair[1]))
 
 
 @pytest.mark.parametrize("kind", [np.float32, np.float64])
-def test_braid_and_unbraid(kind: type) -> None:
-    L = simd.BYTES // kind().itemsize
+def test_interleave_and_deinterleave(kind: type) -> None:
+    L = VECTOR_BYTES // kind().itemsize
     a = np.arange(6 * L, dtype=kind).reshape(6, L)
     out = np.zeros((2, 6, L), kind)
-    braids(a, out)
+    interleaved(a, out)
     assert (out[0].reshape(3, L, 2) == a.reshape(3, 2, L).transpose(0, 2, 1)).all()
     assert (out[1] == a).all()

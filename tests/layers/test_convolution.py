@@ -124,7 +124,7 @@ def test_the_switch(taken: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_whoever_wants_fewer_digits_has_torchs(taken: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fourier, "DEARNESS", 0)
+    monkeypatch.setattr(fourier, "FFT_COST", 0)
     few = {"in_channels": 16, "out_channels": 16}, (2, 16, 10, 10)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert same(*few)
@@ -160,7 +160,7 @@ def test_numbers_that_cost_nothing_are_worth_it_sooner(monkeypatch: pytest.Monke
     conv, images = primary_of("28")
     found = []
     for dearness in (0, 50, 10**6):
-        monkeypatch.setattr(fourier, "DEARNESS", dearness)
+        monkeypatch.setattr(fourier, "FFT_COST", dearness)
         found.append(sum(is_faster(images(b), conv.weight, 2) for b in range(1, 300)))
     assert found == sorted(found, reverse=True)
     assert found[0] == 299 and found[-1] == 0

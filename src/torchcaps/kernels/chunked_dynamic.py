@@ -10,13 +10,13 @@ from torch import Tensor
 from torchcaps.math.pose import vector_votes
 from torchcaps.math.squash import norm
 
-__all__ = ["TILE", "Tiled"]
+__all__ = ["MAX_VOTES", "ChunkedPasses"]
 
-TILE = 2**21
+MAX_VOTES = 2**21
 """Votes that may exist at once, unless those of a single child are more."""
 
 
-class Tiled:
+class ChunkedPasses:
     """The passes (`kernels.dynamic.Passes`) over children x [b i d] with weights W [i j k d]."""
 
     def __init__(self, x: Tensor, W: Tensor, *, cosine: bool, over: str, share: float) -> None:
@@ -26,27 +26,27 @@ class Tiled:
         self.over = over
         self.share = share
 
-    def coupling(self) -> Tensor:
+    def new_coupling(self) -> Tensor:
         """Room for C [i j b]."""
         return self.x.new_empty(*self.W.shape[:2], len(self.x))
 
-    def marks(self, count: int) -> Tensor:
+    def new_softmax(self, count: int) -> Tensor:
         """Room for Z [t 3 b i j], with a single child or a single parent."""
         (b, i, _) = self.x.shape
         j = self.W.shape[1]
         return self.x.new_empty(count, 3, b, *((i, 1) if self.over == "parents" else (1, j)))
 
-    def seen(self, C: Tensor) -> Tensor:
+    def batch_first(self, C: Tensor) -> Tensor:
         """[b i j], where the batch lies together."""
         return C.movedim(-1, 0)
 
-    def first(self) -> Tensor:
+    def uniform_total(self) -> Tensor:
         """s of the uniform coupling, one matrix product."""
         return torch.einsum("ijkd,bid->bjk", self.W, self.x) * self.share
 
-    def again(self, q: Tensor, C: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def total(self, q: Tensor, C: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """s = sum_i c V with c = softmax(V . q), which goes into C; top and part [2 j b] of one over children."""
-        c = self.seen(self.coupling() if C is None else C)
+        c = self.batch_first(self.new_coupling() if C is None else C)
         s = torch.zeros_like(q)
         for n, V in self._votes():
             c[:, n] = self._logits(V, q)
@@ -56,7 +56,7 @@ class Tiled:
         own = scale.squeeze(2).transpose(1, 2).contiguous() if self.over == "children" else c.new_empty(2, 0, len(c))
         return s, own
 
-    def pull(self, q: Tensor, s: Tensor, ds: Tensor, scale: Tensor, Z: Tensor) -> Tensor:
+    def query_grad(self, q: Tensor, s: Tensor, ds: Tensor, scale: Tensor, Z: Tensor) -> Tensor:
         """dq; fills Z."""
         dq = torch.zeros_like(q)
         if self.over == "children":
@@ -69,7 +69,7 @@ class Tiled:
             dq += torch.einsum("bij,bijk->bjk", self._shares(n, V, q, ds, Z)[1], V)
         return dq
 
-    def scatter(self, q: list[Tensor], ds: list[Tensor], Z: Tensor, base: Tensor) -> tuple[Tensor, Tensor]:
+    def input_grads(self, q: list[Tensor], ds: list[Tensor], Z: Tensor, base: Tensor) -> tuple[Tensor, Tensor]:
         """dx [b i d] and dW [i j k d]."""
         dx = torch.empty_like(self.x)
         dW = torch.empty_like(self.W)
@@ -83,7 +83,7 @@ class Tiled:
             dx[:, n], dW[n] = self._back(n, dV)
         return dx, dW
 
-    def straight(self, c: Tensor, ds: Tensor) -> tuple[Tensor, Tensor]:
+    def coupled_input_grads(self, c: Tensor, ds: Tensor) -> tuple[Tensor, Tensor]:
         """dx [b i d] and dW [i j k d] for dV = c ds."""
         dx = torch.empty_like(self.x)
         dW = torch.empty_like(self.W)
@@ -109,7 +109,7 @@ class Tiled:
         """Some children at a time."""
         (b, i, _) = self.x.shape
         (_, j, k, _) = self.W.shape
-        rows = max(1, TILE // max(1, b * j * k))
+        rows = max(1, MAX_VOTES // max(1, b * j * k))
         return (slice(first, first + rows) for first in range(0, i, rows))
 
     def _votes(self) -> Iterator[tuple[slice, Tensor]]:

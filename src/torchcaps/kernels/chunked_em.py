@@ -2,7 +2,8 @@
 
 The votes [b s c 16] of one parent type exist at a time, a J-th of all. The equations, forward and backward, are those
 of `loops.em` and `loops.em_backward`; letters as there: s window position, c = (n i) slot of a window, FIT rows of a
-Gaussian.
+Gaussian. It is what a GPU runs, where its speed was never measured; its results are tested on CPU tensors
+(tests/kernels/test_em_kernel.py, "chunks").
 """
 
 from __future__ import annotations
@@ -13,64 +14,71 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from torchcaps.kernels.records import FIT, LOGIT, LSE, MASS, POSE
 from torchcaps.math.gaussian import LOG_2PI
 from torchcaps.math.pose import as_matrix
 
-__all__ = ["FIT", "LOGIT", "LSE", "MASS", "POSE", "Layer", "Slopes", "backward", "forward"]
-
-POSE = 16
-LSE = 32
-MASS = 33
-LOGIT = 34
-FIT = 35
-"""Rows of a parent's Gaussian after mean 16 and variance 16: log sum_c exp s, mass, logit of the switch."""
+__all__ = ["EmInputGrads", "EmInputs", "backward", "forward"]
 
 
-class Layer(NamedTuple):
-    """What is routed, and how: poses [b P i 16], log activations [b P i], W [m j 4 4], offset [c 16], seen [s n]."""
+class EmInputs(NamedTuple):
+    """What EM routing routes, and its settings.
+
+    pose                  [b P i 16] poses of the children at P places
+    log_activation        [b P i]
+    weights               [m j 4 4]; slot c takes row c % m
+    offset                [c 16] added to the votes, or None
+    beta_a, beta_u        [j] learned costs of the paper
+    windows               [s n] the places of each window position
+    inverse_temperature   lambda of each iteration
+    min_variance          added to each variance
+    damping               share of the previous mean in the new one
+    descent               whether the assignment step is the one that lowers the free energy
+    across                whether all parents compete for a child, or only those of one type
+    """
 
     pose: Tensor
-    log_a: Tensor
-    W: Tensor
+    log_activation: Tensor
+    weights: Tensor
     offset: Tensor | None
     beta_a: Tensor
     beta_u: Tensor
-    seen: Tensor
-    lam: list[float]
+    windows: Tensor
+    inverse_temperature: list[float]
     min_variance: float
     damping: float
     descent: bool
     across: bool
 
     @property
-    def who(self) -> Tensor:
-        """[s c] the child (P i) in each slot."""
+    def slot_children(self) -> Tensor:
+        """The child (P i) in each slot, [s c]."""
         types = self.pose.shape[2]
-        return (self.seen.unsqueeze(-1) * types + torch.arange(types, device=self.seen.device)).flatten(1)
+        return (self.windows.unsqueeze(-1) * types + torch.arange(types, device=self.windows.device)).flatten(1)
 
     @property
-    def first(self) -> Tensor:
-        """[(P i)] log R of the first iteration: minus the log of how many parents can have the child."""
-        count = torch.bincount(self.who.flatten(), minlength=self.pose.shape[1] * self.pose.shape[2])
-        parents = self.W.shape[1] if self.across else 1
+    def first_log_assignment(self) -> Tensor:
+        """Log R of the first iteration [(P i)]: minus the log of the number of parents that see the child."""
+        count = torch.bincount(self.slot_children.flatten(), minlength=self.pose.shape[1] * self.pose.shape[2])
+        parents = self.weights.shape[1] if self.across else 1
         return -(count.clamp_min(1) * parents).to(self.pose.dtype).log()
 
     def gather(self, x: Tensor) -> Tensor:
-        """Of each child, [b P i ...] -> in each slot, [b s c ...]."""
-        return x.flatten(1, 2)[:, self.who]
+        """Return the values of children, [b P i ...], in each slot, [b s c ...]."""
+        return x.flatten(1, 2)[:, self.slot_children]
 
     def scatter(self, x: Tensor) -> Tensor:
-        """Summed over the slots that show a child: [b s c ...] -> [b (P i) ...]."""
+        """Sum values [b s c ...] over the slots of each child, to [b (P i) ...]."""
         children = self.pose.shape[1] * self.pose.shape[2]
-        return x.new_zeros(len(x), children, *x.shape[3:]).index_add_(1, self.who.flatten(), x.flatten(1, 2))
+        return x.new_zeros(len(x), children, *x.shape[3:]).index_add_(1, self.slot_children.flatten(), x.flatten(1, 2))
 
     def row(self) -> Tensor:
-        """[c] the row of W that a slot takes."""
-        return torch.arange(self.who.shape[1], device=self.W.device) % len(self.W)
+        """Return the row of the weights that each slot takes, [c]."""
+        return torch.arange(self.slot_children.shape[1], device=self.weights.device) % len(self.weights)
 
-    def share(self, logits: Tensor) -> Tensor:
-        """log R [b s j c]: log-softmax of the logits over a child's rivals."""
-        index = self.who.flatten()
+    def normalize(self, logits: Tensor) -> Tensor:
+        """Return log R [b s j c]: log-softmax of the logits over the parents that compete for a child."""
+        index = self.slot_children.flatten()
         slots = logits.transpose(1, 2).flatten(2)  # [b j (s c)]
         most = slots.amax(1, keepdim=True) if self.across else slots  # [b g (s c)]
         wide = index.expand_as(most)
@@ -81,51 +89,54 @@ class Layer(NamedTuple):
         norm = torch.zeros_like(top).index_add_(2, index, e.sum(1, keepdim=True) if self.across else e)
         return (above - norm[..., index].log()).view_as(logits.transpose(1, 2)).transpose(1, 2)
 
-    def rivals(self, g: Tensor) -> Tensor:
-        """The sum of g [b s j c] over a child's rivals, in each slot of the child: [b s 1|j c]."""
+    def competitor_sum(self, g: Tensor) -> Tensor:
+        """Sum g [b s j c] over the parents that compete for a child, in each slot of it: [b s 1|j c]."""
         total = (g.sum(2, keepdim=True) if self.across else g).permute(0, 1, 3, 2)  # [b s c g]
-        return self.scatter(total)[:, self.who].permute(0, 1, 3, 2)
+        return self.scatter(total)[:, self.slot_children].permute(0, 1, 3, 2)
 
 
-class Slopes(NamedTuple):
-    """The loss differentiated by the inputs of `Layer`."""
+class EmInputGrads(NamedTuple):
+    """Derivatives of the loss by the tensors of `EmInputs`."""
 
     pose: Tensor
-    log_a: Tensor
-    W: Tensor
+    log_activation: Tensor
+    weights: Tensor
     beta_a: Tensor
     beta_u: Tensor
 
 
-def _votes(layer: Layer, M: Tensor, W: Tensor) -> Tensor:
-    """M [b s c 4 4] and one parent's W [c 4 4] -> [b s c 16]."""
+def _votes(layer: EmInputs, M: Tensor, W: Tensor) -> Tensor:
+    """Return the votes [b s c 16] of M [b s c 4 4] for one parent with weights W [c 4 4]."""
     V = torch.einsum("bscrk,ckq->bscrq", M, W).flatten(3)
     return V if layer.offset is None else V + layer.offset
 
 
-def _fit(layer: Layer, V: Tensor, log_R: Tensor, log_a: Tensor, previous: Tensor, t: int, j: int) -> Tensor:
-    """M-step of one parent: V [b s c 16], log R and log a [b s c], previous mean [b s 16] -> [b s FIT]."""
+def _m_step(layer: EmInputs, V: Tensor, log_R: Tensor, log_a: Tensor, previous: Tensor, t: int, j: int) -> Tensor:
+    """M-step of one parent: from V [b s c 16], log R and log a [b s c], previous mean [b s 16] to [b s FIT]."""
+    # Weights of the slots, relative to the largest activation of the window.
     most = log_a.amax(-1, keepdim=True)
     total = log_R + (log_a - most)
     w = total.softmax(-1)
     lse = total.logsumexp(-1)
+    # The Gaussian.
     mean = torch.einsum("bsc,bsck->bsk", w, V)
     mean = mean + layer.damping * (previous - mean)
     variance = torch.einsum("bsc,bsck->bsk", w, (V - mean.unsqueeze(2)).square()) + layer.min_variance
+    # The activation.
     mass = (lse + most.squeeze(-1)).exp()
     cost = mass * (POSE * layer.beta_u[j] + 0.5 * variance.log().sum(-1))
-    logit = layer.lam[t] * (layer.beta_a[j] - cost)
+    logit = layer.inverse_temperature[t] * (layer.beta_a[j] - cost)
     return torch.cat([mean, variance, torch.stack([lse, mass, logit], -1)], -1)
 
 
-def _energy(layer: Layer, fit: Tensor, j: int) -> Tensor:
-    """[b s] the part of descent's energy that is the same for all slots."""
+def _energy(layer: EmInputs, fit: Tensor, j: int) -> Tensor:
+    """Return the term of descent's energy that is the same for all slots, [b s]."""
     variance = fit[..., POSE:LSE]
     each = POSE * (layer.beta_u[j] - 0.5)
     return 0.5 * (variance.log() + layer.min_variance / variance).sum(-1) + each
 
 
-def _bid(layer: Layer, V: Tensor, fit: Tensor, j: int) -> Tensor:
+def _e_step(layer: EmInputs, V: Tensor, fit: Tensor, j: int) -> Tensor:
     """E-step of one parent: logits [b s c]."""
     mean = fit[..., None, :POSE]
     variance = fit[..., None, POSE:LSE]
@@ -137,38 +148,57 @@ def _bid(layer: Layer, V: Tensor, fit: Tensor, j: int) -> Tensor:
     return base.unsqueeze(-1) - far
 
 
-def forward(layer: Layer) -> tuple[Tensor, Tensor]:
-    """log R of all iterations but the first [b t-1 s j c] and all Gaussians [b t s j FIT]."""
-    W = layer.W[layer.row()].unbind(1)  # J times [c 4 4]
+def forward(layer: EmInputs) -> tuple[Tensor, Tensor]:
+    """Route, and return what the backward pass needs.
+
+    Args:
+        layer: What is routed.
+
+    Returns:
+        log R of all iterations but the first [b t-1 s j c], and the Gaussians of all [b t s j FIT].
+    """
+    W = layer.weights[layer.row()].unbind(1)  # J times [c 4 4]
     M = as_matrix(layer.gather(layer.pose))
-    log_a = layer.gather(layer.log_a)
-    log_R = layer.first[layer.who].expand(len(M), len(W), -1, -1).transpose(1, 2)  # [b s j c]
+    log_a = layer.gather(layer.log_activation)
+    log_R = layer.first_log_assignment[layer.slot_children].expand(len(M), len(W), -1, -1).transpose(1, 2)  # [b s j c]
     shares = []
     fits = [M.new_zeros(*log_R.shape[:3], FIT)]
-    for t in range(len(layer.lam)):
+    for t in range(len(layer.inverse_temperature)):
         now = []
         bids = []
         for j, W_j in enumerate(W):
             V = _votes(layer, M, W_j)
-            now.append(_fit(layer, V, log_R[:, :, j], log_a, fits[-1][:, :, j, :POSE], t, j))
-            if t + 1 < len(layer.lam):
-                bids.append(_bid(layer, V, now[-1], j))
+            now.append(_m_step(layer, V, log_R[:, :, j], log_a, previous=fits[-1][:, :, j, :POSE], t=t, j=j))
+            if t + 1 < len(layer.inverse_temperature):
+                bids.append(_e_step(layer, V, now[-1], j))
         fits.append(torch.stack(now, 2))
         if bids:
-            log_R = layer.share(torch.stack(bids, 2))
+            log_R = layer.normalize(torch.stack(bids, 2))
             shares.append(log_R)
     kept = torch.stack(shares, 1) if shares else log_R.new_empty(len(M), 0, *log_R.shape[1:])
     return kept, torch.stack(fits[1:], 1)
 
 
-def backward(layer: Layer, shares: Tensor, fits: Tensor, g_mean: Tensor, g_logit: Tensor) -> Slopes:
-    """From the derivatives by the last mean [b s j 16] and logit [b s j]; see `loops.em_backward` for the equations."""
-    W = layer.W[layer.row()].unbind(1)
-    T = len(layer.lam)
+def backward(layer: EmInputs, log_assignments: Tensor, fits: Tensor, g_mean: Tensor, g_logit: Tensor) -> EmInputGrads:
+    """Differentiate by the inputs; see `loops.em_backward` for the equations and steps.
+
+    Args:
+        layer: What was routed.
+        log_assignments: log R of all iterations but the first [b t-1 s j c].
+        fits: Gaussians of all iterations [b t s j FIT].
+        g_mean: Derivative by the last mean [b s j 16].
+        g_logit: Derivative by the last logit [b s j].
+
+    Returns:
+        The derivatives by the tensors of `layer`.
+    """
+    W = layer.weights[layer.row()].unbind(1)
+    T = len(layer.inverse_temperature)
     M = as_matrix(layer.gather(layer.pose))
-    log_a = layer.gather(layer.log_a)
-    first = layer.first[layer.who].expand(len(M), len(W), -1, -1).transpose(1, 2)
-    log_R = [first, *shares.unbind(1)]  # [b s j c] each
+    log_a = layer.gather(layer.log_activation)
+    first = layer.first_log_assignment[layer.slot_children].expand(len(M), len(W), -1, -1).transpose(1, 2)
+    # The assignments and weights of every iteration again.
+    log_R = [first, *log_assignments.unbind(1)]  # [b s j c] each
     total = (log_a - log_a.amax(-1, keepdim=True)).unsqueeze(2)  # [b s 1 c]
     w = [(r + total - fits[:, t, ..., LSE, None]).exp() for t, r in enumerate(log_R)]
     beta_a = torch.zeros_like(layer.beta_a)
@@ -176,9 +206,10 @@ def backward(layer: Layer, shares: Tensor, fits: Tensor, g_mean: Tensor, g_logit
     g_s: list[Tensor] = []
     g_l: list[Tensor | None] = [None] * T
     slopes: list[tuple[Tensor, Tensor]] = [(g_mean, g_mean)] * T
+    # Steps 1 and 2, from the last iteration to the first.
     for t in reversed(range(T)):
         if t + 1 < T:
-            g_l[t] = g_s[-1] - log_R[t + 1].exp() * layer.rivals(g_s[-1])
+            g_l[t] = g_s[-1] - log_R[t + 1].exp() * layer.competitor_sum(g_s[-1])
         each = [
             _parent_back(layer, _votes(layer, M, W[j]), w[t], fits, g_l[t], slopes, g_mean, g_logit, t, j)
             for j in range(len(W))
@@ -188,19 +219,20 @@ def backward(layer: Layer, shares: Tensor, fits: Tensor, g_mean: Tensor, g_logit
         g_s.append(g)
         beta_a = beta_a + a.sum((0, 1))
         beta_u = beta_u + u.sum((0, 1))
+    # Step 3: through the votes to poses and weights.
     g_M = torch.zeros_like(M)
-    g_W = torch.zeros_like(layer.W)
+    g_W = torch.zeros_like(layer.weights)
     for j, W_j in enumerate(W):
         G = as_matrix(_votes_back(layer, _votes(layer, M, W_j), w, fits, g_l, slopes, j))
         g_M = g_M + torch.einsum("bscrq,ckq->bscrk", G, W_j)
         g_W[:, j] = torch.zeros_like(g_W[:, j]).index_add_(0, layer.row(), torch.einsum("bscrk,bscrq->ckq", M, G))
     g_pose = layer.scatter(g_M.flatten(3))
     g_log_a = layer.scatter(sum(g_s[1:], g_s[0]).sum(2))
-    return Slopes(g_pose.view_as(layer.pose), g_log_a.view_as(layer.log_a), g_W, beta_a, beta_u)
+    return EmInputGrads(g_pose.view_as(layer.pose), g_log_a.view_as(layer.log_activation), g_W, beta_a, beta_u)
 
 
 def _parent_back(
-    layer: Layer,
+    layer: EmInputs,
     V: Tensor,
     w: Tensor,
     fits: Tensor,
@@ -221,6 +253,7 @@ def _parent_back(
     d = V - mean.unsqueeze(2)
     on = fit[..., LOGIT].sigmoid()
     u = torch.zeros_like(on)
+    # Step 1: from the next iteration's logits, or the loss, to the Gaussian.
     if g_l is None:
         g_mu = g_mean[:, :, j]
         g_v = torch.zeros_like(mean)
@@ -238,7 +271,8 @@ def _parent_back(
         if layer.descent:
             g_z = on * (on - 1) * (0.5 * (S2 / v).sum(-1) + S0 * _energy(layer, fit, j))
             u = -POSE * on * S0
-    g_cost = -layer.lam[t] * g_z
+    # Step 2: through the fit to log R + log a.
+    g_cost = -layer.inverse_temperature[t] * g_z
     g_v = g_v + (0.5 * mass * g_cost).unsqueeze(-1) / v
     before = fits[:, t - 1, :, j, :POSE] if t > 0 else torch.zeros_like(mean)
     gap = (mean - before) * (damping / (1 - damping) if damping < 1 else 0.0)  # m - mu
@@ -251,7 +285,7 @@ def _parent_back(
 
 
 def _votes_back(
-    layer: Layer,
+    layer: EmInputs,
     V: Tensor,
     w: list[Tensor],
     fits: Tensor,

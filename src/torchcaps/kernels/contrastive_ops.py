@@ -1,7 +1,7 @@
 """Dynamic routing that never stores the votes V_ij = W_ij x_i [b i j k], and the sums of contrastive divergence.
 
-On a CPU these are passes of the compiled loops (`kernels.lanes`), which make the votes of a child, use and forget them.
-For other devices and types, and with TORCHCAPS_KERNELS=plain, there is a form without loops. What routing asks of the
+On a CPU these are compiled loops (`compiled_dynamic`), which compute the votes of a child, use and drop them.
+For other devices and types, and with TORCHCAPS_KERNELS=plain, there is a form without loops. What routing needs of the
 votes are sums over them, and each is a matrix product for every parent j:
 
     z_j = sum_i c_ij W_ij x_i          the children times their coupling [b (d i)], times W_j [(d i) k]
@@ -26,14 +26,15 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from torchcaps.kernels import simd_layout
+from torchcaps.kernels import compiled_dynamic as compiled
 from torchcaps.kernels.dynamic import iterate
+from torchcaps.kernels.simd_layout import from_blocks, has_loops, to_blocks
 from torchcaps.kernels.threads import switched_on
 from torchcaps.math.squash import norm, squash
 
 __all__ = ["forward", "grad", "reverse", "route"]
 
-TILE = 2**19
+MAX_VOTES = 2**19
 """Votes that may exist at once (2 MB in float32), unless those of a single child are more."""
 
 
@@ -55,11 +56,11 @@ def route(
     """
     wide = torch.float64 if _may_overflow(x, W) else x.dtype
     if iterations > 1 and _loops(x, W):
-        passes = simd_layout.Looped(
+        passes = compiled.CompiledPasses(
             x.to(wide), W.to(wide), cosine=agreement == "cosine", over=over, share=_uniform(W, over)
         )
         totals, _, C = iterate(passes, iterations, agreement, logits)
-        return passes.seen(C).to(x.dtype), totals[-1].to(x.dtype)  # [b i j], [b j k]
+        return passes.batch_first(C).to(x.dtype), totals[-1].to(x.dtype)  # [b i j], [b j k]
     x_t = _turn(x).to(wide)
     P = _ordered(W).to(wide)  # [d i b], [d i j k]
     inverse = _inverse_lengths(x_t, P) if agreement == "cosine" and iterations > 1 else None
@@ -80,9 +81,8 @@ def route(
 def forward(x: Tensor, W: Tensor, c: Tensor | float) -> Tensor:
     """z_j = sum_i c_ij W_ij x_i: children [b i d] and coupling [b i j], or one number for all, -> [b j k]."""
     if isinstance(c, Tensor) and _loops(x, W, c):
-        return simd_layout.from_lanes(
-            simd_layout.weigh(W, simd_layout.to_lanes(x, children=True), simd_layout.shares(c)), len(x)
-        )
+        total = compiled.weighted_sum(W, to_blocks(x, children=True), compiled.blocked_coupling(c))
+        return from_blocks(total, len(x))
     return _forward(_turn(x), _ordered(W), _turned(c))
 
 
@@ -90,7 +90,7 @@ def forward(x: Tensor, W: Tensor, c: Tensor | float) -> Tensor:
 def reverse(h: Tensor, W: Tensor, c: Tensor | float) -> Tensor:
     """sum_j c_ij W_ij^T h_j: parents [b j k] and coupling [b i j], or one number for all, -> [b i d], a view."""
     if isinstance(c, Tensor) and _loops(h, W, c):
-        return simd_layout.reverse(W, simd_layout.shares(c), simd_layout.to_lanes(h), len(h))
+        return compiled.reverse(W, compiled.blocked_coupling(c), to_blocks(h), len(h))
     P = _ordered(W)
     c = _turned(c)
     d, i, j, k = P.shape
@@ -116,9 +116,7 @@ def grad(x: Tensor, c: Tensor | float, a: Tensor, onto: Tensor | None = None) ->
     (_, i, d) = x.shape
     (_, j, k) = a.shape
     if isinstance(c, Tensor) and _loops(x, a, c):
-        return simd_layout.grad(
-            simd_layout.to_lanes(x, children=True), simd_layout.shares(c), simd_layout.to_lanes(a), onto
-        )
+        return compiled.weight_grad(to_blocks(x, children=True), compiled.blocked_coupling(c), to_blocks(a), onto)
     x_t = _turn(x)
     c = _turned(c)
     total = a.new_empty(d, i, j, k)
@@ -134,7 +132,7 @@ def grad(x: Tensor, c: Tensor | float, a: Tensor, onto: Tensor | None = None) ->
 
 
 def _loops(*tensors: Tensor) -> bool:
-    return switched_on() and simd_layout.suits(*tensors)
+    return switched_on() and has_loops(*tensors)
 
 
 def _uniform(W: Tensor, over: str) -> float:
@@ -189,7 +187,7 @@ def _inverse_lengths(x: Tensor, P: Tensor) -> Tensor:
     (_, i, j, k) = P.shape
     b = x.shape[2]
     square = x.new_empty(j, i, b)
-    rows = max(1, TILE // (b * j * k))
+    rows = max(1, MAX_VOTES // (b * j * k))
     for n in range(0, i, rows):
         W_n = P[:, n : n + rows].flatten(2).permute(1, 2, 0)  # [n (j k) d]
         x_n = x[:, n : n + rows].transpose(0, 1).contiguous()  # [n d b]

@@ -1,51 +1,71 @@
-"""Dynamic routing straight from children and weights, with its gradient: votes are made, used and forgotten.
+"""Dynamic routing straight from children and weights, with its gradient: votes are computed, used and dropped.
 
     dynamic_routing(x [b i d], W [i j k d], ...) -> total s [b j k], coupling c [b i j]
 
 is `routing.dynamic.route` on the votes W_ij x_i. Two operators of torch's library do the work, one forward and one
 back, by the equations of `loops.dynamic`. On a CPU the passes over the votes are its compiled loops; for any other
-device or type they make the votes of a few children at a time. Kept for the way back are the totals of the iterations
-[t b j k] and what a softmax over children divides by [t 2 j b]: couplings are made again with the votes. Only with
-gradient="last", for which the others do not count, the last coupling is kept instead.
+device or type they compute the votes of a few children at a time. Stored for the backward pass are the totals of the
+iterations [t b j k] and what a softmax over children divides by [t 2 j b]: couplings are computed again with the votes.
+Only with gradient="last", for which the other iterations do not count, the last coupling is stored instead.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from torchcaps.kernels.chunked_dynamic import Tiled
-from torchcaps.kernels.simd_layout import Looped, suits
+from torchcaps.kernels.chunked_dynamic import ChunkedPasses
+from torchcaps.kernels.compiled_dynamic import CompiledPasses
+from torchcaps.kernels.operators import GradContext, OperatorInputs
+from torchcaps.kernels.simd_layout import has_loops
 from torchcaps.math.squash import norm, squash
 
 __all__ = ["Passes", "dynamic_routing", "iterate"]
 
 
 class Passes(Protocol):
-    """What routing asks of the votes, never of one vote alone.
+    """Sums over the votes that dynamic routing needs; no vote is asked for alone.
 
-    coupling   room for one, C, which `seen` shows as [b i j]; `marks` is room for Z, what `pull` leaves for `scatter`
-    first      s [b j k] of the uniform coupling
-    again      s = sum_i c V with c = softmax(V . q), and c into C where that is given. With s the scale [2 j b] of a
-               softmax over children, its largest logit and 1 / its sum; over parents it is [2 0 b]
-    pull       dq of such a pass whose s has the derivative ds; fills one Z
-    scatter    dx and dW for dV = base + sum_t (c_t ds_t + e_t q_t) + u V (`loops.dynamic`)
-    straight   dx and dW for dV = c ds
+    There are two: compiled loops (`compiled_dynamic`), and plain torch for other devices and types (`chunked_dynamic`).
     """
 
     share: float
+    """The uniform coupling."""
 
-    def coupling(self) -> Tensor: ...
-    def seen(self, C: Tensor) -> Tensor: ...
-    def marks(self, count: int) -> Tensor: ...
-    def first(self) -> Tensor: ...
-    def again(self, q: Tensor, C: Tensor | None = None) -> tuple[Tensor, Tensor]: ...
-    def pull(self, q: Tensor, s: Tensor, ds: Tensor, scale: Tensor, Z: Tensor) -> Tensor: ...
-    def scatter(self, q: list[Tensor], ds: list[Tensor], Z: Tensor, base: Tensor) -> tuple[Tensor, Tensor]: ...
-    def straight(self, c: Tensor, ds: Tensor) -> tuple[Tensor, Tensor]: ...
+    def new_coupling(self) -> Tensor:
+        """Allocate a coupling C, which `batch_first` turns into [b i j]."""
+
+    def batch_first(self, C: Tensor) -> Tensor:
+        """Return a coupling C as [b i j]."""
+
+    def new_softmax(self, count: int) -> Tensor:
+        """Allocate Z [t ..], what `query_grad` of each iteration leaves for `input_grads`."""
+
+    def uniform_total(self) -> Tensor:
+        """Return s [b j k] of the uniform coupling."""
+
+    def total(self, q: Tensor, C: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return s = sum_i c V [b j k] with c = softmax(V . q), and the scale of the softmax.
+
+        Args:
+            q: Queries [b j k].
+            C: Takes the coupling, if given.
+
+        Returns:
+            s, and of a softmax over children its largest logit and 1 / its sum [2 j b]; over parents [2 0 b].
+        """
+
+    def query_grad(self, q: Tensor, s: Tensor, ds: Tensor, scale: Tensor, Z: Tensor) -> Tensor:
+        """Return dq [b j k] of a pass `total` whose s has the derivative ds; fill Z of one iteration."""
+
+    def input_grads(self, q: list[Tensor], ds: list[Tensor], Z: Tensor, base: Tensor) -> tuple[Tensor, Tensor]:
+        """Return dx and dW for dV = base + sum_t (c_t ds_t + e_t q_t) + u V (`loops.dynamic`)."""
+
+    def coupled_input_grads(self, c: Tensor, ds: Tensor) -> tuple[Tensor, Tensor]:
+        """Return dx and dW for dV = c ds."""
 
 
 def dynamic_routing(
@@ -57,12 +77,25 @@ def dynamic_routing(
     logits: str = "accumulated",
     gradient: str = "all",
 ) -> tuple[Tensor, Tensor]:
-    """Children [b i d], weights [i j k d] -> the last total s [b j k], before squash, and coupling [b i j], detached.
+    """Route children to parents without storing a vote.
 
-    The settings are those of `routing.Dynamic`. The coupling is a view in which the batch lies together.
+    Args:
+        x: Children [b i d].
+        W: Weights [i j k d].
+        iterations: This and all settings below are those of `routing.Dynamic`.
+        agreement: "dot" or "cosine".
+        over: What the coupling is normalized over, "parents" or "children".
+        logits: "accumulated" or "replaced".
+        gradient: "all" iterations, or the "last" one only.
+
+    Returns:
+        The last total s [b j k], before squash, and the coupling [b i j], detached, a view in which the batch lies
+        together.
     """
     learns = torch.is_grad_enabled() and (x.requires_grad or W.requires_grad)
-    total, _, _, coupling = _forward(x, W, iterations, agreement, over, logits, gradient if learns else "last")
+    total, _, _, coupling = _forward(
+        x, W, iterations, agreement=agreement, over=over, logits=logits, gradient=gradient if learns else "last"
+    )
     return total, coupling.detach()
 
 
@@ -73,7 +106,7 @@ def dynamic_routing(
 def _forward(
     x: Tensor, W: Tensor, iterations: int, agreement: str, over: str, logits: str, gradient: str
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The last total [b j k], those before it [t b j k], the scales [t 2 j b] and the last coupling [b i j].
+    """Return the last total [b j k], those before it [t b j k], the scales [t 2 j b] and the last coupling [b i j].
 
     `_backward` takes totals and scales, of all iterations but the first, or with gradient="last" the coupling alone.
     """
@@ -85,7 +118,7 @@ def _forward(
         if gradient == "last":
             earlier = []
             scales = []
-        return total, _kept(earlier, x, total.shape), _kept(scales, x, _scale(x, W, over)), passes.seen(C)
+        return total, _kept(earlier, x, total.shape), _kept(scales, x, _scale(x, W, over)), passes.batch_first(C)
 
 
 @_forward.register_fake
@@ -100,12 +133,12 @@ def _(
 
 
 def _kept(tensors: list[Tensor], like: Tensor, shape: Sequence[int]) -> Tensor:
-    """Tensors of a shape one after the other, [t ..]; [0 ..] if there is none."""
+    """Stack tensors of a shape, [t ..]; [0 ..] if there is none."""
     return torch.stack(tensors) if tensors else like.new_empty(0, *shape)
 
 
 def _scale(x: Tensor, W: Tensor, over: str) -> tuple[int, int, int]:
-    """The shape of what a softmax over children divides by; one over parents makes it again."""
+    """Return the shape of what a softmax over children divides by; one over parents computes it again."""
     return 2, W.shape[1] if over == "children" else 0, len(x)
 
 
@@ -122,26 +155,30 @@ def _backward(
     over: str,
     logits: str,
 ) -> tuple[Tensor, Tensor]:
-    """dx [b i d] and dW [i j k d] for the derivative ds [b j k] of the last total; a coupling stands for itself."""
+    """Return dx [b i d] and dW [i j k d] for the derivative ds [b j k] of the last total.
+
+    With a coupling [b i j], of gradient="last", the iterations before do not count.
+    """
     with torch.no_grad():
         passes = _passes(x, W, agreement, over)
         if coupling is not None:
-            return passes.straight(coupling, ds)
+            return passes.coupled_input_grads(coupling, ds)
         return _retrace(passes, ds, [*earlier, total], scales, agreement, logits)
 
 
 @_backward.register_fake
-def _(ds: Tensor, x: Tensor, W: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+def _(ds: Tensor, x: Tensor, W: Tensor, *_: object) -> tuple[Tensor, Tensor]:
     return x.new_empty(x.shape), W.new_empty(W.shape)
 
 
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor, Tensor]) -> None:
-    x, W, _, *ctx.settings, gradient = inputs
+def _setup(ctx: GradContext, inputs: OperatorInputs, output: tuple[Tensor, Tensor, Tensor, Tensor]) -> None:
+    (x, W, _, *settings, gradient) = inputs
+    ctx.settings = tuple(settings)
     ctx.mark_non_differentiable(*output[1:])
     ctx.save_for_backward(x, W, *output[:3], output[3] if gradient == "last" else None)
 
 
-def _grads(ctx: Any, ds: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+def _grads(ctx: GradContext, ds: Tensor, *_: Tensor | None) -> tuple[Tensor | None, ...]:
     dx, dW = _backward(ds, *ctx.saved_tensors, *ctx.settings)
     return dx, dW, None, None, None, None, None
 
@@ -153,22 +190,21 @@ _forward.register_autograd(_grads, setup_context=_setup)
 
 
 def _passes(x: Tensor, W: Tensor, agreement: str, over: str) -> Passes:
-    """Loops where there are some, else tiles."""
-    kind: Any = Looped if suits(x, W) else Tiled
-    passes: Passes = kind(x, W, cosine=agreement == "cosine", over=over, share=_uniform(W, over))
-    return passes
+    """Return compiled loops where there are some, else plain torch."""
+    kind: type[CompiledPasses] | type[ChunkedPasses] = CompiledPasses if has_loops(x, W) else ChunkedPasses
+    return kind(x, W, cosine=agreement == "cosine", over=over, share=_uniform(W, over))
 
 
 def iterate(passes: Passes, iterations: int, agreement: str, logits: str) -> tuple[list[Tensor], list[Tensor], Tensor]:
-    """The totals of all iterations, the scales of all but the first, and the last coupling C."""
-    C = passes.coupling()
-    totals = [passes.first()]
+    """Return the totals of all iterations, the scales of all but the first, and the last coupling C."""
+    C = passes.new_coupling()
+    totals = [passes.uniform_total()]
     scales = []
     q = None
     for n in range(iterations - 1):
         v = _parent(totals[-1], agreement)
         q = v if q is None or logits == "replaced" else q + v
-        total, scale = passes.again(q, C if n == iterations - 2 else None)
+        total, scale = passes.total(q, C if n == iterations - 2 else None)
         totals.append(total)
         scales.append(scale)
     return totals, scales, C if iterations > 1 else C.fill_(passes.share)
@@ -177,18 +213,20 @@ def iterate(passes: Passes, iterations: int, agreement: str, logits: str) -> tup
 def _retrace(
     passes: Passes, ds: Tensor, totals: list[Tensor], scales: Tensor, agreement: str, logits: str
 ) -> tuple[Tensor, Tensor]:
-    """All iterations backwards, then the derivatives of all votes at once."""
+    """Differentiate all iterations, the last one first, then all votes at once."""
     v = [_parent(s, agreement) for s in totals[:-1]]
-    q = v if logits == "replaced" else list(torch.stack(v).cumsum(0)) if v else []
-    Z = passes.marks(len(q))
+    q = v
+    if logits == "accumulated" and v:
+        q = list(torch.stack(v).cumsum(0))
+    Z = passes.new_softmax(len(q))
     slopes: list[Tensor] = []
     g: Tensor | None = None
     for n in reversed(range(len(q))):
         slopes.insert(0, ds)
-        dq = passes.pull(q[n], totals[n + 1], ds, scales[n], Z[n])
+        dq = passes.query_grad(q[n], totals[n + 1], ds, scales[n], Z[n])
         g = dq if g is None or logits == "replaced" else g + dq  # dv, of every later iteration that it is part of
         ds = _parent_back(totals[n], g, agreement)
-    return passes.scatter(q, slopes, Z, passes.share * ds)
+    return passes.input_grads(q, slopes, Z, passes.share * ds)
 
 
 def _uniform(W: Tensor, over: str) -> float:
@@ -196,12 +234,12 @@ def _uniform(W: Tensor, over: str) -> float:
 
 
 def _parent(s: Tensor, agreement: str) -> Tensor:
-    """What votes are compared with: v = squash(s), or its direction."""
+    """Return what votes are compared with: v = squash(s), or its direction."""
     return squash(s) if agreement == "dot" else s / norm(s, keepdim=True)
 
 
 def _parent_back(s: Tensor, dv: Tensor, agreement: str) -> Tensor:
-    """ds for `_parent`: f dv + r f' (u . dv) u, with r = |s|, u = s / r, v = f(r) s, f = r / (1 + r²) or 1 / r."""
+    """Return ds of `_parent`: f dv + r f' (u . dv) u, with r = |s|, u = s / r, v = f(r) s, f = r / (1 + r²) or 1/r."""
     r = norm(s, keepdim=True)
     u = s / r
     along = (u * dv).sum(-1, keepdim=True) * u

@@ -2,30 +2,29 @@
 
 `em_routing` equals `routing.em` on the votes V_ij = M_i W_ij + offset of a window or of a layer without places. On a
 CPU in float32 and float64 it runs in compiled loops over blocks of samples (`loops.em`, `loops.em_backward`); elsewhere
-one parent type at a time in tensor operations (`em_tiles`). It keeps for the backward pass log R of every iteration but
-the first, and the Gaussians.
+one parent type at a time in tensor operations (`chunked_em`). Stored for the backward pass are log R of every iteration
+but the first, and the Gaussians.
 
-Inside, a tensor [b ...] is [blocks ... L] with a block's L samples last; `em_tiles` has blocks of one sample.
+Inside, a tensor [b ...] is [blocks ... L] with a block's L samples last; `chunked_em` has blocks of one sample.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from torchcaps.kernels import chunked_em
-from torchcaps.kernels.chunked_em import FIT, LOGIT, POSE, Layer
-from torchcaps.kernels.simd_layout import from_lanes, lanes, suits, to_lanes
+from torchcaps.kernels.chunked_em import EmInputs
+from torchcaps.kernels.operators import GradContext, OperatorInputs
+from torchcaps.kernels.records import EM_VECTOR_BYTES, FIT, LOGIT, POSE, EmGrads, EmProblem, EmTrace
+from torchcaps.kernels.simd_layout import as_array, block_size, from_blocks, has_loops, to_blocks
 from torchcaps.kernels.threads import in_threads
 from torchcaps.math.logspace import log_floor
 
 __all__ = ["em_routing"]
-
-BYTES = 32
-"""Of a vector of lanes, as `loops.em` has it."""
 
 
 def em_routing(
@@ -35,7 +34,7 @@ def em_routing(
     offset: Tensor | None,
     beta_a: Tensor,
     beta_u: Tensor,
-    seen: Tensor,
+    windows: Tensor,
     *,
     iterations: int = 3,
     final_inverse_temperature: float = 0.01,
@@ -45,21 +44,41 @@ def em_routing(
     assignment: str = "paper",
     competition: str = "all",
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Children [b P i 16] at P places and their activations [b P i] -> parents at each of p window positions.
+    """Route children at P places to parents at p window positions, without storing a vote.
 
-    W [m j 4 4]    slot c = (n i) of a window takes row c % m: m = n * i, or m = i if all places share W
-    offset         [(n i) 16], added to the votes, or None; it gets no gradient
-    seen [p n]     the places (int64, below P) that each position sees; a layer without places has [[0]] and P = 1
-    the settings   are those of `routing.EM`
+    Args:
+        pose: Children [b P i 16].
+        activation: Their activations [b P i].
+        W: Weights [m j 4 4]; slot c = (n i) of a window takes row c % m: m = n * i, or m = i if all places share W.
+        offset: [(n i) 16], added to the votes, or None; it gets no gradient.
+        beta_a: Learned activation cost [j].
+        beta_u: Learned description cost [j].
+        windows: [p n] the places (int64, below P) in each window; a layer without places has [[0]] and P = 1.
+        iterations: This and all settings below are those of `routing.EM`.
 
-    Returns the mean mu [b p j 16], the logit of the activation [b p j], and R [b p (n i) j] of the last iteration,
-    detached.
+    Returns:
+        The mean mu [b p j 16], the logit of the activation [b p j], and R [b p (n i) j] of the last iteration,
+        detached.
     """
     lam = [final_inverse_temperature * (1 - decay ** (t + 1)) for t in range(iterations)]
-    inputs = (pose, log_floor(activation), W, offset, beta_a, beta_u)
-    keep = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
-    settings = (lam, min_variance, damping, assignment == "descent", competition == "all")
-    mean, logit, coupling, _, _ = _forward(*inputs, seen, *settings, keep)
+    log_a = log_floor(activation)
+    inputs = (pose, log_a, W, offset, beta_a, beta_u)
+    learns = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
+    mean, logit, coupling, _, _ = _forward(
+        pose=pose,
+        log_a=log_a,
+        W=W,
+        offset=offset,
+        beta_a=beta_a,
+        beta_u=beta_u,
+        windows=windows,
+        lam=lam,
+        min_variance=min_variance,
+        damping=damping,
+        descent=assignment == "descent",
+        across=competition == "all",
+        keep_all=learns,
+    )
     return mean, logit, coupling.detach()
 
 
@@ -74,34 +93,56 @@ def _forward(
     offset: Tensor | None,
     beta_a: Tensor,
     beta_u: Tensor,
-    seen: Tensor,
+    windows: Tensor,
     lam: list[float],
     min_variance: float,
     damping: float,
     descent: bool,
     across: bool,
-    keep: bool,
+    keep_all: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """mean, logit, coupling; and for the backward pass log R [blocks t-1 p j c L] and the Gaussians
-    [blocks t p j FIT L]."""
-    layer = Layer(pose, log_a, W, offset, beta_a, beta_u, seen, lam, min_variance, damping, descent, across)
-    if suits(pose):
-        return _forward_loops(layer, keep)
-    shares, fits = chunked_em.forward(layer)
+    """Return mean, logit, coupling; for the backward pass log R [blocks t-1 p j c L] and fits [blocks t p j FIT L]."""
+    layer = EmInputs(
+        pose=pose,
+        log_activation=log_a,
+        weights=W,
+        offset=offset,
+        beta_a=beta_a,
+        beta_u=beta_u,
+        windows=windows,
+        inverse_temperature=lam,
+        min_variance=min_variance,
+        damping=damping,
+        descent=descent,
+        across=across,
+    )
+    if has_loops(pose):
+        return _forward_loops(layer, keep_all)
+    log_assignments, fits = chunked_em.forward(layer)
     last = fits[:, -1]  # [b p j FIT]
-    log_R = shares[:, -1] if len(lam) > 1 else layer.first[layer.who].unsqueeze(1).expand(len(pose), -1, W.shape[1], -1)
+    if len(lam) > 1:
+        log_R = log_assignments[:, -1]
+    else:
+        first = layer.first_log_assignment[layer.slot_children]
+        log_R = first.unsqueeze(1).expand(len(pose), -1, W.shape[1], -1)
     coupling = log_R.exp().transpose(2, 3).contiguous()
-    if not keep:
-        shares = shares[:, :0]
+    if not keep_all:
+        log_assignments = log_assignments[:, :0]
         fits = fits[:, -1:]
-    return last[..., :POSE].clone(), last[..., LOGIT].clone(), coupling, shares[..., None], fits[..., None].clone()
+    return (
+        last[..., :POSE].clone(),
+        last[..., LOGIT].clone(),
+        coupling,
+        log_assignments[..., None],
+        fits[..., None].clone(),
+    )
 
 
 @torch.library.custom_op("torchcaps::em_routing_backward", mutates_args=())
 def _backward(
     g_mean: Tensor,
     g_logit: Tensor,
-    shares: Tensor,
+    log_assignments: Tensor,
     fits: Tensor,
     pose: Tensor,
     log_a: Tensor,
@@ -109,18 +150,31 @@ def _backward(
     offset: Tensor | None,
     beta_a: Tensor,
     beta_u: Tensor,
-    seen: Tensor,
+    windows: Tensor,
     lam: list[float],
     min_variance: float,
     damping: float,
     descent: bool,
     across: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The derivatives by pose, log_a, W, beta_a and beta_u."""
-    layer = Layer(pose, log_a, W, offset, beta_a, beta_u, seen, lam, min_variance, damping, descent, across)
-    if suits(pose):
-        return _backward_loops(layer, shares, fits, g_mean, g_logit)
-    return chunked_em.backward(layer, shares[..., 0], fits[..., 0], g_mean, g_logit)
+    """Return the derivatives by pose, log_a, W, beta_a and beta_u."""
+    layer = EmInputs(
+        pose=pose,
+        log_activation=log_a,
+        weights=W,
+        offset=offset,
+        beta_a=beta_a,
+        beta_u=beta_u,
+        windows=windows,
+        inverse_temperature=lam,
+        min_variance=min_variance,
+        damping=damping,
+        descent=descent,
+        across=across,
+    )
+    if has_loops(pose):
+        return _backward_loops(layer, log_assignments, fits, g_mean, g_logit)
+    return chunked_em.backward(layer, log_assignments[..., 0], fits[..., 0], g_mean=g_mean, g_logit=g_logit)
 
 
 @_forward.register_fake
@@ -131,22 +185,23 @@ def _(
     offset: Tensor | None,
     beta_a: Tensor,
     beta_u: Tensor,
-    seen: Tensor,
+    windows: Tensor,
     lam: list[float],
     min_variance: float,
     damping: float,
     descent: bool,
     across: bool,
-    keep: bool,
+    keep_all: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    return _empty(pose, W, seen, len(lam), keep, lanes(pose.dtype, BYTES) if suits(pose) else 1)
+    L = block_size(pose.dtype, EM_VECTOR_BYTES) if has_loops(pose) else 1
+    return _empty(pose, W, windows, len(lam), keep_all, L)
 
 
 @_backward.register_fake
 def _(
     g_mean: Tensor,
     g_logit: Tensor,
-    shares: Tensor,
+    log_assignments: Tensor,
     fits: Tensor,
     pose: Tensor,
     log_a: Tensor,
@@ -154,7 +209,7 @@ def _(
     offset: Tensor | None,
     beta_a: Tensor,
     beta_u: Tensor,
-    seen: Tensor,
+    windows: Tensor,
     lam: list[float],
     min_variance: float,
     damping: float,
@@ -167,108 +222,130 @@ def _(
 
 
 def _empty(
-    pose: Tensor, W: Tensor, seen: Tensor, t: int, keep: bool, lanes: int
+    pose: Tensor, W: Tensor, windows: Tensor, t: int, keep_all: bool, L: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The shapes of what the forward operator returns."""
+    """Allocate what the forward operator returns, for t iterations and blocks of L samples."""
     (b, _, i, _) = pose.shape
-    (p, n) = seen.shape
+    (p, n) = windows.shape
     j = W.shape[1]
-    blocks = -(-b // lanes)
-    shares = pose.new_empty(blocks, t - 1 if keep else 0, p, j, n * i, lanes)
-    fits = pose.new_empty(blocks, t if keep else 1, p, j, FIT, lanes)
-    return pose.new_empty(b, p, j, POSE), pose.new_empty(b, p, j), pose.new_empty(b, p, n * i, j), shares, fits
+    blocks = -(-b // L)
+    log_assignments = pose.new_empty(blocks, t - 1 if keep_all else 0, p, j, n * i, L)
+    fits = pose.new_empty(blocks, t if keep_all else 1, p, j, FIT, L)
+    mean = pose.new_empty(b, p, j, POSE)
+    logit = pose.new_empty(b, p, j)
+    coupling = pose.new_empty(b, p, n * i, j)
+    return mean, logit, coupling, log_assignments, fits
 
 
-def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+def _setup(ctx: GradContext, inputs: OperatorInputs, output: tuple[Tensor, ...]) -> None:
     ctx.save_for_backward(*output[3:], *inputs[:7])
     ctx.settings = inputs[7:12]
     ctx.mark_non_differentiable(*output[2:])
     ctx.set_materialize_grads(True)
 
 
-def _differentiate(ctx: Any, g_mean: Tensor, g_logit: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+def _grads(ctx: GradContext, g_mean: Tensor, g_logit: Tensor, *_: Tensor | None) -> tuple[Tensor | None, ...]:
     pose, log_a, W, beta_a, beta_u = _backward(g_mean, g_logit, *ctx.saved_tensors, *ctx.settings)
     return pose, log_a, W, None, beta_a, beta_u, *[None] * 7
 
 
-_forward.register_autograd(_differentiate, setup_context=_remember)
+_forward.register_autograd(_grads, setup_context=_setup)
 
 
 # --- Compiled loops ---------------------------------------------------------------------------------------------
 
 
 def _rows(x: Tensor) -> Tensor:
-    """[b ... h] -> [(blocks ... h) L]."""
-    return to_lanes(x.flatten(1, -2), size=BYTES).flatten(0, 2)
+    """Lay [b ... h] out as [(blocks ... h) L]."""
+    return to_blocks(x.flatten(1, -2), size=EM_VECTOR_BYTES).flatten(0, 2)
 
 
 def _samples(rows: Tensor, like: Tensor) -> Tensor:
-    """What `_rows` was given, a tensor like that."""
+    """Undo `_rows`, to a tensor like the given one."""
     flat = like.flatten(1, -2)
     blocks = len(rows) // math.prod(flat.shape[1:])
-    return from_lanes(rows.view(blocks, *flat.shape[1:], rows.shape[1]), len(like)).view(like.shape)
+    return from_blocks(rows.view(blocks, *flat.shape[1:], rows.shape[1]), len(like)).view(like.shape)
 
 
-def _arrays(layer: Layer) -> tuple[Any, ...]:
-    """X, A, W [j m 16], offset [c 16], beta_a, beta_u, who, first, lam as the loops want them."""
+def _problem(layer: EmInputs) -> EmProblem:
+    """Lay a layer out as the loops want it."""
     x = layer.pose
-    who = layer.who
-    W = layer.W.transpose(0, 1).reshape(layer.W.shape[1], -1, POSE)
-    offset = x.new_zeros(who.shape[1], POSE) if layer.offset is None else layer.offset.to(x.dtype)
-    lam = torch.tensor(layer.lam, dtype=torch.float64)
-    tensors = (_rows(x), _rows(layer.log_a), W, offset, layer.beta_a, layer.beta_u, who, layer.first, lam)
-    return tuple(each.detach().contiguous().numpy() for each in tensors)
+    slots = layer.slot_children
+    W = layer.weights.transpose(0, 1).reshape(layer.weights.shape[1], -1, POSE)
+    offset = x.new_zeros(slots.shape[1], POSE) if layer.offset is None else layer.offset.to(x.dtype)
+    return EmProblem(
+        pose=as_array(_rows(x)),
+        log_activation=as_array(_rows(layer.log_activation)),
+        weights=as_array(W),
+        offset=as_array(offset),
+        beta_a=as_array(layer.beta_a),
+        beta_u=as_array(layer.beta_u),
+        child=as_array(slots),
+        first_log_assignment=as_array(layer.first_log_assignment),
+        inverse_temperature=np.array(layer.inverse_temperature, dtype=np.float64),
+        min_variance=layer.min_variance,
+        damping=layer.damping,
+        descent=layer.descent,
+        groups=1 if layer.across else layer.weights.shape[1],
+    )
 
 
-def _how(layer: Layer) -> tuple[float, float, bool, int]:
-    """min_variance, damping, descent, and in how many groups of rivals a child is shared out."""
-    return layer.min_variance, layer.damping, layer.descent, 1 if layer.across else layer.W.shape[1]
-
-
-def _forward_loops(layer: Layer, keep: bool) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _forward_loops(layer: EmInputs, keep_all: bool) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     from torchcaps.kernels.loops import em
 
     pose = layer.pose
-    mean, logit, coupling, shares, fits = _empty(
-        pose, layer.W, layer.seen, len(layer.lam), keep, lanes(pose.dtype, BYTES)
+    mean, logit, coupling, log_assignments, fits = _empty(
+        pose,
+        layer.weights,
+        layer.windows,
+        len(layer.inverse_temperature),
+        keep_all,
+        block_size(pose.dtype, EM_VECTOR_BYTES),
     )
-    out = shares.flatten(0, -2).numpy(), fits.flatten(0, -2).numpy(), coupling.numpy()
-    args: tuple[Any, ...] = (*_arrays(layer), *_how(layer), keep, *out)
+    problem = _problem(layer)
+    trace = EmTrace(log_assignments.flatten(0, -2).numpy(), fits.flatten(0, -2).numpy())
+    result = coupling.numpy()
 
     def work(n: int, start: int, stop: int) -> None:
-        em.forward(start, stop, *args)
+        em.forward(start, stop, problem, trace, result, keep_all)
 
     in_threads(work, len(fits))
     last = fits[:, -1].permute(0, 4, 1, 2, 3).flatten(0, 1)[: len(pose)]  # [b p j FIT]
-    return mean.copy_(last[..., :POSE]), logit.copy_(last[..., LOGIT]), coupling, shares, fits
+    return mean.copy_(last[..., :POSE]), logit.copy_(last[..., LOGIT]), coupling, log_assignments, fits
 
 
 def _backward_loops(
-    layer: Layer, shares: Tensor, fits: Tensor, g_mean: Tensor, g_logit: Tensor
+    layer: EmInputs, log_assignments: Tensor, fits: Tensor, g_mean: Tensor, g_logit: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     from torchcaps.kernels.loops import em_backward
 
+    # One array of derivatives for all threads, but of the weights one for each: all blocks add to them.
+    problem = _problem(layer)
+    trace = EmTrace(log_assignments.flatten(0, -2).numpy(), fits.flatten(0, -2).numpy())
     pose = layer.pose
-    W = layer.W
-    X, A, W_j, offsets, _, *rest = _arrays(layer)
-    record = shares.flatten(0, -2).numpy(), fits.flatten(0, -2).numpy()
-    g = _rows(g_mean).numpy(), _rows(g_logit).numpy()
+    W = layer.weights
     blocks = len(fits)
     j = W.shape[1]
     L = fits.shape[-1]
-    g_X = pose.new_zeros(X.shape)
-    g_A = pose.new_zeros(A.shape)
-    g_W = pose.new_zeros(torch.get_num_threads(), *W_j.shape)
+    g_pose = pose.new_zeros(problem.pose.shape)
+    g_log_a = pose.new_zeros(problem.log_activation.shape)
+    g_W = pose.new_zeros(torch.get_num_threads(), *problem.weights.shape)
     g_beta = pose.new_zeros(blocks * j * 2, L)
-    out = g_X.numpy(), g_A.numpy(), g_W.numpy(), g_beta.numpy()
+    grads = EmGrads(
+        mean=as_array(_rows(g_mean)),
+        logit=as_array(_rows(g_logit)),
+        pose=g_pose.numpy(),
+        log_activation=g_log_a.numpy(),
+        weights=g_W[0].numpy(),
+        beta=g_beta.numpy(),
+    )
 
     def work(n: int, start: int, stop: int) -> None:
-        args = (X, A, W_j, offsets, *rest, *_how(layer), *record, *g, out[0], out[1], out[2][n], out[3])
-        em_backward.backward(start, stop, *args)
+        em_backward.backward(start, stop, problem, trace, grads._replace(weights=g_W[n].numpy()))
 
     in_threads(work, blocks)
     beta = g_beta.view(blocks, j, 2, L).sum((0, 3))
     weights = g_W.sum(0).transpose(0, 1).reshape(W.shape)
-    poses = _samples(g_X, pose)
-    log_as = _samples(g_A, layer.log_a)
+    poses = _samples(g_pose, pose)
+    log_as = _samples(g_log_a, layer.log_activation)
     return poses, log_as, weights.contiguous(), beta[:, 0].clone(), beta[:, 1].clone()

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from functools import cache
-from importlib import import_module
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from torchcaps.kernels.simd_layout import lanes
+from torchcaps.kernels.records import Waves
+from torchcaps.kernels.simd_layout import block_size, loops
 from torchcaps.kernels.threads import in_threads
 
 __all__ = ["Planes"]
@@ -53,7 +52,11 @@ class Planes:
         x = self.x.numpy()
         D = self.D[: len(ks)].numpy()
         waves = self._waves(ks, back=False)
-        in_threads(lambda _, start, stop: _loops().to_spectra(x, D, self.s, *waves, start, stop), self._vectors)
+
+        def work(_: int, start: int, stop: int) -> None:
+            loops("fourier").to_spectra(x, D, self.s, waves, start, stop)
+
+        in_threads(work, self._vectors)
         return self.some(ks)
 
     def add(self, ks: range) -> None:
@@ -61,13 +64,17 @@ class Planes:
         x = self.x.numpy()
         D = self.D[: len(ks)].numpy()
         waves = self._waves(ks, back=True)
-        in_threads(lambda _, start, stop: _loops().from_spectra(D, x, self.s, *waves, start, stop), self._vectors)
+
+        def work(_: int, start: int, stop: int) -> None:
+            loops("fourier").from_spectra(D, x, self.s, waves, start, stop)
+
+        in_threads(work, self._vectors)
 
     @property
     def _vectors(self) -> int:
-        return self.x.shape[0] * self.x.shape[3] // lanes(self.x.dtype)
+        return self.x.shape[0] * self.x.shape[3] // block_size(self.x.dtype)
 
-    def _waves(self, ks: range, *, back: bool) -> tuple[Any, Any]:
+    def _waves(self, ks: range, *, back: bool) -> Waves:
         """Tables of the rows, half of whose frequencies are enough, and of the columns.
 
         On the way back these have the weight of a frequency: twice that where one also stands for its conjugate.
@@ -79,8 +86,4 @@ class Planes:
         columns = _waves(m, ks, b, dtype, self.sign)
         if back:
             columns = columns * columns.new_tensor([(1 + (0 < k < m - k)) / (n * m) for k in ks])[:, None]
-        return rows.numpy(), columns.numpy()
-
-
-def _loops() -> Any:
-    return import_module("torchcaps.kernels.loops.fourier")
+        return Waves(rows.numpy(), columns.numpy())

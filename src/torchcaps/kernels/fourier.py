@@ -17,27 +17,28 @@ column frequencies are worked on at a time, so that no whole spectrum ever exist
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from torchcaps.kernels.fft_planes import Planes
-from torchcaps.kernels.simd_layout import lanes, suits
+from torchcaps.kernels.operators import GradContext, OperatorInputs
+from torchcaps.kernels.simd_layout import block_size, has_loops
 from torchcaps.kernels.threads import switched_on
 
 __all__ = ["fourier_conv2d", "is_faster"]
 
 ROOM = 2**23
 """Complex numbers of the kernels' spectra at a time, or as many as one column frequency has."""
-DEARNESS = 175
+FFT_COST = 175
 """Multiplications that take as long as one number of a spectrum takes to be made (benchmarks/crossover.py)."""
 
 
 def fourier_conv2d(x: Tensor, w: Tensor, stride: int = 1) -> Tensor:
     """Images [b c h w] and kernels [o c t t] -> [b o h' w'], as `torch.nn.functional.conv2d` without padding or bias.
 
-    Channels c and o are whole vectors of lanes (`lanes.lanes`). With first derivatives only.
+    Channels c and o are whole SIMD vectors (`simd_layout.block_size`). With first derivatives only.
     """
     y: Tensor = _forward(x, w, stride)
     return y
@@ -45,7 +46,7 @@ def fourier_conv2d(x: Tensor, w: Tensor, stride: int = 1) -> Tensor:
 
 def is_faster(x: Tensor, w: Tensor, stride: int) -> bool:
     """Whether spectra cost less than a direct convolution of such images and kernels, and can be had."""
-    if not (switched_on() and suits(x, w) and _fit(x, w)) or any(n % lanes(x.dtype) for n in w.shape[:2]):
+    if not (switched_on() and has_loops(x, w) and _fit(x, w)) or any(n % block_size(x.dtype) for n in w.shape[:2]):
         return False
     z = _Sizes.of(x, w, stride)
     b = len(x)
@@ -54,7 +55,7 @@ def is_faster(x: Tensor, w: Tensor, stride: int) -> bool:
     products = 4 * b * deep * o
     numbers = deep * o + b * deep + b * o
     direct = z.M[0] * z.M[1] * t * u * b * c * o
-    return z.N[0] * len(z.columns) * (products + DEARNESS * numbers) < direct
+    return z.N[0] * len(z.columns) * (products + FFT_COST * numbers) < direct
 
 
 def _fit(x: Tensor, w: Tensor) -> bool:
@@ -162,13 +163,14 @@ def _(g: Tensor, x: Tensor, w: Tensor, stride: int) -> tuple[Tensor, Tensor]:
     return x.new_empty(b, height, width, c).permute(0, 3, 1, 2), w.new_empty(w.shape)
 
 
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, w, ctx.stride = inputs
+def _setup(ctx: GradContext, inputs: OperatorInputs, output: Tensor) -> None:
+    (x, w, stride) = inputs
+    ctx.settings = (stride,)
     ctx.save_for_backward(x, w)
 
 
-def _grads(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-    dx, dw = _backward(g, *ctx.saved_tensors, ctx.stride)
+def _grads(ctx: GradContext, g: Tensor) -> tuple[Tensor | None, ...]:
+    dx, dw = _backward(g, *ctx.saved_tensors, *ctx.settings)
     return dx, dw, None
 
 

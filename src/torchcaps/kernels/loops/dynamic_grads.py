@@ -1,140 +1,205 @@
-"""What a derivative dV of the votes means for children and weights, dx_i = sum_j W_ij^T dV_ij and dW_ij = dV_ij x_i^T.
+"""From the derivative dV of the votes to those of children and weights, dx_i = sum_j W_ij^T dV_ij, dW_ij = dV_ij x_i^T.
 
-The last pass of dynamic routing backwards, and with dV = c h the sums of contrastive divergence; equations and arrays
-as in `loops.dynamic`. A loop works on some of the children, whose dx and dW belong to it alone.
+The last pass of dynamic routing backward, and with dV = c h the sums of contrastive divergence; equations and arrays
+as in `loops.dynamic`. A loop works on some of the children, whose dx and dW no other thread writes.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
-from torchcaps.kernels.loops import loop, part
+from torchcaps.kernels.loops import inline, loop
 from torchcaps.kernels.loops.dynamic import NEAR, ROWS, inverse_length, vote
 from torchcaps.kernels.loops.elementary import exp
-from torchcaps.kernels.loops.layout import collect, deliver
-from torchcaps.kernels.loops.simd import fill, fma, fma4, half, load, load4, raise_by, spread, store, total, totals
+from torchcaps.kernels.loops.layout import copy_from_blocks, copy_to_blocks
+from torchcaps.kernels.loops.simd import (
+    Array,
+    Vector,
+    add_at,
+    broadcast,
+    fill,
+    fma,
+    fma4,
+    lane_sum,
+    lane_sums,
+    load,
+    load4,
+    load_half,
+    store,
+)
+from torchcaps.kernels.records import DynamicProblem, DynamicTrace, VoteInputs
 
-__all__ = ["grad", "reverse", "scatter"]
-
-Array = Any  # numpy arrays; inside a loop also vectors of lanes
+__all__ = ["reverse", "scatter", "weight_grad"]
 
 
-@part
-def to_child(W: Array, i: int, j: int, dV: Array, rows: int, dX: Array, child: int) -> None:
-    """dX[child, r] += W_ij^T dV[r] for so many rows r."""
+class Workspace(NamedTuple):
+    """Some children and blocks of samples (rows r), and what belongs to one parent, side by side in the cache.
+
+    children, child_grad   [near r d L]
+    votes, vote_grad       [r k L] of one child and parent
+    base                   [r k L]
+    query, total_grad      [t r k L]
+    coefficients           [t 2 L] c and e of every iteration
+    """
+
+    children: Array
+    child_grad: Array
+    votes: Array
+    vote_grad: Array
+    base: Array
+    query: Array
+    total_grad: Array
+    coefficients: Array
+
+
+# --- From dV to dx and dW ---------------------------------------------------------------------------------------------
+
+
+@inline
+def add_child_grad(W: Array, i: int, j: int, dV: Array, dX: Array, near: int, rows: int) -> None:
+    """Add W_ij^T dV[r] to dX[near, r] for each row r."""
     K = W.shape[2]
     D = W.shape[3]
     for r in range(rows):
         for d in range(0, D - 3, 4):
-            x = load4(dX, (child, r, d))
+            x = load4(dX, (near, r, d))
             for k in range(K):
-                w0 = spread(W, (i, j, k, d))
-                w1 = spread(W, (i, j, k, d + 1))
-                w2 = spread(W, (i, j, k, d + 2))
-                w3 = spread(W, (i, j, k, d + 3))
+                w0 = broadcast(W, (i, j, k, d))
+                w1 = broadcast(W, (i, j, k, d + 1))
+                w2 = broadcast(W, (i, j, k, d + 2))
+                w3 = broadcast(W, (i, j, k, d + 3))
                 x = fma4(load(dV, (r, k)), (w0, w1, w2, w3), x)
-            store(dX, (child, r, d), x)
+            store(dX, (near, r, d), x)
         for d in range(D // 4 * 4, D):
-            y = load(dX, (child, r, d))
+            y = load(dX, (near, r, d))
             for k in range(K):
-                y = fma(spread(W, (i, j, k, d)), load(dV, (r, k)), y)
-            store(dX, (child, r, d), y)
+                y = fma(broadcast(W, (i, j, k, d)), load(dV, (r, k)), y)
+            store(dX, (near, r, d), y)
 
 
-@part
+@inline
 def clear(dX: Array, rows: int) -> None:
-    """dX[:, :rows] = 0."""
-    for child in range(dX.shape[0]):
+    """Set dX[:, :rows] to 0."""
+    for near in range(dX.shape[0]):
         for r in range(rows):
             for d in range(dX.shape[2]):
-                store(dX, (child, r, d), fill(dX, 0.0))
+                store(dX, (near, r, d), fill(dX, 0.0))
 
 
-@part
-def to_weight(dV: Array, X: Array, i: int, block: int, rows: int, dW: Array, child: int, j: int) -> None:
-    """dW_ij += sum over the blocks r from `block` on of dV[r] x^T, for the child of dW that X has at place i."""
+@inline
+def add_weight_grad(dW: Array, i: int, j: int, dV: Array, X: Array, near: int, rows: int) -> None:
+    """Add the sum over rows r of dV[r] x^T to dW_ij, where X[near, r] is the child i."""
     (_, _, K, D) = dW.shape
     L = X.shape[3]
+    # Two k and four d at once: eight sums in registers of half the width, for which a full one has too few.
     for k in range(0, K - 1, 2):
         for d in range(0, D - 3, 4):
-            zero = fill(half(X, (i, block, d, 0)), 0.0)
+            zero = fill(load_half(X, (near, 0, d, 0)), 0.0)
             a = b = (zero, zero, zero, zero)
             for r in range(rows):
-                n = block + r
                 for at in (0, L // 2):
-                    x0 = half(X, (i, n, d, at))
-                    x1 = half(X, (i, n, d + 1, at))
-                    x2 = half(X, (i, n, d + 2, at))
-                    x3 = half(X, (i, n, d + 3, at))
-                    a = fma4(half(dV, (r, k, at)), (x0, x1, x2, x3), a)
-                    b = fma4(half(dV, (r, k + 1, at)), (x0, x1, x2, x3), b)
-            raise_by(dW, (child, j, k, d), totals(*a))
-            raise_by(dW, (child, j, k + 1, d), totals(*b))
+                    x0 = load_half(X, (near, r, d, at))
+                    x1 = load_half(X, (near, r, d + 1, at))
+                    x2 = load_half(X, (near, r, d + 2, at))
+                    x3 = load_half(X, (near, r, d + 3, at))
+                    a = fma4(load_half(dV, (r, k, at)), (x0, x1, x2, x3), a)
+                    b = fma4(load_half(dV, (r, k + 1, at)), (x0, x1, x2, x3), b)
+            add_at(dW, (i, j, k, d), lane_sums(*a))
+            add_at(dW, (i, j, k + 1, d), lane_sums(*b))
+    # What is left of k and d.
     for k in range(K):
         for d in range(D // 4 * 4 if k < K // 2 * 2 else 0, D):
             s = fill(X, 0.0)
             for r in range(rows):
-                s = fma(load(dV, (r, k)), load(X, (i, block + r, d)), s)
-            dW[child, j, k, d] += total(s)
+                s = fma(load(dV, (r, k)), load(X, (near, r, d)), s)
+            dW[i, j, k, d] += lane_sum(s)
 
 
-@part
-def together(A: Array, block: int, rows: int, j: int, A_j: Array) -> None:
-    """A_j[r] = A[block + r, j]: what belongs to one parent, side by side in the cache."""
+@inline
+def copy_parent(A: Array, block: int, rows: int, j: int, A_j: Array) -> None:
+    """Copy A[block + r, j] to A_j[r]: what belongs to one parent, side by side in the cache."""
     for r in range(rows):
         for k in range(A_j.shape[1]):
             store(A_j, (r, k), load(A, (block + r, j, k)))
 
 
+# --- Contrastive divergence: dV = c h ---------------------------------------------------------------------------------
+
+
 @loop
-def reverse(W: Array, C: Array, H: Array, dx: Array, start: int, stop: int) -> None:
-    """dx_i = sum_j c_ij W_ij^T h_j, as [b i d], for the children from start to stop."""
-    (N, J, K, L) = H.shape
-    D = W.shape[3]
-    H_j = np.empty((ROWS, K, L), W.dtype)
-    cH = np.empty((ROWS, K, L), W.dtype)
-    dX = np.empty((NEAR, ROWS, D, L), W.dtype)
+def reverse(weights: Array, coupling: Array, parents: Array, child_grad: Array, start: int, stop: int) -> None:
+    """Compute dx_i = sum_j c_ij W_ij^T h_j for the children from start to stop.
+
+    Args:
+        weights: [i j k d].
+        coupling: [i j (n L)].
+        parents: [n j k L] h.
+        child_grad: [b i d] takes dx.
+        start: First child.
+        stop: Child after the last one.
+    """
+    (N, J, K, L) = parents.shape
+    D = weights.shape[3]
+    dtype = weights.dtype
+    H_j = np.empty((ROWS, K, L), dtype)
+    cH = np.empty((ROWS, K, L), dtype)
+    dX = np.empty((NEAR, ROWS, D, L), dtype)
     for block in range(0, N, ROWS):
         rows = min(ROWS, N - block)
         for first in range(start, stop, NEAR):
             end = min(stop, first + NEAR)
             clear(dX, rows)
             for j in range(J):
-                together(H, block, rows, j, H_j)
+                copy_parent(parents, block, rows, j, H_j)
                 for i in range(first, end):
                     for r in range(rows):
-                        c = load(C, (i, j, (block + r) * L))
+                        c = load(coupling, (i, j, (block + r) * L))
                         for k in range(K):
                             store(cH, (r, k), c * load(H_j, (r, k)))
-                    to_child(W, i, j, cH, rows, dX, i - first)
-            deliver(dX, dx, block, rows, first, end)
+                    add_child_grad(weights, i=i, j=j, dV=cH, dX=dX, near=i - first, rows=rows)
+            copy_from_blocks(dX, child_grad, block=block, rows=rows, first=first, stop=end)
 
 
 @loop
-def grad(X: Array, C: Array, A: Array, dW: Array, start: int, stop: int) -> None:
-    """dW_ij += sum_b c_ij a_j x_i^T for the children from start to stop."""
-    (N, J, K, L) = A.shape
-    D = X.shape[2]
-    A_j = np.empty((ROWS, K, L), X.dtype)
-    cx = np.empty((1, ROWS, D, L), X.dtype)
+def weight_grad(children: Array, coupling: Array, parents: Array, grad: Array, start: int, stop: int) -> None:
+    """Add sum_b c_ij a_j x_i^T to dW_ij for the children from start to stop.
+
+    Args:
+        children: [i n d L] x.
+        coupling: [i j (n L)].
+        parents: [n j k L] a.
+        grad: [i j k d] dW.
+        start: First child.
+        stop: Child after the last one.
+    """
+    (N, J, K, L) = parents.shape
+    D = children.shape[2]
+    A_j = np.empty((ROWS, K, L), children.dtype)
+    cx = np.empty((1, ROWS, D, L), children.dtype)
     for block in range(0, N, ROWS):
         rows = min(ROWS, N - block)
         for first in range(start, stop, NEAR):
             for j in range(J):
-                together(A, block, rows, j, A_j)
+                copy_parent(parents, block, rows, j, A_j)
                 for i in range(first, min(stop, first + NEAR)):
                     for r in range(rows):
-                        c = load(C, (i, j, (block + r) * L))
+                        c = load(coupling, (i, j, (block + r) * L))
                         for d in range(D):
-                            store(cx, (0, r, d), c * load(X, (i, block + r, d)))
-                    to_weight(A_j, cx, 0, 0, rows, dW, i, j)
+                            store(cx, (0, r, d), c * load(children, (i, block + r, d)))
+                    add_weight_grad(grad, i=i, j=j, dV=A_j, X=cx, near=0, rows=rows)
 
 
-@part
-def shares(V: Array, r: int, Q: Array, dS: Array, floor: float, Z: Array, i: int, j: int, at: int, ce: Array) -> Array:
-    """ce[t] = c and what goes with q into dV, of every iteration t; returns what goes with V, which is 0 for dots."""
+# --- Dynamic routing: dV of all iterations ----------------------------------------------------------------------------
+
+
+@inline
+def softmax_coefficients(work: Workspace, trace: DynamicTrace, r: int, i: int, j: int, at: int) -> Vector:
+    """Compute c and e of every iteration; return what multiplies V in dV, which is 0 for dot products."""
+    V = work.votes
+    Z = trace.softmax
+    floor = trace.floor
     turn = fill(V, 0.0)
     inverse = fill(V, 1.0)
     if floor > 0:
@@ -142,89 +207,97 @@ def shares(V: Array, r: int, Q: Array, dS: Array, floor: float, Z: Array, i: int
     child = min(i, Z.shape[2] - 1)
     parent = min(j, Z.shape[3] - 1)
     for t in range(Z.shape[0]):
+        # b = V . q and dc = V . ds.
         b = dc = fill(V, 0.0)
         for k in range(V.shape[1]):
             v = load(V, (r, k))
-            b = fma(v, load(Q, (t, r, k)), b)
-            dc = fma(v, load(dS, (t, r, k)), dc)
+            b = fma(v, load(work.query, (t, r, k)), b)
+            dc = fma(v, load(work.total_grad, (t, r, k)), dc)
         if floor > 0:
             b = b * inverse
+
+        # c = exp(b - top) / sum and e = c (dc - mean).
         c = exp(b - load(Z, (t, 0, child, parent, at))) * load(Z, (t, 1, child, parent, at))
         e = c * (dc - load(Z, (t, 2, child, parent, at)))
         if floor > 0:
             e = e * inverse
             turn = turn - (e * b) * inverse
-        store(ce, (t, 0), c)
-        store(ce, (t, 1), e)
+        store(work.coefficients, (t, 0), c)
+        store(work.coefficients, (t, 1), e)
     return turn
 
 
-@part
-def change(ce: Array, dS: Array, Q: Array, base: Array, r: int, dV: Array) -> None:
-    """dV[r] = base[r] + sum_t c ds[t, r] + e q[t, r]."""
-    K = dV.shape[1]
+@inline
+def vote_grads(work: Workspace, r: int) -> None:
+    """Compute dV[r] = base[r] + sum_t c ds[t, r] + e q[t, r]."""
+    ce = work.coefficients
+    K = work.vote_grad.shape[1]
     for k in range(0, K - 3, 4):
-        g = load4(base, (r, k))
+        g = load4(work.base, (r, k))
         for t in range(ce.shape[0]):
-            g = fma4(load(ce, (t, 1)), load4(Q, (t, r, k)), g)
-            g = fma4(load(ce, (t, 0)), load4(dS, (t, r, k)), g)
-        store(dV, (r, k), g)
+            g = fma4(load(ce, (t, 1)), load4(work.query, (t, r, k)), g)
+            g = fma4(load(ce, (t, 0)), load4(work.total_grad, (t, r, k)), g)
+        store(work.vote_grad, (r, k), g)
     for k in range(K // 4 * 4, K):
-        h = load(base, (r, k))
+        h = load(work.base, (r, k))
         for t in range(ce.shape[0]):
-            h = fma(load(ce, (t, 1)), load(Q, (t, r, k)), h)
-            h = fma(load(ce, (t, 0)), load(dS, (t, r, k)), h)
-        store(dV, (r, k), h)
+            h = fma(load(ce, (t, 1)), load(work.query, (t, r, k)), h)
+            h = fma(load(ce, (t, 0)), load(work.total_grad, (t, r, k)), h)
+        store(work.vote_grad, (r, k), h)
 
 
 @loop
-def scatter(
-    W: Array,
-    x: Array,
-    Q: Array,
-    floor: float,
-    dS: Array,
-    Z: Array,
-    base: Array,
-    dx: Array,
-    dW: Array,
-    start: int,
-    stop: int,
-) -> None:
-    """dx_i = sum_j W_ij^T dV_ij and dW_ij += sum_b dV_ij x_i^T, with dV = base + sum_t (c_t ds_t + e_t q_t) + u V.
+def scatter(inputs: VoteInputs, trace: DynamicTrace, grads: VoteInputs, start: int, stop: int) -> None:
+    """Compute dx_i = sum_j W_ij^T dV_ij and add sum_b dV_ij x_i^T to dW_ij, for the children from start to stop.
 
-    x, dx [b i d], of which only a tile is in lanes; Q, dS [t n j k L], Z [t 3 i j (n L)]. The children from start to
-    stop.
+    Args:
+        inputs: Children and weights; only some children at a time are laid out in blocks.
+        trace: What dV is made of.
+        grads: Takes dx and dW.
+        start: First child.
+        stop: Child after the last one.
     """
-    (T, N, J, K, L) = Q.shape
+    W = inputs.weights
+    (T, N, J, K, L) = trace.query.shape
     D = W.shape[3]
-    dV = np.empty((ROWS, K, L), W.dtype)
-    V = np.empty((ROWS, K, L), W.dtype)
-    base_j = np.empty((ROWS, K, L), W.dtype)
-    dS_j = np.empty((T, ROWS, K, L), W.dtype)
-    Q_j = np.empty((T, ROWS, K, L), W.dtype)
-    ce = np.empty((T, 2, L), W.dtype)
-    X = np.empty((NEAR, ROWS, D, L), W.dtype)
-    dX = np.empty((NEAR, ROWS, D, L), W.dtype)
+    dtype = W.dtype
+    work = Workspace(
+        np.empty((NEAR, ROWS, D, L), dtype),
+        np.empty((NEAR, ROWS, D, L), dtype),
+        np.empty((ROWS, K, L), dtype),
+        np.empty((ROWS, K, L), dtype),
+        np.empty((ROWS, K, L), dtype),
+        np.empty((T, ROWS, K, L), dtype),
+        np.empty((T, ROWS, K, L), dtype),
+        np.empty((T, 2, L), dtype),
+    )
     for block in range(0, N, ROWS):
         rows = min(ROWS, N - block)
         for first in range(start, stop, NEAR):
             end = min(stop, first + NEAR)
-            clear(dX, rows)
-            collect(x, X, block, rows, first, end)
+            # The votes of these children; the query that `vote` also multiplies with does not matter here.
+            near = DynamicProblem(W[first:], work.children, trace.base, trace.floor)
+            clear(work.child_grad, rows)
+            copy_to_blocks(inputs.children, work.children, block=block, rows=rows, first=first, stop=end)
             for j in range(J):
-                together(base, block, rows, j, base_j)
+                copy_parent(trace.base, block, rows, j, work.base)
                 for t in range(T):
-                    together(dS[t], block, rows, j, dS_j[t])
-                    together(Q[t], block, rows, j, Q_j[t])
+                    copy_parent(trace.total_grad[t], block, rows, j, work.total_grad[t])
+                    copy_parent(trace.query[t], block, rows, j, work.query[t])
                 for i in range(first, end):
+                    # dV of the child's votes for parent j.
                     for r in range(rows):
-                        vote(W[first:], X, base, r, i - first, j, V, r)
-                        turn = shares(V, r, Q_j, dS_j, floor, Z, i, j, (block + r) * L, ce)
-                        change(ce, dS_j, Q_j, base_j, r, dV)
-                        if floor > 0:
+                        vote(near, work.votes, row=r, n=r, i=i - first, j=j)
+                        turn = softmax_coefficients(work, trace, r=r, i=i, j=j, at=(block + r) * L)
+                        vote_grads(work, r)
+                        if trace.floor > 0:
                             for k in range(K):
-                                store(dV, (r, k), fma(turn, load(V, (r, k)), load(dV, (r, k))))
-                    to_child(W, i, j, dV, rows, dX, i - first)
-                    to_weight(dV, X, i - first, 0, rows, dW, i, j)
-            deliver(dX, dx, block, rows, first, end)
+                                g = fma(turn, load(work.votes, (r, k)), load(work.vote_grad, (r, k)))
+                                store(work.vote_grad, (r, k), g)
+
+                    # To the child and to the weights.
+                    add_child_grad(W, i=i, j=j, dV=work.vote_grad, dX=work.child_grad, near=i - first, rows=rows)
+                    add_weight_grad(
+                        grads.weights, i=i, j=j, dV=work.vote_grad, X=work.children, near=i - first, rows=rows
+                    )
+            copy_from_blocks(work.child_grad, grads.children, block=block, rows=rows, first=first, stop=end)

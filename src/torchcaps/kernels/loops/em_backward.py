@@ -6,7 +6,8 @@ Write g_x for the derivative of the loss by x, d = V - mu^t, and let iteration t
     mass = sum_c e^s      z = lambda (beta_a - mass (16 beta_u + 1/2 sum_h log v))
     logit l = log logistic(z) - 1/2 sum_h (d^2 / v + log v + log 2 pi), or -logistic(z) energy
 
-(1) The next iteration's log R = l - logsumexp l gives g_l = g_s - R sum g_s, the sum over a child's rivals. With k = 1
+(1) The next iteration's log R = l - logsumexp l gives g_l = g_s - R sum g_s, the sum over the parents that compete
+    for the child. With k = 1
     (paper) or logistic(z) (descent), S0 = sum_c g_l, S1 = sum_c g_l d and S2 = sum_c g_l d^2 are all that is needed:
 
     g_mu = k S1 / v     g_v = k (S2 / v - S0) / (2 v)     g_z = S0 (1 - logistic(z))
@@ -30,28 +31,24 @@ votes.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
-from torchcaps.kernels.loops import loop, part
+from torchcaps.kernels.loops import inline, loop
 from torchcaps.kernels.loops.elementary import exp
 from torchcaps.kernels.loops.em import (
-    FIT,
-    LOGIT,
-    LSE,
-    MASS,
-    POSE,
     cast_votes,
     fill,
     load,
     load4,
     log_volume,
     logistic,
-    loudest,
+    max_log_activation,
     store,
 )
-from torchcaps.kernels.loops.simd import fma4, total
+from torchcaps.kernels.loops.simd import Array, Vector, fma4, lane_sum
+from torchcaps.kernels.records import FIT, LOGIT, LSE, MASS, POSE, EmGrads, EmProblem, EmTrace
 
 __all__ = ["backward"]
 
@@ -59,316 +56,331 @@ SLOPE = 2 * POSE
 """Rows of a parent's derivatives: g_mu 16, g_v 16."""
 
 
-@part
-def _weights(
-    A: Any, x: int, who: Any, s: int, most: Any, first: Any, shares: Any, log_R: int, lse: Any, w: Any
+class Workspace(NamedTuple):
+    """Arrays of one window position and parent, and derivatives of a whole block.
+
+    votes        [(c 16) L]
+    vote_grad    [(c 16) L] g_V
+    weight       [c L] w
+    slot_grad    [c L] g_s of the current iteration
+    logit_grad   [(t-1 s j c) L] g_s of the next iteration, then g_l
+    slopes       [(t s j SLOPE) L] g_mu and g_v
+    """
+
+    votes: Array
+    vote_grad: Array
+    weight: Array
+    slot_grad: Array
+    logit_grad: Array
+    slopes: Array
+
+
+class Rows(NamedTuple):
+    """First rows of what belongs to one window position and parent in iteration t.
+
+    fit, slope   of the Gaussian and of its derivatives; `previous_fit` of the Gaussian before it, -1 if there is none
+    beta         of the derivatives by beta_a and beta_u
+    assignment   of the assignments of iteration t; -1 in the first one
+    logit        of the logits' derivatives of iteration t + 1; -1 in the last one
+    """
+
+    fit: int
+    previous_fit: int
+    slope: int
+    beta: int
+    assignment: int
+    logit: int
+
+
+@inline
+def _slot_weights(
+    problem: EmProblem, trace: EmTrace, rows: Rows, first_child: int, s: int, most: Vector, weight: Array
 ) -> None:
-    """w [c] = exp(log R + log a - lse), log R from row `log_R` of shares or, if that is negative, from `first`."""
-    for c in range(who.shape[1]):
-        child = who[s, c]
-        share = load(shares, log_R + c) if log_R >= 0 else fill(A, first[child])
-        store(w, c, exp(share + (load(A, x + child) - most) - lse))
+    """Compute w [c] = exp(log R + log a - lse) again; the first iteration's log R are given (rows.assignment < 0)."""
+    lse = load(trace.fits, rows.fit + LSE)
+    for c in range(len(weight)):
+        i = problem.child[s, c]
+        log_R = (
+            load(trace.log_assignment, rows.assignment + c)
+            if rows.assignment >= 0
+            else fill(weight, problem.first_log_assignment[i])
+        )
+        store(weight, c, exp(log_R + (load(problem.log_activation, first_child + i) - most) - lse))
 
 
-@part
-def _choose(g: Any, at: int, shares: Any, log_R: int, rivals: Any, who: Any, s: int, j: int, groups: int) -> Any:
-    """g [c] from g_s to g_l = g_s - R sum g_s in place; returns S0 = sum_c g_l."""
-    S0 = fill(g, 0.0)
-    for c in range(who.shape[1]):
-        R = exp(load(shares, log_R + c))
-        g_l = load(g, at + c) - R * load(rivals, who[s, c] * groups + j % groups)
-        store(g, at + c, g_l)
+# --- Step 1: back through the E-step ----------------------------------------------------------------------------------
+
+
+@inline
+def _softmax_back(
+    problem: EmProblem, trace: EmTrace, rows: Rows, next_log_R: int, sums: Array, s: int, j: int, grad: Array
+) -> Vector:
+    """Turn g_s into g_l = g_s - R sum g_s in place; return S0 = sum_c g_l."""
+    groups = problem.groups
+    S0 = fill(grad, 0.0)
+    for c in range(problem.child.shape[1]):
+        R = exp(load(trace.log_assignment, next_log_R + c))
+        g_l = load(grad, rows.logit + c) - R * load(sums, problem.child[s, c] * groups + j % groups)
+        store(grad, rows.logit + c, g_l)
         S0 = S0 + g_l
     return S0
 
 
-@part
-def _sums(V: Any, g: Any, at: int, C: int, fits: Any, fit: int, slopes: Any, slope: int) -> None:
-    """S1 = sum_c g_l d and S2 = sum_c g_l d^2, to the rows of g_mu and g_v."""
-    zero = fill(V, 0.0)
+@inline
+def _moments(work: Workspace, fits: Array, rows: Rows) -> None:
+    """Compute S1 = sum_c g_l d and S2 = sum_c g_l d^2, into the rows of g_mu and g_v."""
+    zero = fill(fits, 0.0)
     for row in range(0, POSE, 4):
-        m0, m1, m2, m3 = load4(fits, fit + row)
+        m0, m1, m2, m3 = load4(fits, rows.fit + row)
         S1 = S2 = (zero, zero, zero, zero)
-        for c in range(C):
-            g_l = load(g, at + c)
-            v0, v1, v2, v3 = load4(V, c * POSE + row)
+        for c in range(len(work.weight)):
+            g_l = load(work.logit_grad, rows.logit + c)
+            v0, v1, v2, v3 = load4(work.votes, c * POSE + row)
             d0 = v0 - m0
             d1 = v1 - m1
             d2 = v2 - m2
             d3 = v3 - m3
             S1 = fma4(g_l, (d0, d1, d2, d3), S1)
             S2 = fma4(g_l, (d0 * d0, d1 * d1, d2 * d2, d3 * d3), S2)
-        store(slopes, slope + row, S1)
-        store(slopes, slope + POSE + row, S2)
+        store(work.slopes, rows.slope + row, S1)
+        store(work.slopes, rows.slope + POSE + row, S2)
 
 
-@part
-def _bid_back(
-    fits: Any,
-    fit: int,
-    slopes: Any,
-    slope: int,
-    S0: Any,
-    beta_u: float,
-    least: float,
-    descent: bool,
-    g_beta: Any,
-    beta: int,
-) -> Any:
-    """Step 1 from S0, S1, S2 to g_mu and g_v in place; returns g_z."""
-    on = logistic(load(fits, fit + LOGIT))
-    k = on if descent else fill(fits, 1.0)
-    extra = S0 * least if descent else fill(fits, 0.0)
+@inline
+def _e_step_back(
+    problem: EmProblem, fits: Array, slopes: Array, g_beta: Array, rows: Rows, S0: Vector, j: int
+) -> Vector:
+    """Step 1 from S0, S1, S2 to g_mu and g_v in place; return g_z."""
+    least = problem.min_variance
+    on = logistic(load(fits, rows.fit + LOGIT))
+    k = on if problem.descent else fill(fits, 1.0)
+    extra = S0 * least if problem.descent else fill(fits, 0.0)
     far = fill(fits, 0.0)
     floor = fill(fits, 0.0)
     for h in range(POSE):
-        inverse = 1.0 / load(fits, fit + POSE + h)
-        S1 = load(slopes, slope + h)
-        S2 = load(slopes, slope + POSE + h)
-        store(slopes, slope + h, k * S1 * inverse)
-        store(slopes, slope + POSE + h, k * ((S2 + extra) * inverse - S0) * (inverse * 0.5))
+        inverse = 1.0 / load(fits, rows.fit + POSE + h)
+        S1 = load(slopes, rows.slope + h)
+        S2 = load(slopes, rows.slope + POSE + h)
+        store(slopes, rows.slope + h, k * S1 * inverse)
+        store(slopes, rows.slope + POSE + h, k * ((S2 + extra) * inverse - S0) * (inverse * 0.5))
         far = far + S2 * inverse
         floor = floor + inverse * least
-    if not descent:
-        return S0 * (1.0 - on)
-    energy = far * 0.5 + S0 * ((log_volume(fits, fit) + floor) * 0.5 + POSE * (beta_u - 0.5))
-    store(g_beta, beta + 1, load(g_beta, beta + 1) - on * S0 * POSE)
+    if not problem.descent:
+        g_z: Vector = S0 * (1.0 - on)
+        return g_z
+    energy: Vector = far * 0.5 + S0 * ((log_volume(fits, rows.fit) + floor) * 0.5 + POSE * (problem.beta_u[j] - 0.5))
+    store(g_beta, rows.beta + 1, load(g_beta, rows.beta + 1) - on * S0 * POSE)
     return on * (on - 1.0) * energy
 
 
-@part
-def _fit_back(
-    fits: Any,
-    fit: int,
-    before: int,
-    slopes: Any,
-    slope: int,
-    g_z: Any,
-    lam: float,
-    beta_u: float,
-    least: float,
-    damping: float,
-    g_beta: Any,
-    beta: int,
-) -> Any:
-    """Step 2: completes g_mu and g_v; returns the constant of g_s."""
-    mass = load(fits, fit + MASS)
-    g_cost = g_z * (-lam)
-    store(g_beta, beta, load(g_beta, beta) - g_cost)
-    store(g_beta, beta + 1, load(g_beta, beta + 1) + g_cost * mass * POSE)
-    constant = mass * g_cost * (log_volume(fits, fit) * 0.5 + POSE * beta_u)
+# --- Step 2: back through the M-step ----------------------------------------------------------------------------------
+
+
+@inline
+def _m_step_back(
+    problem: EmProblem, fits: Array, slopes: Array, g_beta: Array, rows: Rows, g_z: Vector, t: int, j: int
+) -> Vector:
+    """Complete g_mu and g_v; return the constant of g_s."""
+    damping = problem.damping
+    mass = load(fits, rows.fit + MASS)
+    g_cost = g_z * (-problem.inverse_temperature[t])
+    store(g_beta, rows.beta, load(g_beta, rows.beta) - g_cost)
+    store(g_beta, rows.beta + 1, load(g_beta, rows.beta + 1) + g_cost * mass * POSE)
+    constant: Vector = mass * g_cost * (log_volume(fits, rows.fit) * 0.5 + POSE * problem.beta_u[j])
     for h in range(POSE):
-        variance = load(fits, fit + POSE + h)
-        g_v = load(slopes, slope + POSE + h) + mass * g_cost * 0.5 / variance
-        store(slopes, slope + POSE + h, g_v)
-        constant = constant - g_v * (variance - least)
+        variance = load(fits, rows.fit + POSE + h)
+        g_v = load(slopes, rows.slope + POSE + h) + mass * g_cost * 0.5 / variance
+        store(slopes, rows.slope + POSE + h, g_v)
+        constant = constant - g_v * (variance - problem.min_variance)
         if 0 < damping < 1:
-            move = load(fits, fit + h) - (load(fits, before + h) if before >= 0 else fill(fits, 0.0))
-            gap = move * (damping / (1 - damping))  # m - mu
-            g_mu = load(slopes, slope + h) - g_v * gap * 2.0
-            store(slopes, slope + h, g_mu)
+            before = load(fits, rows.previous_fit + h) if rows.previous_fit >= 0 else fill(fits, 0.0)
+            gap = (load(fits, rows.fit + h) - before) * (damping / (1 - damping))  # m - mu
+            g_mu = load(slopes, rows.slope + h) - g_v * gap * 2.0
+            store(slopes, rows.slope + h, g_mu)
             constant = constant - g_mu * gap * (1 - damping)
     return constant
 
 
-@part
-def _pull(
-    V: Any, C: int, fits: Any, fit: int, slopes: Any, slope: int, kept: float, w: Any, constant: Any, q: Any
-) -> None:
-    """q [c] = g_s = w (sum_h (g_m d + g_v d^2) + constant), with g_m = kept g_mu."""
+@inline
+def _slot_grads(work: Workspace, fits: Array, rows: Rows, undamped: float, constant: Vector) -> None:
+    """Compute g_s = w (sum_h (g_m d + g_v d^2) + constant), with g_m = undamped g_mu, into `work.slot_grad`."""
+    C = len(work.weight)
     for row in range(0, POSE, 4):
-        m0, m1, m2, m3 = load4(fits, fit + row)
-        a0, a1, a2, a3 = load4(slopes, slope + row)
-        a0 = a0 * kept
-        a1 = a1 * kept
-        a2 = a2 * kept
-        a3 = a3 * kept
-        b0, b1, b2, b3 = load4(slopes, slope + POSE + row)
+        m0, m1, m2, m3 = load4(fits, rows.fit + row)
+        a0, a1, a2, a3 = load4(work.slopes, rows.slope + row)
+        a0 = a0 * undamped
+        a1 = a1 * undamped
+        a2 = a2 * undamped
+        a3 = a3 * undamped
+        b0, b1, b2, b3 = load4(work.slopes, rows.slope + POSE + row)
         for c in range(C):
-            v0, v1, v2, v3 = load4(V, c * POSE + row)
+            v0, v1, v2, v3 = load4(work.votes, c * POSE + row)
             d0 = v0 - m0
             d1 = v1 - m1
             d2 = v2 - m2
             d3 = v3 - m3
             some = (a0 + b0 * d0) * d0 + (a1 + b1 * d1) * d1
             some = some + ((a2 + b2 * d2) * d2 + (a3 + b3 * d3) * d3)
-            store(q, c, some + (constant if row == 0 else load(q, c)))
+            store(work.slot_grad, c, some + (constant if row == 0 else load(work.slot_grad, c)))
     for c in range(C):
-        store(q, c, load(q, c) * load(w, c))
+        store(work.slot_grad, c, load(work.slot_grad, c) * load(work.weight, c))
 
 
-@part
-def _vote_back(
-    V: Any,
-    C: int,
-    fits: Any,
-    fit: int,
-    slopes: Any,
-    slope: int,
-    kept: float,
-    descent: bool,
-    w: Any,
-    g: Any,
-    at: int,
-    add: bool,
-    G: Any,
-) -> None:
-    """G [c 16] (+)= w (g_m + 2 g_v d) - k g_l d / v; the last iteration has no g_l (at < 0)."""
-    k = logistic(load(fits, fit + LOGIT)) if descent else fill(fits, 1.0)
+# --- Step 3: back through the votes -----------------------------------------------------------------------------------
+
+
+@inline
+def _vote_grads(problem: EmProblem, work: Workspace, fits: Array, rows: Rows, add: bool) -> None:
+    """Set or add w (g_m + 2 g_v d) - k g_l d / v to `work.vote_grad`; the last one has no g_l (rows.logit < 0)."""
+    undamped = 1 - problem.damping
+    k = logistic(load(fits, rows.fit + LOGIT)) if problem.descent else fill(fits, 1.0)
+    G = work.vote_grad
     for h in range(0, POSE, 2):
-        m0 = load(fits, fit + h)
-        m1 = load(fits, fit + h + 1)
-        r0 = k / load(fits, fit + POSE + h)
-        r1 = k / load(fits, fit + POSE + h + 1)
-        a0 = load(slopes, slope + h) * kept
-        a1 = load(slopes, slope + h + 1) * kept
-        b0 = load(slopes, slope + POSE + h) * 2.0
-        b1 = load(slopes, slope + POSE + h + 1) * 2.0
-        for c in range(C):
+        m0 = load(fits, rows.fit + h)
+        m1 = load(fits, rows.fit + h + 1)
+        r0 = k / load(fits, rows.fit + POSE + h)
+        r1 = k / load(fits, rows.fit + POSE + h + 1)
+        a0 = load(work.slopes, rows.slope + h) * undamped
+        a1 = load(work.slopes, rows.slope + h + 1) * undamped
+        b0 = load(work.slopes, rows.slope + POSE + h) * 2.0
+        b1 = load(work.slopes, rows.slope + POSE + h + 1) * 2.0
+        for c in range(len(work.weight)):
             v = c * POSE + h
-            w_c = load(w, c)
-            g_l = load(g, at + c) if at >= 0 else fill(g, 0.0)
-            x0 = w_c * a0 + (load(V, v) - m0) * (w_c * b0 - g_l * r0)
-            x1 = w_c * a1 + (load(V, v + 1) - m1) * (w_c * b1 - g_l * r1)
+            w = load(work.weight, c)
+            g_l = load(work.logit_grad, rows.logit + c) if rows.logit >= 0 else fill(fits, 0.0)
+            x0 = w * a0 + (load(work.votes, v) - m0) * (w * b0 - g_l * r0)
+            x1 = w * a1 + (load(work.votes, v + 1) - m1) * (w * b1 - g_l * r1)
             store(G, v, load(G, v) + x0 if add else x0)
             store(G, v + 1, load(G, v + 1) + x1 if add else x1)
 
 
-@part
-def _product_back(X: Any, x: int, W: Any, j: int, who: Any, s: int, G: Any, g_X: Any, g_W: Any) -> None:
-    """g_M += G W^T, and g_W += M^T G summed over the lanes."""
-    w = 0
-    for c in range(who.shape[1]):
-        at = (x + who[s, c]) * POSE
+@inline
+def _product_back(problem: EmProblem, grads: EmGrads, G: Array, first_child: int, s: int, j: int) -> None:
+    """Add G W^T to the poses' derivatives, and M^T G, summed over the lanes, to those of the weights."""
+    W = problem.weights
+    g_W = grads.weights
+    w = 0  # c % m, the row of W
+    for c in range(problem.child.shape[1]):
+        at = (first_child + problem.child[s, c]) * POSE
         v = c * POSE
         for row in range(0, POSE, 4):
             g0, g1, g2, g3 = load4(G, v + row)
             for k in range(4):
-                some = g0 * W[j, w, 4 * k] + load(g_X, at + row + k)
+                some = g0 * W[j, w, 4 * k] + load(grads.pose, at + row + k)
                 some = g1 * W[j, w, 4 * k + 1] + some
                 some = g2 * W[j, w, 4 * k + 2] + some
-                store(g_X, at + row + k, g3 * W[j, w, 4 * k + 3] + some)
+                store(grads.pose, at + row + k, g3 * W[j, w, 4 * k + 3] + some)
         for k in range(4):
-            m0 = load(X, at + k)
-            m1 = load(X, at + k + 4)
-            m2 = load(X, at + k + 8)
-            m3 = load(X, at + k + 12)
+            m0 = load(problem.pose, at + k)
+            m1 = load(problem.pose, at + k + 4)
+            m2 = load(problem.pose, at + k + 8)
+            m3 = load(problem.pose, at + k + 12)
             for n in range(4):
                 some = m0 * load(G, v + n) + m1 * load(G, v + n + 4)
                 some = m2 * load(G, v + n + 8) + some
-                g_W[j, w, 4 * k + n] += total(m3 * load(G, v + n + 12) + some)
+                g_W[j, w, 4 * k + n] += lane_sum(m3 * load(G, v + n + 12) + some)
         w = w + 1 if w + 1 < W.shape[1] else 0
 
 
-@loop
-def backward(
-    start: int,
-    stop: int,
-    X: Any,
-    A: Any,
-    W: Any,
-    offset: Any,
-    beta_u: Any,
-    who: Any,
-    first: Any,
-    lam: Any,
-    least: float,
-    damping: float,
-    descent: bool,
-    groups: int,
-    shares: Any,
-    fits: Any,
-    g_mean: Any,
-    g_logit: Any,
-    g_X: Any,
-    g_A: Any,
-    g_W: Any,
-    g_beta: Any,
-) -> None:
-    """The derivatives of the blocks start .. stop, from those of the mean [s j 16] and of the logit [s j].
+# --- The loop ---------------------------------------------------------------------------------------------------------
 
-    Adds to g_X [child 16] and g_A [child], to g_W [j m 16] summed over all blocks, and to g_beta [j 2] (beta_a and
-    beta_u).
+
+@loop
+def backward(start: int, stop: int, problem: EmProblem, trace: EmTrace, grads: EmGrads) -> None:
+    """Differentiate the blocks from start to stop.
+
+    Args:
+        start: First block.
+        stop: Block after the last one.
+        problem: What was routed.
+        trace: Results of all iterations.
+        grads: Derivatives of the results, and those of the inputs, which are added to.
     """
-    (S, C) = who.shape
-    J = len(W)
-    T = len(lam)
-    children = len(first)
-    L = X.shape[1]
-    kept = 1 - damping
-    V = np.empty((C * POSE, L), X.dtype)
-    G = np.empty((C * POSE, L), X.dtype)
-    w = np.empty((C, L), X.dtype)
-    q = np.empty((C, L), X.dtype)
-    g = np.empty(((T - 1) * S * J * C, L), X.dtype)
-    slopes = np.empty((T * S * J * SLOPE, L), X.dtype)
-    rivals = np.empty((children * groups, L), X.dtype)
-    new_rivals = np.empty((children * groups, L), X.dtype)
+    child = problem.child
+    fits = trace.fits
+    groups = problem.groups
+    damping = problem.damping
+    (S, C) = child.shape
+    J = len(problem.weights)
+    T = len(problem.inverse_temperature)
+    children = len(problem.first_log_assignment)
+    L = problem.pose.shape[1]
+    dtype = problem.pose.dtype
+    pairs = S * J * C
+    work = Workspace(
+        np.empty((C * POSE, L), dtype),
+        np.empty((C * POSE, L), dtype),
+        np.empty((C, L), dtype),
+        np.empty((C, L), dtype),
+        np.empty(((T - 1) * pairs, L), dtype),
+        np.empty((T * S * J * SLOPE, L), dtype),
+    )
+    # Sums of g_s over the parents that compete for a child, of iteration t + 1 and of t.
+    next_sums = np.empty((children * groups, L), dtype)
+    sums = np.empty((children * groups, L), dtype)
     for block in range(start, stop):
-        x = block * children
+        first_child = block * children
         for t in range(T - 1, -1, -1):
-            rivals, new_rivals = new_rivals, rivals
-            new_rivals[:] = 0
+            next_sums, sums = sums, next_sums
+            sums[:] = 0
             for s in range(S):
-                most = loudest(A, x, who, s)
+                most = max_log_activation(problem, first_child, s)
                 for j in range(J):
                     here = s * J + j
-                    beta = (block * J + j) * 2
+                    next_log_R = (block * (T - 1) + t) * pairs + here * C
                     fit = ((block * T + t) * S * J + here) * FIT
-                    slope = (t * S * J + here) * SLOPE
-                    next_fit = S * J * FIT
-                    next_slope = S * J * SLOPE
-                    pairs = S * J * C
-                    log_R = (block * (T - 1) + t) * pairs + here * C  # of iteration t + 1
-                    cast_votes(X, x, W, offset, j, who, s, V)
+                    rows = Rows(
+                        fit,
+                        fit - S * J * FIT if t > 0 else -1,
+                        (t * S * J + here) * SLOPE,
+                        (block * J + j) * 2,
+                        next_log_R - pairs if t > 0 else -1,
+                        t * pairs + here * C if t + 1 < T else -1,
+                    )
+                    cast_votes(problem, first_child, s, j, work.votes)
+
+                    # Step 1: what the next iteration, or the loss, says of this one's Gaussian.
                     if t + 1 == T:
-                        g_z = load(g_logit, block * S * J + here)
+                        g_z = load(grads.logit, block * S * J + here)
                         for h in range(POSE):
-                            store(slopes, slope + h, load(g_mean, (block * S * J + here) * POSE + h))
-                            store(slopes, slope + POSE + h, 0.0)
+                            g_mu = load(grads.mean, (block * S * J + here) * POSE + h)
+                            store(work.slopes, rows.slope + h, g_mu)
+                            store(work.slopes, rows.slope + POSE + h, 0.0)
                     else:
-                        at = t * pairs + here * C
-                        S0 = _choose(g, at, shares, log_R, rivals, who, s, j, groups)
-                        _sums(V, g, at, C, fits, fit, slopes, slope)
-                        g_z = _bid_back(fits, fit, slopes, slope, S0, beta_u[j], least, descent, g_beta, beta)
+                        S0 = _softmax_back(problem, trace, rows, next_log_R, next_sums, s=s, j=j, grad=work.logit_grad)
+                        _moments(work, fits, rows)
+                        g_z = _e_step_back(problem, fits, work.slopes, grads.beta, rows, S0, j)
                         if damping > 0:
                             for h in range(POSE):
-                                more = load(slopes, slope + next_slope + h) * damping
-                                store(slopes, slope + h, load(slopes, slope + h) + more)
-                    before = fit - next_fit if t > 0 else -1
-                    constant = _fit_back(
-                        fits, fit, before, slopes, slope, g_z, lam[t], beta_u[j], least, damping, g_beta, beta
-                    )
-                    lse = load(fits, fit + LSE)
-                    _weights(A, x, who, s, most, first, shares, log_R - pairs if t > 0 else -1, lse, w)
-                    _pull(V, C, fits, fit, slopes, slope, kept, w, constant, q)
+                                more = load(work.slopes, rows.slope + S * J * SLOPE + h) * damping
+                                store(work.slopes, rows.slope + h, load(work.slopes, rows.slope + h) + more)
+
+                    # Step 2: through the fit to g_s, which belongs to the activations and to the iteration before.
+                    constant = _m_step_back(problem, fits, work.slopes, grads.beta, rows, g_z, t=t, j=j)
+                    _slot_weights(problem, trace, rows, first_child, s, most, work.weight)
+                    _slot_grads(work, fits, rows, 1 - damping, constant)
                     for c in range(C):
-                        child = who[s, c]
-                        g_s = load(q, c)
-                        store(g_A, x + child, load(g_A, x + child) + g_s)
+                        i = child[s, c]
+                        g_s = load(work.slot_grad, c)
+                        store(grads.log_activation, first_child + i, load(grads.log_activation, first_child + i) + g_s)
                         if t > 0:
-                            row = child * groups + j % groups
-                            store(new_rivals, row, load(new_rivals, row) + g_s)
-                            store(g, (t - 1) * pairs + here * C + c, g_s)
+                            group = i * groups + j % groups
+                            store(sums, group, load(sums, group) + g_s)
+                            store(work.logit_grad, (t - 1) * pairs + here * C + c, g_s)
                     if t > 0:
                         continue
+
+                    # Step 3: every iteration's share in the derivative of the votes, while these are at hand.
                     for u in range(T):
-                        if u > 0:
-                            lse = load(fits, fit + u * next_fit + LSE)
-                            _weights(A, x, who, s, most, first, shares, log_R + (u - 1) * pairs, lse, w)
-                        _vote_back(
-                            V,
-                            C,
-                            fits,
-                            fit + u * next_fit,
-                            slopes,
-                            slope + u * next_slope,
-                            kept,
-                            descent,
-                            w,
-                            g,
+                        of_u = Rows(
+                            rows.fit + u * S * J * FIT,
+                            -1,
+                            rows.slope + u * S * J * SLOPE,
+                            rows.beta,
+                            next_log_R + (u - 1) * pairs if u > 0 else -1,
                             u * pairs + here * C if u + 1 < T else -1,
-                            u > 0,
-                            G,
                         )
-                    _product_back(X, x, W, j, who, s, G, g_X, g_W)
+                        if u > 0:
+                            _slot_weights(problem, trace, of_u, first_child, s, most, work.weight)
+                        _vote_grads(problem, work, fits, of_u, u > 0)
+                    _product_back(problem, grads, work.vote_grad, first_child, s, j)

@@ -13,50 +13,69 @@ once, whose cosines are the same and whose sines are opposite. The arrays, with 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
-from torchcaps.kernels.loops import loop, part
-from torchcaps.kernels.loops.simd import BYTES, braid, fill, load, store, unbraid
+from torchcaps.kernels.loops import inline, loop
+from torchcaps.kernels.loops.simd import Array, deinterleave, fill, interleave, load, store
+from torchcaps.kernels.records import VECTOR_BYTES, Waves
 
 __all__ = ["from_spectra", "to_spectra"]
 
-Array = Any  # numpy arrays; inside a loop also vectors of lanes
+
+class Plane(NamedTuple):
+    """One plane: sample o, first channel i of a vector of channels, phase (p, q) of stride s."""
+
+    o: int
+    i: int
+    p: int
+    q: int
+    s: int
 
 
 @loop
-def to_spectra(x: Array, D: Array, s: int, rows: Array, columns: Array, start: int, stop: int) -> None:
-    """x -> D for the column frequencies of the table; the vectors of (o i) from start to stop."""
-    L = BYTES // x.itemsize
+def to_spectra(x: Array, D: Array, s: int, waves: Waves, start: int, stop: int) -> None:
+    """Transform planes into spectra, for the column frequencies of the table.
+
+    Args:
+        x: [o h w i] planes.
+        D: [k n o (p q) (i 2)] takes the spectra.
+        s: Stride.
+        waves: Cosines and sines.
+        start: First vector of (o i).
+        stop: Vector after the last one.
+    """
+    L = VECTOR_BYTES // x.itemsize
     per = x.shape[3] // L
-    A = rows.shape[2]
-    B = columns.shape[2]
+    A = waves.rows.shape[2]
+    B = waves.columns.shape[2]
     plane = np.empty((A, B, L), x.dtype)
     T = np.empty((A, 2, L), x.dtype)
     for job in range(start, stop):
-        o = job // per
-        i = job % per * L
         for p in range(s):
             for q in range(s):
-                _read(x, o, i, p, q, s, plane)
+                at = Plane(job // per, job % per * L, p, q, s)
+                _read(x, at, plane)
                 for k in range(D.shape[0]):
-                    _along_columns(plane, columns, k, T)
-                    _along_rows(T, rows, D, k, o, p * s + q, i)
+                    _along_columns(plane, waves.columns, k, T)
+                    _along_rows(T, waves.rows, D, k, at)
 
 
-@part
-def _read(x: Array, o: int, i: int, p: int, q: int, s: int, plane: Array) -> None:
-    """The plane of a phase; places beyond the edge are 0."""
+@inline
+def _read(x: Array, at: Plane, plane: Array) -> None:
+    """Read the plane of a phase; places beyond the edge are 0."""
     for a in range(plane.shape[0]):
         for b in range(plane.shape[1]):
-            inside = s * a + p < x.shape[1] and s * b + q < x.shape[2]
-            store(plane, (a, b), load(x, (o, s * a + p, s * b + q, i)) if inside else fill(x, 0.0))
+            row = at.s * a + at.p
+            column = at.s * b + at.q
+            inside = row < x.shape[1] and column < x.shape[2]
+            store(plane, (a, b), load(x, (at.o, row, column, at.i)) if inside else fill(x, 0.0))
 
 
-@part
+@inline
 def _along_columns(plane: Array, columns: Array, k: int, T: Array) -> None:
-    """T[a] = sum_b x[a, b] exp(-2 pi i k b / N')."""
+    """Compute T[a] = sum_b x[a, b] exp(-2 pi i k b / N')."""
     zero = fill(plane, 0.0)
     for a in range(plane.shape[0]):
         re = im = zero
@@ -68,10 +87,11 @@ def _along_columns(plane: Array, columns: Array, k: int, T: Array) -> None:
         store(T, (a, 1), im)
 
 
-@part
-def _along_rows(T: Array, rows: Array, D: Array, k: int, o: int, pq: int, i: int) -> None:
-    """D[k, n] = sum_a T[a] exp(-2 pi i n a / N) for all n."""
+@inline
+def _along_rows(T: Array, rows: Array, D: Array, k: int, at: Plane) -> None:
+    """Compute D[k, n] = sum_a T[a] exp(-2 pi i n a / N) for all n."""
     N = D.shape[1]
+    pq = at.p * at.s + at.q
     zero = fill(T, 0.0)
     for n in range(N // 2 + 1):
         cr = ci = sr = si = zero
@@ -82,54 +102,66 @@ def _along_rows(T: Array, rows: Array, D: Array, k: int, o: int, pq: int, i: int
             ci = ci + rows[0, n, a] * im
             sr = sr + rows[1, n, a] * re
             si = si + rows[1, n, a] * im
-        store(D, (k, n, o, pq, 2 * i), braid(cr + si, ci - sr))
+        store(D, (k, n, at.o, pq, 2 * at.i), interleave(cr + si, ci - sr))
         if 0 < n < N - n:
-            store(D, (k, N - n, o, pq, 2 * i), braid(cr - si, ci + sr))
+            store(D, (k, N - n, at.o, pq, 2 * at.i), interleave(cr - si, ci + sr))
 
 
 @loop
-def from_spectra(D: Array, x: Array, s: int, rows: Array, columns: Array, start: int, stop: int) -> None:
-    """x += what the column frequencies of the table, whose weights are in it, say of each place."""
-    L = BYTES // x.itemsize
+def from_spectra(D: Array, x: Array, s: int, waves: Waves, start: int, stop: int) -> None:
+    """Transform spectra back and add them to the planes, for the column frequencies of the table.
+
+    Args:
+        D: [k n o (p q) (i 2)] spectra.
+        x: [o h w i] planes, added to.
+        s: Stride.
+        waves: Cosines and sines; those of the columns hold the weight of each frequency.
+        start: First vector of (o i).
+        stop: Vector after the last one.
+    """
+    L = VECTOR_BYTES // x.itemsize
     per = x.shape[3] // L
-    A = rows.shape[2]
-    B = columns.shape[2]
+    A = waves.rows.shape[2]
+    B = waves.columns.shape[2]
     N = D.shape[1]
     plane = np.empty((A, B, L), x.dtype)
     Y = np.empty((N // 2 + 1, 4, L), x.dtype)
     for job in range(start, stop):
-        o = job // per
-        i = job % per * L
         for p in range(s):
             for q in range(s):
-                _read(x, o, i, p, q, s, plane)
+                at = Plane(job // per, job % per * L, p, q, s)
+                _read(x, at, plane)
                 for k in range(D.shape[0]):
-                    _fold(D, k, o, p * s + q, i, Y)
-                    _back(Y, rows, columns, k, plane)
-                _write(plane, o, i, p, q, s, x)
+                    _fold(D, k, at, Y)
+                    _add_back(Y, waves, k, plane)
+                _write(plane, at, x)
 
 
-@part
-def _fold(D: Array, k: int, o: int, pq: int, i: int, Y: Array) -> None:
-    """Sums and differences of the frequencies n and N - n, which share their cosines and sines."""
+@inline
+def _fold(D: Array, k: int, at: Plane, Y: Array) -> None:
+    """Compute sums and differences of the frequencies n and N - n, which share their cosines and sines."""
     N = D.shape[1]
+    pq = at.p * at.s + at.q
+    low = 2 * at.i
+    high = low + Y.shape[2]
     zero = fill(Y, 0.0)
     for n in range(N // 2 + 1):
-        re, im = unbraid(load(D, (k, n, o, pq, 2 * i)), load(D, (k, n, o, pq, 2 * i + Y.shape[2])))
+        re, im = deinterleave(load(D, (k, n, at.o, pq, low)), load(D, (k, n, at.o, pq, high)))
         other_re = other_im = zero
         if 0 < n < N - n:
-            other_re, other_im = unbraid(
-                load(D, (k, N - n, o, pq, 2 * i)), load(D, (k, N - n, o, pq, 2 * i + Y.shape[2]))
-            )
+            m = N - n
+            other_re, other_im = deinterleave(load(D, (k, m, at.o, pq, low)), load(D, (k, m, at.o, pq, high)))
         store(Y, (n, 0), re + other_re)
         store(Y, (n, 1), im + other_im)
         store(Y, (n, 2), re - other_re)
         store(Y, (n, 3), im - other_im)
 
 
-@part
-def _back(Y: Array, rows: Array, columns: Array, k: int, plane: Array) -> None:
-    """x[a, b] += Re(exp(2 pi i k b / N') sum_n Y[n] exp(2 pi i n a / N))."""
+@inline
+def _add_back(Y: Array, waves: Waves, k: int, plane: Array) -> None:
+    """Add Re(exp(2 pi i k b / N') sum_n Y[n] exp(2 pi i n a / N)) to x[a, b]."""
+    rows = waves.rows
+    columns = waves.columns
     for a in range(plane.shape[0]):
         re = im = fill(plane, 0.0)
         for n in range(Y.shape[0]):
@@ -141,10 +173,12 @@ def _back(Y: Array, rows: Array, columns: Array, k: int, plane: Array) -> None:
             store(plane, (a, b), load(plane, (a, b)) + columns[0, k, b] * re - columns[1, k, b] * im)
 
 
-@part
-def _write(plane: Array, o: int, i: int, p: int, q: int, s: int, x: Array) -> None:
-    """The plane of a phase back to its places; what lies beyond the edge is dropped."""
+@inline
+def _write(plane: Array, at: Plane, x: Array) -> None:
+    """Write the plane of a phase back to its places; what lies beyond the edge is dropped."""
     for a in range(plane.shape[0]):
         for b in range(plane.shape[1]):
-            if s * a + p < x.shape[1] and s * b + q < x.shape[2]:
-                store(x, (o, s * a + p, s * b + q, i), load(plane, (a, b)))
+            row = at.s * a + at.p
+            column = at.s * b + at.q
+            if row < x.shape[1] and column < x.shape[2]:
+                store(x, (at.o, row, column, at.i), load(plane, (a, b)))

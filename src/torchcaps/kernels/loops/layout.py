@@ -1,17 +1,16 @@
-"""Samples into lanes and back: blocks of L samples, of each number the L values side by side."""
+"""Samples into SIMD blocks and back: a block holds L samples, of each number the L values side by side."""
 
 from __future__ import annotations
 
-from typing import Any
+from torchcaps.kernels.loops import inline, loop
+from torchcaps.kernels.loops.simd import Array
 
-from torchcaps.kernels.loops import loop, part
-
-__all__ = ["collect", "deliver", "from_lanes", "to_lanes"]
+__all__ = ["copy_from_blocks", "copy_to_blocks", "from_blocks", "to_blocks"]
 
 
 @loop
-def to_lanes(x: Any, X: Any, start: int, stop: int) -> None:
-    """x [b i d] -> X, seen as [n i d L], the blocks from start to stop; lanes without a sample are 0."""
+def to_blocks(x: Array, X: Array, start: int, stop: int) -> None:
+    """Copy x [b i d] into the blocks from start to stop of X [n i d L]; lanes without a sample are 0."""
     _, I, D, L = X.shape
     for n in range(start, stop):
         here = min(L, x.shape[0] - n * L)
@@ -24,8 +23,8 @@ def to_lanes(x: Any, X: Any, start: int, stop: int) -> None:
 
 
 @loop
-def from_lanes(X: Any, x: Any, start: int, stop: int) -> None:
-    """X, seen as [n i d L], -> x [b i d], the blocks from start to stop."""
+def from_blocks(X: Array, x: Array, start: int, stop: int) -> None:
+    """Copy the blocks from start to stop of X [n i d L] into x [b i d]."""
     _, I, D, L = X.shape
     for n in range(start, stop):
         for lane in range(min(L, x.shape[0] - n * L)):
@@ -34,9 +33,9 @@ def from_lanes(X: Any, x: Any, start: int, stop: int) -> None:
                     x[n * L + lane, i, d] = X[n, i, d, lane]
 
 
-@part
-def collect(x: Any, X: Any, block: int, rows: int, first: int, stop: int) -> None:
-    """The children from first to stop of x [b i d] into X [.. r d L], so many blocks r from `block` on."""
+@inline
+def copy_to_blocks(x: Array, X: Array, block: int, rows: int, first: int, stop: int) -> None:
+    """Copy the children from first to stop of x [b i d] into X [.. r d L], `rows` blocks r from `block` on."""
     D = X.shape[2]
     L = X.shape[3]
     for b in range(block * L, (block + rows) * L):
@@ -47,9 +46,9 @@ def collect(x: Any, X: Any, block: int, rows: int, first: int, stop: int) -> Non
                 X[i - first, r, d, lane] = x[b, i, d] if b < len(x) else 0
 
 
-@part
-def deliver(X: Any, x: Any, block: int, rows: int, first: int, stop: int) -> None:
-    """Back from X into x."""
+@inline
+def copy_from_blocks(X: Array, x: Array, block: int, rows: int, first: int, stop: int) -> None:
+    """Copy back from X into x; samples that only fill the last block are left out."""
     D = X.shape[2]
     L = X.shape[3]
     for b in range(block * L, min(len(x), (block + rows) * L)):

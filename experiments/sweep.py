@@ -1,5 +1,6 @@
 """Train the runs of a sweep file, evaluate them and write results/*.json.
 
+    python experiments/sweep.py                                                     which sweeps there are
     python experiments/sweep.py experiments/matrix-table1.toml                      everything, one run after another
     python experiments/sweep.py experiments/matrix-table1.toml --list               every run, and how far it is
     python experiments/sweep.py experiments/matrix-table1.toml --dry-run            what would be done now
@@ -28,9 +29,10 @@ runs in `against` (`torchcaps attack`). Each may have a table `options`, the fla
 from __future__ import annotations
 
 import argparse
+import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -49,7 +51,7 @@ EXPERIMENTS = Path(__file__).parent
 
 @dataclass(frozen=True)
 class RunConfig:
-    """The keys of `[[runs]]` that are not keys of a recipe."""
+    """The keys of `[[runs]]` that are not keys of a recipe; the module's docstring explains them."""
 
     name: str
     base: str | None = None
@@ -89,7 +91,14 @@ class SweepRun:
 
 @dataclass(frozen=True)
 class Sweep:
-    """A sweep file with every name in it resolved."""
+    """A sweep file with every name in it resolved.
+
+    Attributes:
+        about: One sentence on the table that it makes.
+        runs: Name -> run, in the order of the file.
+        results: What is evaluated.
+        attacks: What is attacked.
+    """
 
     about: str
     runs: dict[str, SweepRun]
@@ -98,13 +107,19 @@ class Sweep:
 
 
 class Job(NamedTuple):
-    """One run with one seed, and the folder it is trained into."""
+    """One run with one seed.
+
+    Attributes:
+        run: The run of the sweep file.
+        recipe: Its recipe, with this job's seed and start.
+        folder: Where it is trained.
+        sources: Folders of the runs that it starts from, or whose mean it is.
+    """
 
     run: SweepRun
     recipe: Recipe
     folder: Path
     sources: tuple[Path, ...]
-    """Folders of the runs that it starts from, or that it is the mean of."""
 
     @property
     def status(self) -> str:
@@ -113,14 +128,15 @@ class Job(NamedTuple):
         if not path.exists():
             return "not started"
         meta = read_checkpoint(path).meta
-        if not self.run.config.average and _settings(to_dict(meta.recipe)) != _settings(to_dict(self.recipe)):
+        if not self.run.config.average and _settings(meta.recipe) != _settings(self.recipe):
             return "other settings"
         return "finished" if meta.is_complete else f"step {meta.step}"
 
 
-def _settings(recipe: Mapping[str, object]) -> dict[str, object]:
-    """Flatten a recipe; without what does not change a run."""
-    return {key: value for key, value in flatten(recipe).items() if key not in ("about", "data.data_dir")}
+def _settings(recipe: Recipe) -> dict[str, object]:
+    """Flatten a recipe, without what has no influence on training."""
+    flat = flatten(to_dict(recipe))
+    return {key: value for key, value in flat.items() if not re.match(r"about$|data\.data_dir$|paper\.", key)}
 
 
 def load_sweep(path: Path) -> Sweep:
@@ -139,6 +155,7 @@ def load_sweep(path: Path) -> Sweep:
     unknown = tables.keys() - {"about", "runs", "results", "attacks"}
     if unknown:
         raise RecipeError(f"{path.name}: unknown key '{min(unknown)}'; wanted: about, runs, results, attacks")
+    # Runs in the order of the file, so that `after` and `average` can only name runs above.
     runs: dict[str, SweepRun] = {}
     for table in tables.get("runs", []):
         config = _run_config(table, path)
@@ -147,6 +164,7 @@ def load_sweep(path: Path) -> Sweep:
         for above in (*config.average, *filter(None, [config.after])):
             _check_name(above, runs, f"{path.name}: {config.name}")
         runs[config.name] = SweepRun(config, run_recipe(config.name, path))
+    # What is measured may only name runs of this file.
     results = tuple(from_dict(ResultConfig, table, where=path.name) for table in tables.get("results", []))
     attacks = tuple(from_dict(AttackConfig, table, where=path.name) for table in tables.get("attacks", []))
     for result in results:
@@ -172,7 +190,7 @@ def find_recipe(name: str) -> Recipe:
     if name in recipe_names():
         return load_recipe(name)
     for path in sweep_files():
-        if any(table.get("name") == name for table in read_toml(path).get("runs", [])):
+        if _defines(path, name):
             return run_recipe(name, path)
     known = [name for path in sweep_files() for name in load_sweep(path).runs]
     raise RecipeError(f"no recipe and no run of a sweep is called '{name}'{suggestion(name, known)}")
@@ -218,6 +236,7 @@ def _text(tables: dict[str, Any]) -> str:
 
 
 def _defines(path: Path, name: str) -> bool:
+    """Return True if a sweep file has a run of that name."""
     return any(table.get("name") == name for table in read_toml(path).get("runs", []))
 
 
@@ -231,6 +250,7 @@ def _run_config(table: dict[str, object], path: Path) -> RunConfig:
 
 
 def _check_name(name: str, runs: dict[str, SweepRun], where: str) -> None:
+    """Raise RecipeError if a name is not among the runs read so far."""
     if name not in runs:
         raise RecipeError(f"{where}: no run '{name}' in this file so far{suggestion(name, runs)}")
 
@@ -311,6 +331,15 @@ def _flags(options: Options) -> list[str]:
     return words
 
 
+def print_files() -> None:
+    """Print a line for every sweep file."""
+    sweeps = {path: load_sweep(path) for path in sweep_files()}
+    width = max(len(path.name) for path in sweeps)
+    for path, sweep in sweeps.items():
+        runs = len(jobs_of(sweep, Path("runs")))
+        print(f"experiments/{path.name:{width}}  {runs:2} runs  {sweep.about}")
+
+
 def print_list(jobs: Sequence[Job]) -> None:
     """Print a line for every run and seed."""
     width = max(len(job.folder.name) for job in jobs)
@@ -353,7 +382,7 @@ def measure(sweep: Sweep, arguments: argparse.Namespace) -> int:
 def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("file", type=Path, help="a sweep file, experiments/*.toml")
+    parser.add_argument("file", type=Path, nargs="?", help="a sweep file; without one, list those of experiments/")
     parser.add_argument("--out", type=Path, default=Path("runs"), help="folder of the runs' folders (runs)")
     parser.add_argument("--results", type=Path, default=ROOT / "results", help="where results are written (results/)")
     parser.add_argument("--list", action="store_true", help="print every run and how far it is, and stop")
@@ -390,6 +419,9 @@ def main(words: Sequence[str] | None = None) -> int:
     """Run the command; 0 done, 1 interrupted or failed, 2 bad input."""
     arguments = parse(words)
     try:
+        if arguments.file is None:
+            print_files()
+            return 0
         sweep = load_sweep(arguments.file)
         jobs = select(jobs_of(sweep, arguments.out), arguments)
         if arguments.list:

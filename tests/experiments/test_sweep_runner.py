@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from support.tiny_recipe import tiny_toml
-from sweep import load_sweep, main
+from sweep import load_sweep, main, sweep_files
 from torchcaps.train import load_run
 
 SWEEP = """
@@ -169,3 +169,9 @@ def test_names_and_seeds_that_are_not_in_the_sweep_are_refused(file: Path, tmp_p
 def test_a_recipe_file_is_no_sweep(tmp_path: Path, capsys):
     assert main([str(tiny_toml(tmp_path)), "--list"]) == 2
     assert "unknown key" in capsys.readouterr().err
+
+
+def test_without_a_file_the_sweeps_are_listed(capsys):
+    assert main([]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == [f"experiments/{path.name}" for path in sweep_files()]

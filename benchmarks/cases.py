@@ -32,7 +32,7 @@ from torchcaps.math.pose import MATRIX
 from torchcaps.math.squash import norm, squash
 from torchcaps.models import MODELS, Model
 from torchcaps.models.poe.config import EnergyConfig
-from torchcaps.models.poe.encoder import CapsuleEnergy
+from torchcaps.models.poe.encoder import CapsuleEnergy, SampleDraws
 from torchcaps.routing import EM, Dynamic
 from torchcaps.train.recipe import OptimizerConfig, TrainConfig
 from torchcaps.types import Batch, Capsules, ImageSpec
@@ -163,7 +163,7 @@ def _contrast(name: str, i: int, d: int, j: int, k: int, iterations: int = 3) ->
 
     def ours(batch: int) -> Work:
         energy, x = parts(batch)
-        draws = (0, torch.arange(batch))
+        draws = SampleDraws(0, torch.arange(batch))
 
         def step() -> None:
             energy.zero_grad()

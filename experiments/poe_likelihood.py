@@ -20,7 +20,7 @@ from torch import Tensor
 from likelihood import ais, log_likelihood, log_partition_exact, log_volume
 from torchcaps.evaluate.results import Result, gather, versions, write_result
 from torchcaps.models.poe.config import EnergyConfig
-from torchcaps.models.poe.encoder import CapsuleEnergy
+from torchcaps.models.poe.encoder import CapsuleEnergy, SampleDraws
 
 SEEDS = [0, 1, 2]
 CHILDREN = 4
@@ -64,7 +64,7 @@ def train_energy(seed: int, **settings: object) -> CapsuleEnergy:
         model.particles.copy_(x[: len(model.particles)])
     for step in range(STEPS):
         index = torch.randint(len(x), (100,))
-        loss = model.contrast(x[index], step, (seed, index))["loss"]
+        loss = model.contrast(x[index], step, SampleDraws(seed, index))["loss"]
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

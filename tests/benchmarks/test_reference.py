@@ -8,7 +8,7 @@ from benchmarks.reference import couple, plain_contrast
 
 from torchcaps.math.squash import squash
 from torchcaps.models.poe.config import EnergyConfig
-from torchcaps.models.poe.encoder import CapsuleEnergy
+from torchcaps.models.poe.encoder import CapsuleEnergy, SampleDraws
 from torchcaps.routing import Dynamic
 
 
@@ -24,7 +24,7 @@ def problem(iterations: int, b: int = 3, i: int = 5, d: int = 4, j: int = 3, k: 
 @pytest.mark.parametrize("iterations", [1, 2, 3, 5])
 def test_its_gradient_is_that_of_the_capsule_energy(iterations):
     energy, x = problem(iterations)
-    energy.contrast(x, 0, (0, torch.arange(len(x))))["gap"].backward()
+    energy.contrast(x, 0, SampleDraws(0, torch.arange(len(x))))["gap"].backward()
     assert float(energy.W.grad.abs().max()) > 1e-3
     torch.testing.assert_close(plain_contrast(x, energy.W.detach(), iterations), energy.W.grad, rtol=1e-9, atol=1e-12)
 

@@ -37,6 +37,13 @@ def test_parts_of_a_batch_are_the_batch():
         assert torch.equal(torch.cat([getattr(p, name) for p in parts]), getattr(whole, name))
 
 
+def test_a_batch_without_pixels_is_of_the_same_images():
+    where = (some(), epoch_order(1, 2, 20), batch_position(3, 20, 8), 8)
+    batch, bare = make_batch(*where, seed=1), make_batch(*where, seed=1, pixels=False)
+    assert bare.images.numel() == 0
+    assert torch.equal(bare.indices, batch.indices) and torch.equal(bare.labels, batch.labels)
+
+
 def test_a_batch_is_bytes_over_255_with_its_own_labels():
     data = some()
     batch = make_batch(data, torch.arange(20), batch_position(1, 20, 4), 4, seed=0)

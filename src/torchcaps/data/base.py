@@ -260,6 +260,7 @@ def make_batch(
     max_shift: int = 0,
     rank: int = 0,
     world_size: int = 1,
+    pixels: bool = True,
 ) -> Batch:
     """Prepare the training batch at a position.
 
@@ -275,6 +276,7 @@ def make_batch(
         max_shift: Largest shift of an image along each axis, in pixels.
         rank: Number of this process; it takes its share of the batch.
         world_size: Number of processes.
+        pixels: Whether images are wanted; without them, `images` has no rows, and labels are those of the set.
 
     Returns:
         The batch, or this process's share of it: images [b c s s] and components [b m s s] as floats.
@@ -282,6 +284,8 @@ def make_batch(
     share = batch // world_size
     first = position.number * batch + rank * share
     index = order[first : first + share]
+    if not pixels:
+        return Batch(torch.empty(0, 1, 1, 1), data.labels[index], index)
     key = SampleKey(seed, position.epoch, index)
     raw = data.raw_batch(position.epoch, index)
     view = data.preprocess.view

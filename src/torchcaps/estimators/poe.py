@@ -26,7 +26,7 @@ from torchcaps.config import Count, PositiveFloat
 from torchcaps.errors import ShapeError, TrainingError
 from torchcaps.estimators.preprocessing import ColumnScaler, FloatArray, RandomState, Rows, check_settings
 from torchcaps.models.poe import EnergyConfig
-from torchcaps.models.poe.encoder import CapsuleEnergy, CapsuleState
+from torchcaps.models.poe.encoder import CapsuleEnergy, CapsuleState, SampleDraws
 from torchcaps.models.poe.energy import free_energy
 from torchcaps.utils.random import permutation
 
@@ -121,7 +121,7 @@ def _train(energy: CapsuleEnergy, features: Tensor, settings: _Settings, seed: i
     for epoch in range(settings.epochs):
         for number, indices in enumerate(permutation(seed, epoch, n).tensor_split(batches)):
             x = energy.visible(features[indices])
-            loss = energy.contrast(x, epoch * batches + number, (seed, indices))["loss"]
+            loss = energy.contrast(x, epoch * batches + number, SampleDraws(seed, indices))["loss"]
             optimizer.zero_grad()
             torch.autograd.backward(loss)
             optimizer.step()

@@ -33,7 +33,11 @@ class Model(nn.Module):
     spec: ImageSpec
     by_gradient: bool = True
     """If False, `objective` itself learns, by gathering sums into buffers: it is called without gradients, and there
-    is no optimizer. Each process sees its own part of the batch: gather `mean_over_team`."""
+    is no optimizer. Each process has its own share of the batch: gather `mean_over_processes`."""
+
+    uses_images: bool = True
+    """If False, `objective` reads only `batch.indices`, and training prepares no pixels for it: `batch.images` is
+    empty."""
 
     def objective(self, batch: Batch, step: int) -> dict[str, Tensor]:
         raise TypeError(f"{type(self).__name__} states no objective to train by")

@@ -207,6 +207,7 @@ def _one_stage(job: _Job, training: TrainState) -> None:
                 max_shift=settings.max_shift,
                 rank=crew.rank,
                 world_size=crew.size,
+                pixels=training.stage_model.uses_images,
             )
             torch.manual_seed(seed_of(seed, 1, training.step, crew.rank))
             terms = _step(settings, objective, training, _to(batch, crew.device, settings.channels_last))

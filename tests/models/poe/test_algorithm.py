@@ -13,7 +13,7 @@ from support import poe_reference as paper
 from torchcaps.kernels import contrastive_ops
 from torchcaps.math.squash import squash
 from torchcaps.models.poe import EnergyConfig, energy
-from torchcaps.models.poe.encoder import CapsuleEnergy, CapsuleState
+from torchcaps.models.poe.encoder import CapsuleEnergy, CapsuleState, SampleDraws
 from torchcaps.routing import Dynamic
 from torchcaps.utils.random import uniform
 
@@ -52,8 +52,8 @@ def build(
     return model
 
 
-def draws(n: int = B) -> tuple[int, Tensor]:
-    return 0, torch.arange(n)
+def draws(n: int = B) -> SampleDraws:
+    return SampleDraws(0, torch.arange(n))
 
 
 def slope(model: CapsuleEnergy, x: Tensor, step: int = 0) -> Tensor:
@@ -295,7 +295,9 @@ def test_a_step_of_c_w_does_not_know_how_the_coupling_is_normalized(mode: str) -
 def given_phases(model: CapsuleEnergy, x: Tensor, y: Tensor, rate: float = 0.1) -> Tensor:
     """W after a step for which the model's images are given."""
     W = model.W.detach().clone().requires_grad_()
-    loss = energy.contrast(W, model.bias, (x, model.share, None), (y, model.share, None)) * model.scale(None)
+    loss = energy.contrast(
+        W, model.bias, energy.Phase(x, model.share, None), energy.Phase(y, model.share, None)
+    ) * model.scale(None)
     (grad,) = torch.autograd.grad(loss, W)
     return W.detach() - rate * grad
 
@@ -431,10 +433,10 @@ def test_bernoulli_magnitudes_are_functions_of_seed_step_place_and_image() -> No
     parts = []
     for rows in (torch.arange(150, n), torch.arange(150)):  # two processes, in any order
         part = CapsuleState(seen.x[rows], seen.coupling, seen.z[rows], None, None)
-        parts.append(model.negative_phase(part, 3, (0, rows)))
+        parts.append(model.negative_phase(part, 3, SampleDraws(0, rows)))
     assert torch.equal(torch.cat(parts[::-1]), whole)
     assert not torch.equal(model.negative_phase(seen, 4, draws(n)), whole)
-    assert not torch.equal(model.negative_phase(seen, 3, (1, torch.arange(n))), whole)
+    assert not torch.equal(model.negative_phase(seen, 3, SampleDraws(1, torch.arange(n))), whole)
     numbers = [uniform(0, 3, place, torch.arange(n), count=2, dtype=torch.float64) for place in range(2)]
     h = energy.hidden(seen.z, None, numbers[0])
     assert torch.equal(squash(model.reconstruct_children(h, seen.coupling)), whole)
@@ -446,4 +448,6 @@ def test_bernoulli_magnitudes_are_functions_of_seed_step_place_and_image() -> No
 def test_mean_magnitudes_need_no_numbers() -> None:
     model, x = build(mode="paper"), children()
     seen = model.infer(x)
-    assert torch.equal(model.negative_phase(seen, 0, draws()), model.negative_phase(seen, 7, (5, torch.arange(B) + 9)))
+    assert torch.equal(
+        model.negative_phase(seen, 0, draws()), model.negative_phase(seen, 7, SampleDraws(5, torch.arange(B) + 9))
+    )

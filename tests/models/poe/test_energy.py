@@ -158,7 +158,7 @@ def test_equation_18_is_the_gradient_of_the_free_energies(how: str, gated: bool)
     values, slopes = [], []
     for closed in (True, False):
         V, a = W.clone().requires_grad_(), b.clone().requires_grad_()
-        loss = energy.contrast(V, a, (data, c, m), (model, e, n), closed_form=closed)
+        loss = energy.contrast(V, a, energy.Phase(data, c, m), energy.Phase(model, e, n), closed_form=closed)
         (3 * loss).backward()
         assert V.grad is not None and a.grad is not None
         near(V.grad, -3 * wanted)
@@ -183,7 +183,9 @@ def test_one_number_for_the_coupling_is_that_number_everywhere() -> None:
     for c in (0.3, data.new_full((B, I, J), 0.3)):
         for closed in (True, False):
             V = W.clone().requires_grad_()
-            energy.contrast(V, b, (data, c, None), (model, c, None), closed_form=closed).backward()
+            energy.contrast(
+                V, b, energy.Phase(data, c, None), energy.Phase(model, c, None), closed_form=closed
+            ).backward()
             results.append(V.grad)
     for other in results[1:]:
         near(other, results[0])
@@ -193,7 +195,7 @@ def test_images_that_the_model_would_dream_itself_teach_nothing() -> None:
     W, b = weights()
     x = children(5)
     V = W.clone().requires_grad_()
-    loss = energy.contrast(V, b, (x, 0.25, None), (x, 0.25, None))
+    loss = energy.contrast(V, b, energy.Phase(x, 0.25, None), energy.Phase(x, 0.25, None))
     loss.backward()
     assert float(loss.detach()) == 0 and V.grad is not None and not V.grad.any()
 
@@ -210,7 +212,10 @@ def test_gradcheck(gate: Tensor | None) -> None:
     c = routed(x, W.detach(), "parents")
     for closed in (True, False):
         assert torch.autograd.gradcheck(
-            lambda W, b, closed=closed: energy.contrast(W, b, (x, c, gate), (y, 0.25, gate), closed_form=closed), (W, b)
+            lambda W, b, closed=closed: energy.contrast(
+                W, b, energy.Phase(x, c, gate), energy.Phase(y, 0.25, gate), closed_form=closed
+            ),
+            (W, b),
         )
 
 
@@ -218,7 +223,7 @@ def test_children_that_see_nothing_have_a_gradient() -> None:
     W, b = weights()
     nothing = torch.zeros(2, I, D, dtype=torch.float64)
     V = W.clone().requires_grad_()
-    loss = energy.contrast(V, 0 * b, (nothing, 0.25, None), (children(6), 0.25, None))
+    loss = energy.contrast(V, 0 * b, energy.Phase(nothing, 0.25, None), energy.Phase(children(6), 0.25, None))
     loss.backward()
     assert_finite([loss.detach(), V.grad])
     z = torch.zeros(2, J, K, dtype=torch.float64)

@@ -31,6 +31,7 @@ from torchcaps.train.checkpoint import load as read_checkpoint
 from torchcaps.train.checkpoint import save as write_checkpoint
 from torchcaps.train.journal import read_journal
 from torchcaps.train.recipe import Recipe, recipe_of
+from torchcaps.types import Batch, ImageSpec
 
 STAGES: dict[str, type[Any]] = {"autoencoder": Autoencoder, "capsules": CapsuleStage, "decoder": DecoderStage}
 PARTS = ("autoencoder", "energy", "decoder")
@@ -121,6 +122,24 @@ def test_each_stage_changes_its_own_part(tmp_path: Path, monkeypatch: pytest.Mon
     learned = {"energy.W", "energy.bias", "energy.offset", "energy.power", "energy.mask.frequency", "energy.particles"}
     learned -= set() if name == "gradient" else {"energy.particles"}
     assert {key for key in seen[0] if not torch.equal(seen[0][key], seen[1][key])} >= learned
+
+
+def contrasted(images: torch.Tensor, seed: int) -> torch.Tensor:
+    """The loss of one step of the second stage with magnitudes that are drawn, prepared as a run of this seed does."""
+    torch.manual_seed(0)
+    model = recipe({"energy": {"magnitudes": "bernoulli"}}).model.build(ImageSpec(1, 14, 14, 10)).eval()
+    stage = model.stages()["capsules"]
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        stage.prepare(images)
+    return stage.objective(Batch(torch.empty(0, 1, 1, 1), torch.zeros(8), torch.arange(8)), 5)["loss"].detach()
+
+
+def test_the_second_stage_needs_no_pixels_and_draws_by_the_seed_of_the_run() -> None:
+    images = torch.randint(256, (8, 1, 14, 14), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    assert not CapsuleStage.uses_images
+    assert torch.equal(contrasted(images, 1), contrasted(images, 1))  # as after a resumption
+    assert not torch.equal(contrasted(images, 1), contrasted(images, 2))
 
 
 def test_training_teaches(tmp_path: Path) -> None:

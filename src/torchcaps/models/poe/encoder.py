@@ -17,14 +17,30 @@ from torchcaps.types import Capsules
 from torchcaps.utils.distributed import mean_over_processes
 from torchcaps.utils.random import uniform
 
-__all__ = ["CapsuleEnergy", "CapsuleState"]
+__all__ = ["CapsuleEnergy", "CapsuleState", "SampleDraws"]
+
+
+class SampleDraws(NamedTuple):
+    """What the random numbers of a batch depend on: the image, not the process or the place in the batch.
+
+    Attributes:
+        seed: Of the run.
+        indices: [b] numbers of the images in the data set.
+    """
+
+    seed: int
+    indices: Tensor
 
 
 class CapsuleState(NamedTuple):
-    """What the capsules make of visible children x [b i d].
+    """The capsules above visible children, as `CapsuleEnergy.infer` finds them.
 
-    coupling  [b i j] or one number       gate   [b j] in [0, 1], None where nothing competes
-    z         [b j k] before squash       ranks  [b j], 0 = the capsule that wins, None likewise
+    Attributes:
+        x: Visible children [b i d].
+        coupling: [b i j] or one number.
+        z: [b j k] before squash.
+        gate: [b j] in [0, 1], None where nothing competes.
+        ranks: [b j], 0 = the capsule that wins, None where nothing competes.
     """
 
     x: Tensor
@@ -32,6 +48,11 @@ class CapsuleState(NamedTuple):
     z: Tensor
     gate: Tensor | None
     ranks: Tensor | None
+
+    @property
+    def phase(self) -> energy.Phase:
+        """What the free energy depends on."""
+        return energy.Phase(self.x, self.coupling, self.gate)
 
     @property
     def hidden(self) -> Tensor:
@@ -114,31 +135,44 @@ class CapsuleEnergy(nn.Module):
         """Pre-activations [b i d] that hidden capsules [b j k] expect: gain * sum_j c_ij W_ijᵀ x_j."""
         return self.gain * contrastive_ops.reverse(hidden, self.W, coupling)
 
-    def winners(self, seen: CapsuleState) -> Tensor:
-        """[b] the capsule that an image belongs to: the first in rank, or else the one most surely on."""
-        return seen.z.square().sum(-1).argmax(-1) if seen.ranks is None else seen.ranks.argmin(-1)
+    def winners(self, state: CapsuleState) -> Tensor:
+        """Return the capsule [b] that an image belongs to: the first in rank, or else the one most surely on."""
+        return state.z.square().sum(-1).argmax(-1) if state.ranks is None else state.ranks.argmin(-1)
 
-    def contrast(self, x: Tensor, step: int, draws: tuple[int, Tensor]) -> dict[str, Tensor]:
-        """One step of contrastive divergence on children x [b i d], as a loss.
+    def contrast(self, x: Tensor, step: int, draws: SampleDraws) -> dict[str, Tensor]:
+        """Take one step of contrastive divergence, as a loss.
 
-        `draws` (seed, indices [b]) make the random numbers of "bernoulli" magnitudes functions of the image, not of
-        the process that has it.
+        Args:
+            x: Children of the batch's images [b i d].
+            step: Number of the training step, from 0: bias and sharpness depend on it.
+            draws: Seed and images, of which the random numbers of "bernoulli" magnitudes are functions.
+
+        Returns:
+            "loss" to be lowered; the "gap" F(data) - F(model) that it scales; "error", the squared distance between
+            model and data relative to the data's power.
         """
         self._update_bias(step)
-        seen = self.infer(x, self.sharpness_at(step), boosted=True)
-        start = self._from_particles(step) if self.config.chain == "persistent" else seen
-        model = self.negative_phase(start, step, draws if start is seen else (draws[0], torch.arange(len(start.x))))
+        # Positive phase: what the images' children say.
+        data = self.infer(x, self.sharpness_at(step), boosted=True)
+        # Negative phase: from the data, or from where the persistent chains stopped.
+        start = data
+        if self.config.chain == "persistent":
+            start = self.infer(self.particles, self.sharpness_at(step), boosted=True)
+            draws = SampleDraws(draws.seed, torch.arange(len(self.particles)))
+        model = self.negative_phase(start, step, draws)
         gap = energy.contrast(
             self.W,
             self.bias,
-            (seen.x, seen.coupling, seen.gate),
-            (model, start.coupling, start.gate),
-            z=seen.z,
+            data.phase,
+            energy.Phase(model, start.coupling, start.gate),
+            z=data.z,
             closed_form=self.config.gradient == "closed",
         )
-        self._store_particles(seen, model)
+        self._update_statistics(data)
+        if self.config.chain == "persistent":
+            self.particles.copy_(model)
         error = (model[: len(x)] - x[: len(model)]).square().sum() / x[: len(model)].square().sum().clamp_min(1e-12)
-        return {"loss": gap * self.scale(seen.gate), "gap": gap, "error": error}
+        return {"loss": gap * self.scale(data.gate), "gap": gap, "error": error}
 
     def sharpness_at(self, step: int) -> float:
         """gamma rises from 0 over `ramp` steps: without that, capsules that lose at first never learn."""
@@ -161,31 +195,36 @@ class CapsuleEnergy(nn.Module):
         return 1 / (self.share**2 * self.gain * float(self.power) * taken)
 
     @torch.no_grad()
-    def negative_phase(self, seen: CapsuleState, step: int, draws: tuple[int, Tensor]) -> Tensor:
-        """The model's own children after `steps` of the chain: hidden from visible, visible from hidden, and again,
-        with the coupling and the gate that the chain began with (Algorithm 1: "again with the same c")."""
-        x = seen.x
-        z = seen.z
+    def negative_phase(self, start: CapsuleState, step: int, draws: SampleDraws) -> Tensor:
+        """Let the model make children of its own: hidden from visible, visible from hidden, `steps` times.
+
+        The coupling and the gate are those that the chain began with (Algorithm 1: "again with the same c").
+
+        Args:
+            start: Where the chain begins.
+            step: Number of the training step.
+            draws: Seed and images, of which the random numbers of "bernoulli" magnitudes are functions.
+
+        Returns:
+            Children [b i d].
+        """
+        x = start.x
+        z = start.z
         for n in range(self.config.steps):
             if n:
-                z = contrastive_ops.forward(x, self.W, seen.coupling) + self.bias
+                z = contrastive_ops.forward(x, self.W, start.coupling) + self.bias
             drawn = None
             if self.config.magnitudes == "bernoulli":
-                drawn = uniform(draws[0], step, n, draws[1], count=z.shape[1], dtype=z.dtype)
-            x = energy.reverse(energy.hidden(z, seen.gate, drawn), self.W, seen.coupling, self.gain)
+                drawn = uniform(draws.seed, step, n, draws.indices, count=z.shape[1], dtype=z.dtype)
+            x = energy.reverse(energy.hidden(z, start.gate, drawn), self.W, start.coupling, self.gain)
         return x
 
-    def _from_particles(self, step: int) -> CapsuleState:
-        return self.infer(self.particles, self.sharpness_at(step), boosted=True)
-
     @torch.no_grad()
-    def _store_particles(self, seen: CapsuleState, model: Tensor) -> None:
-        """Lifetime statistics of the competition, and the persistent chain's state."""
-        if self.mask is not None and seen.ranks is not None:
-            first = (seen.ranks == 0).to(self.mask.frequency.dtype).mean(0)
+    def _update_statistics(self, data: CapsuleState) -> None:
+        """Count, over all processes, how often each capsule wins: the lifetime statistics of the competition."""
+        if self.mask is not None and data.ranks is not None:
+            first = (data.ranks == 0).to(self.mask.frequency.dtype).mean(0)
             self.mask.observe_share(mean_over_processes(first))
-        if self.config.chain == "persistent":
-            self.particles.copy_(model)
 
     @torch.no_grad()
     def fit_offset(self, features: Tensor, chunk: int = 1000) -> None:

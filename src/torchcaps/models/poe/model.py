@@ -65,15 +65,15 @@ class PoE(Model):
         return images
 
     def infer(self, images: Tensor) -> CapsuleState:
-        """What the capsules make of images: coupling, z before squash, gate and ranks."""
+        """Infer the capsules of images [b c h w]: coupling, z before squash, gate and ranks."""
         return self.energy.infer(self.energy.visible(self.features(images)))
 
     @in_chunks
     def encode(self, images: Tensor) -> Capsules:
         """Capsules x_j [b j k] behind the competition's gate, and their lengths: the chance that each is on."""
-        seen = self.infer(images)
-        on = energy.probability_on(seen.z)
-        return Capsules(seen.hidden, on if seen.gate is None else on * seen.gate)
+        state = self.infer(images)
+        on = energy.probability_on(state.z)
+        return Capsules(state.hidden, on if state.gate is None else on * state.gate)
 
     def decode(self, pose: Tensor) -> Tensor:
         """Capsules [b j k] -> images [b c h w] in [0, 1]."""
@@ -88,13 +88,13 @@ class PoE(Model):
 
     def reconstruct_tied(self, images: Tensor) -> Tensor:
         """Images by W in reverse, with each image's own coupling: where that was routed, I J numbers leak."""
-        seen = self.infer(images)
-        return self.draw_images(self.energy.reconstruct_children(seen.hidden, seen.coupling) + self.energy.offset)
+        state = self.infer(images)
+        return self.draw_images(self.energy.reconstruct_children(state.hidden, state.coupling) + self.energy.offset)
 
     def free_energy(self, images: Tensor) -> Tensor:
         """F [b] = -sum_j m_j log(1 + |z_j|²), with the coupling and the gate that each image finds: no likelihood."""
-        seen = self.infer(images)
-        return energy.free_energy(seen.z, seen.gate)
+        state = self.infer(images)
+        return energy.free_energy(state.z, state.gate)
 
     @torch.no_grad()
     def sample(
@@ -104,12 +104,25 @@ class PoE(Model):
         domain: Literal["empirical", "complete", "restricted"] = "empirical",
         seed: int = 0,
     ) -> Tensor:
-        """n images of one capsule, or of several together, in [0, 1]; the other capsules are 0.
+        """Draw images of one capsule, or of several together; the other capsules are 0.
 
-        "complete": z_j ~ N(0, 1) in every direction, as in figure 2 (a, c). "restricted": the same on the half that
-        training visited, as in figure 2 (b, d). "empirical": a Gaussian with the mean and covariance of z_j over the
-        training images that capsule j won.
+        Args:
+            capsule: Number of the capsule, or of several.
+            n: How many images.
+            domain: Where z_j comes from. "complete": N(0, 1) in every direction, as in figure 2 (a, c). "restricted":
+                the same on the half that training visited, as in figure 2 (b, d). "empirical": a smoothed bootstrap of
+                z_j over the training images that capsule j won, each sample one of these poses and some noise, so that
+                mean and covariance are theirs (`utils.random.resample`).
+            seed: Sample m of capsule j is a function of (seed, j, m).
+
+        Returns:
+            Images [n c h w] in [0, 1].
+
+        Raises:
+            ShapeError: If there is no such capsule, or `n` is below 1.
+            RecipeError: If there is no such domain.
         """
+        # Check what is asked for
         chosen = [int(j) for j in (capsule if isinstance(capsule, Sequence) else [capsule])]
         pose_sampling.check_domain(domain)
         for j in chosen:
@@ -117,11 +130,12 @@ class PoE(Model):
                 raise ShapeError(f"capsule {j} is wanted; there are 0 to {self.capsules - 1}")
         if not isinstance(n, int) or n < 1:
             raise ShapeError(f"n = {n} images are wanted; at least 1 makes sense")
+        # Sample poses of the chosen capsules, and decode them as in evaluation
         pose = self.energy.W.new_zeros(n, self.capsules, self.dimension)
         for j in chosen:
             pose[:, j] = pose_sampling.sample_poses(self.decoder, j, n, domain, seed)
-        was = self.training
+        in_training = self.training
         self.eval()
         images = self.decode(pose)
-        self.train(was)
+        self.train(in_training)
         return images

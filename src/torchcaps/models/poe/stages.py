@@ -1,4 +1,4 @@
-"""The second and third stage of training: W by contrastive divergence, then U."""
+"""The second and third stage of training: the encoder W by contrastive divergence, then the decoder U."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.nn.functional import binary_cross_entropy
 from torchcaps.math.pixels import to_float
 from torchcaps.models.base import Model
 from torchcaps.models.poe.decoder import EXAMPLES, CapsuleDecoder, decoder_coupling, paper_update
-from torchcaps.models.poe.encoder import CapsuleEnergy, CapsuleState
+from torchcaps.models.poe.encoder import CapsuleEnergy, CapsuleState, SampleDraws
 from torchcaps.types import Batch
 from torchcaps.utils.distributed import mean_over_processes
 
@@ -22,38 +22,66 @@ CHUNK = 500
 
 
 def collect(features: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
-    """The features [n i d] of images [n c h w] as bytes, in half precision: 553 MB for all of MNIST."""
-    return torch.cat([features(to_float(part)).half() for part in torch.split(images, CHUNK)])
+    """Compute the features of all images, a chunk at a time, in half precision: 553 MB for all of MNIST.
+
+    Args:
+        features: Images [b c h w] in [0, 1] -> features [b i d].
+        images: [n c h w] as bytes.
+
+    Returns:
+        [n i d].
+    """
+    return torch.cat([features(to_float(chunk)).half() for chunk in torch.split(images, CHUNK)])
 
 
 class CapsuleStage(Model):
-    """Trains W on the features of the autoencoder, which stands still; they are computed once."""
+    """Stage that trains W on the features of the autoencoder, which does not change; they are computed once.
+
+    Args:
+        energy: The encoder whose W is trained.
+        features: Images [b c h w] in [0, 1] -> features [b i d].
+    """
+
+    uses_images = False
 
     def __init__(self, energy: CapsuleEnergy, features: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
         self.energy = energy
         self._features = features
         self._cache: Tensor | None = None
+        self._seed = 0
 
     def prepare(self, images: Tensor) -> None:
+        """Compute the features of all images [n c h w], and from them the offset; choose the seed of the draws."""
+        # The run's seed decides this number, and it is the same after a resumption and in every process.
+        self._seed = int(torch.randint(2**31, ()))
         self._cache = collect(self._features, images)
         self.energy.fit_offset(self._cache)
 
     def objective(self, batch: Batch, step: int) -> dict[str, Tensor]:
-        with torch.autocast(batch.images.device.type, enabled=False):  # the products without votes know one precision
-            x = self.energy.visible(self._of(batch))
-            return self.energy.contrast(x, step, (0, batch.indices))
+        """Return the loss of a step of contrastive divergence; of the batch, only the indices are read."""
+        with torch.autocast(self.energy.W.device.type, enabled=False):  # products without votes know one precision
+            x = self.energy.visible(self._cached_features(batch))
+            return self.energy.contrast(x, step, SampleDraws(self._seed, batch.indices))
 
     def finish(self) -> None:
+        """Forget the features."""
         self._cache = None
 
-    def _of(self, batch: Batch) -> Tensor:
+    def _cached_features(self, batch: Batch) -> Tensor:
         assert self._cache is not None, "a stage is prepared before its first step"
         return self._cache[batch.indices].to(self.energy.W.dtype)
 
 
 class DecoderStage(Model):
-    """Trains U, and gathers the distribution of each capsule's poses on the way."""
+    """Stage that trains U, and gathers the distribution of each capsule's poses on the way.
+
+    Args:
+        decoder: The decoder whose U is trained.
+        energy: The trained encoder.
+        features: Images [b c h w] in [0, 1] -> features [b i d].
+        draw: Features [b i d] -> images [b c h w] in [0, 1].
+    """
 
     def __init__(
         self,
@@ -70,19 +98,20 @@ class DecoderStage(Model):
         self.by_gradient = decoder.config.rule != "least squares"
 
     def prepare(self, images: Tensor) -> None:
-        """Look at evenly spaced images, so many that an average capsule finds as many poses as it may keep."""
+        """Store poses of evenly spaced images, enough for an average capsule to find as many as it may store."""
         count = min(len(images), EXAMPLES * len(self.decoder.kept))
         some = images[torch.linspace(0, len(images) - 1, count).long()]
-        self.store_features([self._features(to_float(part)) for part in torch.split(some, CHUNK)])
+        self.store_features([self._features(to_float(chunk)) for chunk in torch.split(some, CHUNK)])
 
     @torch.no_grad()
     def store_features(self, features: Sequence[Tensor]) -> None:
-        """Keep poses of features, parts of [n i d]."""
+        """Store the poses of features, given as chunks [b i d] of [n i d]."""
         (energy,) = self._frozen
-        seen = [energy.infer(energy.visible(part)) for part in features]
-        self.decoder.store_poses(torch.cat([s.z for s in seen]), torch.cat([_taken(s) for s in seen]))
+        states = [energy.infer(energy.visible(chunk)) for chunk in features]
+        self.decoder.store_poses(torch.cat([s.z for s in states]), torch.cat([_takes_part(s) for s in states]))
 
     def objective(self, batch: Batch, step: int) -> dict[str, Tensor]:
+        """Return the loss of the decoder's rule; gather sums on the way."""
         with torch.autocast(batch.images.device.type, enabled=False):
             return self._learn(batch, step)
 
@@ -90,28 +119,29 @@ class DecoderStage(Model):
         (energy,) = self._frozen
         with torch.no_grad():
             features = self._features(batch.images)
-            seen = energy.infer(energy.visible(features))
+            state = energy.infer(energy.visible(features))
             if step == 0:
-                self._begin(energy)
-            self._gather(seen)
+                self._reset_sums(energy)
+            self._gather(state)
         rules = {"least squares": self._least_squares, "gradient": self._gradient, "paper": self._paper}
-        return rules[self.decoder.config.rule](seen.hidden, features, batch.images)
+        return rules[self.decoder.config.rule](state.hidden, features, batch.images)
 
-    def _begin(self, energy: CapsuleEnergy) -> None:
+    def _reset_sums(self, energy: CapsuleEnergy) -> None:
+        """Empty all sums before the first step; the intercept starts at the offset unless least squares finds it."""
         d = self.decoder
         for sums in (d.gram, d.cross, d.weight, d.first, d.second):
             sums.zero_()
         if d.config.rule != "least squares":
             d.intercept.copy_(energy.offset)
 
-    def _gather(self, seen: CapsuleState) -> None:
-        """Means over the batch, added up: their ratios are what counts."""
+    def _gather(self, state: CapsuleState) -> None:
+        """Add up means over the batch, of which only ratios are used: first and second moments of each capsule's z."""
         d = self.decoder
-        z = seen.z.double()
-        taken = _taken(seen).double()
-        d.weight.add_(mean_over_processes(taken.mean(0)))
-        d.first.add_(mean_over_processes(torch.einsum("bj,bjk->jk", taken, z) / len(z)))
-        d.second.add_(mean_over_processes(torch.einsum("bj,bjk,bjl->jkl", taken, z, z) / len(z)))
+        z = state.z.double()
+        weight = _takes_part(state).double()
+        d.weight.add_(mean_over_processes(weight.mean(0)))
+        d.first.add_(mean_over_processes(torch.einsum("bj,bjk->jk", weight, z) / len(z)))
+        d.second.add_(mean_over_processes(torch.einsum("bj,bjk,bjl->jkl", weight, z, z) / len(z)))
 
     def _least_squares(self, pose: Tensor, features: Tensor, images: Tensor) -> dict[str, Tensor]:
         """Sums for the normal equations; the loss reported is the variance of the features."""
@@ -138,14 +168,15 @@ class DecoderStage(Model):
         return {"loss": -(update * U).sum(), "error": error}
 
     def finish(self) -> None:
+        """Solve the normal equations, if that is the rule."""
         d = self.decoder
         if d.config.rule == "least squares":
             d.U.data.copy_(_solve(d.gram, d.cross, d.config.ridge, d.U.shape, d.intercept))
 
 
-def _taken(seen: CapsuleState) -> Tensor:
-    """[b j] which capsules take part in which image: all where nothing competes."""
-    return seen.z.new_ones(seen.z.shape[:2]).bool() if seen.gate is None else seen.gate > 0.5
+def _takes_part(state: CapsuleState) -> Tensor:
+    """[b j] true where a capsule takes part in an image: everywhere if nothing competes."""
+    return state.z.new_ones(state.z.shape[:2]).bool() if state.gate is None else state.gate > 0.5
 
 
 def _solve(gram: Tensor, cross: Tensor, ridge: float, shape: torch.Size, intercept: Tensor) -> Tensor:

@@ -13,11 +13,32 @@ __all__ = [
     "CapsuleReading",
     "Encoded",
     "Histogram",
+    "LayerSummary",
     "PoseRange",
     "RoutingReading",
     "RoutingTrace",
     "SampleGrid",
 ]
+
+
+class LayerSummary(NamedTuple):
+    """The last routed layer of a model.
+
+    Attributes:
+        children: I, the number of children.
+        capsules: J, the number of parents.
+        dimension: K, the numbers of a parent's pose.
+        places: (h, w) of the grid of children, i = (h w types).
+        iterations: of its router.
+        is_em: whether the router is EM, whose parents' poses are means of votes.
+    """
+
+    children: int
+    capsules: int
+    dimension: int
+    places: tuple[int, int]
+    iterations: int
+    is_em: bool = False
 
 
 class Encoded(NamedTuple):
@@ -76,14 +97,16 @@ class RoutingTrace(NamedTuple):
     """Routing of one image into the last layer of capsules, iteration by iteration.
 
     Attributes:
-        children: pose [i d] and activation [i] as they were routed.
+        child_activation: [i]
+        votes: [i j k]
         parents: pose [t j k] and activation [t j] as if routing had stopped after each iteration.
         coupling: [t i j]
         agreement: [t j] as in `RoutingInfo`; None if the router has no such quantity.
         entropy: [t] of a child's choice among parents in nats, mean over children.
     """
 
-    children: Capsules
+    child_activation: Tensor
+    votes: Tensor
     parents: Capsules
     coupling: Tensor
     agreement: Tensor | None

@@ -19,12 +19,13 @@ from torchcaps.models import Model
 from torchcaps.systems.explorer_records import (
     CapsuleReading,
     Encoded,
+    LayerSummary,
     PoseRange,
     RoutingReading,
     RoutingTrace,
     SampleGrid,
 )
-from torchcaps.systems.routing_trace import RoutedLayer, compute_votes, contributions, read_routing
+from torchcaps.systems.routing_trace import contributions, read_routing
 from torchcaps.utils.random import permutation
 
 __all__ = ["MAX_GRID_CAPSULES", "MAX_GRID_SAMPLES", "ExplorerView"]
@@ -64,7 +65,7 @@ class ExplorerView(ABC, Generic[M]):
         self.model = model.eval()
         self.spec = model.spec
         with torch.no_grad():
-            self.layer = self._routed_layer(model)
+            self.layer = self._describe_layer(model)
         self.names = self._capsule_names(tuple(names))
         self._examples = examples
         self.domains = self._domains()
@@ -72,7 +73,7 @@ class ExplorerView(ABC, Generic[M]):
     @property
     def capsules(self) -> int:
         """J, the number of capsules."""
-        return int(self.layer.weights.shape[1])
+        return self.layer.capsules
 
     @property
     def dimension(self) -> int:
@@ -87,7 +88,7 @@ class ExplorerView(ABC, Generic[M]):
     @property
     def children(self) -> int:
         """I, the number of capsules that vote for these."""
-        return len(self.layer.weights)
+        return self.layer.children
 
     @property
     def places(self) -> tuple[int, int]:
@@ -203,7 +204,7 @@ class ExplorerView(ABC, Generic[M]):
 
     @staticmethod
     @abstractmethod
-    def _routed_layer(model: M) -> RoutedLayer:
+    def _describe_layer(model: M) -> LayerSummary:
         """Describe the last layer that is routed."""
 
     @abstractmethod
@@ -250,10 +251,6 @@ class ExplorerView(ABC, Generic[M]):
         return poses[permutation(seed, capsule, len(poses))[torch.arange(count) % len(poses)]]
 
     # --- Shared by all ----------------------------------------------------------------------------------------
-
-    def _votes(self, trace: RoutingTrace, parent: int) -> Tensor:
-        """Compute the votes [i k] for one parent."""
-        return compute_votes(trace.children, self.layer)[:, parent]
 
     def _capsule_names(self, names: tuple[str, ...]) -> tuple[str, ...]:
         if not self.has_class_capsules:

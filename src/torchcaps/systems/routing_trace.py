@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from torchcaps.math.pose import matrix_votes, vector_votes
-from torchcaps.systems.explorer_records import Histogram, RoutingReading, RoutingTrace
+from torchcaps.layers import DenseCapsules
+from torchcaps.math.grid import Grid
+from torchcaps.routing import EM, iterations_of
+from torchcaps.systems.explorer_records import Histogram, LayerSummary, RoutingReading, RoutingTrace
 from torchcaps.systems.matrix.figures import histogram
 from torchcaps.types import Capsules, RoutingInfo
 
@@ -22,15 +24,15 @@ __all__ = [
     "MAX_VOTES",
     "WITHIN",
     "Projection",
-    "RoutedLayer",
-    "compute_votes",
     "contributions",
+    "describe_layer",
     "distance_histogram",
     "largest",
     "principal_axes",
     "read_routing",
     "read_trace",
     "sum_over_types",
+    "trace_layer",
 ]
 
 MAX_VOTES = 400
@@ -39,31 +41,6 @@ MAX_VOTES = 400
 BINS = 25
 WITHIN = 0.9
 """Bins of a histogram of distances, and the share of all votes that it reaches."""
-
-
-class RoutedLayer(NamedTuple):
-    """The last routed layer of a model.
-
-    Attributes:
-        weights: [i j k d], or [i j 4 4] for matrix poses.
-        places: (h, w) of the grid of children, i = (h w types).
-        iterations: of its router.
-        is_matrix: whether poses are 4x4 matrices.
-        is_em: whether the router is EM, whose parents' poses are means of votes.
-        offset: [i k] added to the votes (coordinate addition).
-    """
-
-    weights: Tensor
-    places: tuple[int, int]
-    iterations: int
-    is_matrix: bool = False
-    is_em: bool = False
-    offset: Tensor | None = None
-
-    @property
-    def dimension(self) -> int:
-        """K, the numbers of a parent's pose."""
-        return int(self.weights.shape[2]) ** (2 if self.is_matrix else 1)
 
 
 class Projection(NamedTuple):
@@ -77,16 +54,47 @@ class Projection(NamedTuple):
         return ((points.double() - self.center) @ self.axes).to(points.dtype)
 
 
-def read_trace(children: Capsules, info: RoutingInfo) -> RoutingTrace:
+def describe_layer(layer: DenseCapsules, grid: Grid) -> LayerSummary:
+    """Describe a layer in which every child votes for every parent.
+
+    Args:
+        layer: the layer.
+        grid: the grid of its children.
+    """
+    children, capsules, rows, _ = layer.expanded_weights().shape
+    return LayerSummary(
+        children,
+        capsules,
+        dimension=rows**2 if layer.pose == "matrix" else rows,
+        places=(grid.height, grid.width),
+        iterations=iterations_of(layer.routing),
+        is_em=isinstance(layer.routing, EM),
+    )
+
+
+def trace_layer(layer: DenseCapsules, children: Capsules, info: RoutingInfo) -> RoutingTrace:
+    """Read the record of one image's routing into a layer.
+
+    Args:
+        layer: the layer.
+        children: pose [1 h w i d] and activation [1 h w i] of the layer below.
+        info: the record that the layer returned with `trace=True`.
+    """
+    return read_trace(children.flat().activation[0], layer.votes(children)[0], info)
+
+
+def read_trace(child_activation: Tensor, votes: Tensor, info: RoutingInfo) -> RoutingTrace:
     """Take the record of one image out of a batch of one.
 
     Args:
-        children: pose [1 i d] and activation [1 i] as they were routed.
-        info: the router's record, made with `trace=True`.
+        child_activation: [i]
+        votes: [i j k]
+        info: a router's record, made with `trace=True`.
     """
     assert info.parents is not None, "a record made with trace=True has the parents"
     return RoutingTrace(
-        Capsules(children.pose[0], children.activation[0]),
+        child_activation,
+        votes,
         Capsules(info.parents.pose[:, 0], info.parents.activation[:, 0]),
         info.coupling[:, 0],
         None if info.agreement is None else info.agreement[:, 0],
@@ -94,19 +102,13 @@ def read_trace(children: Capsules, info: RoutingInfo) -> RoutingTrace:
     )
 
 
-def compute_votes(children: Capsules, layer: RoutedLayer) -> Tensor:
-    """Compute the votes [i j k] of children [i d]."""
-    votes = (matrix_votes if layer.is_matrix else vector_votes)(children.pose.unsqueeze(0), layer.weights)[0]
-    return votes if layer.offset is None else votes + layer.offset.unsqueeze(1)
-
-
 def contributions(trace: RoutingTrace, parent: int) -> Tensor:
     """Compute what each child contributes to a parent in each iteration [t i]: coupling times activation."""
-    return trace.coupling[..., parent] * trace.children.activation
+    return trace.coupling[..., parent] * trace.child_activation
 
 
 def read_routing(
-    trace: RoutingTrace, layer: RoutedLayer, contribution: Tensor, parent: int, chosen: Sequence[int] = ()
+    trace: RoutingTrace, layer: LayerSummary, contribution: Tensor, parent: int, chosen: Sequence[int] = ()
 ) -> RoutingReading:
     """Summarize how one parent got its children.
 
@@ -117,8 +119,7 @@ def read_routing(
         parent: index of the parent.
         chosen: indices of children whose votes are returned in any case.
     """
-    all_votes = compute_votes(trace.children, layer)  # [i j k]
-    votes = all_votes[:, parent]  # [i k]
+    votes = trace.votes[:, parent]  # [i k]
     coupling = trace.coupling[..., parent]  # [t i]
     # Where the contributions come from, on one scale for all iterations
     maps = sum_over_types(contribution, layer.places)
@@ -139,25 +140,25 @@ def read_routing(
         vote_coupling=coupling[:, strongest],
         chosen_votes=plane.apply(votes[picked]),
         chosen_coupling=coupling[:, picked],
-        mean=plane.apply(_weighted_mean(trace, layer, votes, parent)),
-        histogram=distance_histogram(trace, all_votes, parent) if layer.is_em else None,
+        mean=plane.apply(_weighted_mean(trace, layer, parent)),
+        histogram=distance_histogram(trace, parent) if layer.is_em else None,
     )
 
 
-def _weighted_mean(trace: RoutingTrace, layer: RoutedLayer, votes: Tensor, parent: int) -> Tensor:
-    """Average the votes [i k] for a parent by their coupling [t k]; EM routing has that mean as the parent's pose."""
+def _weighted_mean(trace: RoutingTrace, layer: LayerSummary, parent: int) -> Tensor:
+    """Average the votes for a parent by their coupling [t k]; EM routing has that mean as the parent's pose."""
     if layer.is_em:
         return trace.parents.pose[:, parent]
     coupling = trace.coupling[..., parent]  # [t i]
-    return coupling @ votes / coupling.sum(-1, keepdim=True).clamp_min(1e-30)
+    return coupling @ trace.votes[:, parent] / coupling.sum(-1, keepdim=True).clamp_min(1e-30)
 
 
-def distance_histogram(trace: RoutingTrace, votes: Tensor, parent: int) -> Histogram:
-    """Count the votes [i j k] for a parent by their distance to its mean, which is its pose, in every iteration.
+def distance_histogram(trace: RoutingTrace, parent: int) -> Histogram:
+    """Count the votes for a parent by their distance to its mean, which is its pose, in every iteration.
 
     Nine in ten of the votes for all parents, in all iterations, lie inside: all histograms of an image share one scale.
     """
-    distances = (votes - trace.parents.pose.unsqueeze(1)).norm(dim=-1)  # [t i j]
+    distances = (trace.votes - trace.parents.pose.unsqueeze(1)).norm(dim=-1)  # [t i j]
     reach = max(float(distances.quantile(WITHIN)), torch.finfo(distances.dtype).tiny)
     counts = histogram(distances, trace.coupling, reach, BINS)[:, parent]
     return Histogram(torch.linspace(0, reach, BINS + 1), counts)

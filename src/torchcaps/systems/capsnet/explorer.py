@@ -4,33 +4,14 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from torchcaps.layers import DenseCapsules
-from torchcaps.math.grid import Grid
 from torchcaps.models import CapsNet
 from torchcaps.models.capsnet import CapsNetOutput
-from torchcaps.routing import EM, iterations_of
 from torchcaps.systems.capsnet.figures import REACH
-from torchcaps.systems.explorer_records import Encoded, PoseRange, RoutingTrace
+from torchcaps.systems.explorer_records import Encoded, LayerSummary, PoseRange, RoutingTrace
 from torchcaps.systems.explorer_view import ExplorerView
-from torchcaps.systems.routing_trace import RoutedLayer, read_trace
+from torchcaps.systems.routing_trace import describe_layer, trace_layer
 
-__all__ = ["CapsNetView", "describe_dense_layer"]
-
-
-def describe_dense_layer(capsules: DenseCapsules, grid: Grid) -> RoutedLayer:
-    """Describe a layer in which every child votes for every parent.
-
-    Args:
-        capsules: the layer.
-        grid: the grid of its children.
-    """
-    return RoutedLayer(
-        capsules.expanded_weights().detach(),
-        (grid.height, grid.width),
-        iterations_of(capsules.routing),
-        is_matrix=capsules.pose == "matrix",
-        is_em=isinstance(capsules.routing, EM),
-    )
+__all__ = ["CapsNetView"]
 
 
 class CapsNetView(ExplorerView[CapsNet]):
@@ -39,8 +20,8 @@ class CapsNetView(ExplorerView[CapsNet]):
     kind = "capsnet"
 
     @staticmethod
-    def _routed_layer(model: CapsNet) -> RoutedLayer:
-        return describe_dense_layer(model.classes, model.primary.grid)
+    def _describe_layer(model: CapsNet) -> LayerSummary:
+        return describe_layer(model.classes, model.primary.grid)
 
     def _encode(self, images: Tensor) -> Encoded:
         out: CapsNetOutput = self.model(images)
@@ -48,7 +29,7 @@ class CapsNetView(ExplorerView[CapsNet]):
 
     def _trace(self, image: Tensor) -> RoutingTrace:
         out: CapsNetOutput = self.model(image, trace=True)
-        return read_trace(self.model.classes.with_coordinates(out.primary), out.info)
+        return trace_layer(self.model.classes, out.primary, out.info)
 
     def _decode(self, pose: Tensor) -> Tensor:
         images: Tensor = self.model.decoder(pose)

@@ -7,30 +7,16 @@ from torch import Tensor
 from torchcaps.errors import ShapeError
 from torchcaps.models import MatrixCaps
 from torchcaps.models.matrix import MatrixOutput
-from torchcaps.routing import EM, iterations_of
 from torchcaps.systems.capsnet.figures import REACH
-from torchcaps.systems.explorer_records import Encoded, PoseRange, RoutingTrace
+from torchcaps.systems.explorer_records import Encoded, LayerSummary, PoseRange, RoutingTrace
 from torchcaps.systems.explorer_view import ExplorerView
-from torchcaps.systems.routing_trace import RoutedLayer, read_trace
+from torchcaps.systems.routing_trace import describe_layer, trace_layer
 from torchcaps.types import Capsules, RoutingInfo
 
-__all__ = ["MatrixView", "describe_class_layer", "read_class_trace"]
+__all__ = ["MatrixView", "trace_classes"]
 
 
-def describe_class_layer(model: MatrixCaps) -> RoutedLayer:
-    """Describe the layer of class capsules, with its W repeated at every place."""
-    layer = model.classes
-    return RoutedLayer(
-        layer.expanded_weights().detach(),  # [(h w i) j 4 4]
-        (layer.grid.height, layer.grid.width),
-        iterations_of(layer.routing),
-        is_matrix=layer.pose == "matrix",
-        is_em=isinstance(layer.routing, EM),
-        offset=layer.offset,
-    )
-
-
-def read_class_trace(model: MatrixCaps, children: Capsules, info: RoutingInfo) -> RoutingTrace:
+def trace_classes(model: MatrixCaps, children: Capsules, info: RoutingInfo) -> RoutingTrace:
     """Read the routing of one image into the class capsules, normalized as the model normalizes them.
 
     Args:
@@ -38,7 +24,7 @@ def read_class_trace(model: MatrixCaps, children: Capsules, info: RoutingInfo) -
         children: pose [1 h w i 16] and activation [1 h w i] of the layer below.
         info: record of the class layer's routing.
     """
-    trace = read_trace(children.flat(), info)
+    trace = trace_layer(model.classes, children, info)
     return trace._replace(parents=model.norms[-1](trace.parents))
 
 
@@ -49,8 +35,8 @@ class MatrixView(ExplorerView[MatrixCaps]):
     has_decoder = False
 
     @staticmethod
-    def _routed_layer(model: MatrixCaps) -> RoutedLayer:
-        return describe_class_layer(model)
+    def _describe_layer(model: MatrixCaps) -> LayerSummary:
+        return describe_layer(model.classes, model.classes.grid)
 
     def _encode(self, images: Tensor) -> Encoded:
         out: MatrixOutput = self.model(images)
@@ -58,7 +44,7 @@ class MatrixView(ExplorerView[MatrixCaps]):
 
     def _trace(self, image: Tensor) -> RoutingTrace:
         out: MatrixOutput = self.model(image, trace=True)
-        return read_class_trace(self.model, out.below[-1], out.infos[-1])
+        return trace_classes(self.model, out.below[-1], out.infos[-1])
 
     def _decode(self, pose: Tensor) -> Tensor:
         raise ShapeError("matrix capsules have no decoder, so nothing is drawn; explore a CapsNet to draw from poses")

@@ -12,15 +12,16 @@ from torch import Tensor
 
 from torchcaps.kernels import contrastive_ops
 from torchcaps.layers.rank_mask import rank, rank_mask
+from torchcaps.math.pose import vector_votes
 from torchcaps.math.squash import norm, squash, unsquash
 from torchcaps.models import PoE
 from torchcaps.models.poe import pose_sampling
 from torchcaps.models.poe.energy import probability_on
 from torchcaps.routing import iterations_of, route
-from torchcaps.systems.explorer_records import Encoded, PoseRange, RoutingTrace
+from torchcaps.systems.explorer_records import Encoded, LayerSummary, PoseRange, RoutingTrace
 from torchcaps.systems.explorer_view import MAX_GRID_CAPSULES, ExplorerView
 from torchcaps.systems.poe.generation import most_used
-from torchcaps.systems.routing_trace import RoutedLayer, read_trace
+from torchcaps.systems.routing_trace import read_trace
 from torchcaps.types import Capsules
 
 __all__ = ["PoEView"]
@@ -36,9 +37,10 @@ class PoEView(ExplorerView[PoE]):
     has_class_capsules = False
 
     @staticmethod
-    def _routed_layer(model: PoE) -> RoutedLayer:
-        energy = model.energy
-        return RoutedLayer(energy.W.detach(), model.autoencoder.grid, iterations_of(energy.config.routing))
+    def _describe_layer(model: PoE) -> LayerSummary:
+        children, capsules, dimension, _ = model.energy.W.shape
+        iterations = iterations_of(model.energy.config.routing)
+        return LayerSummary(children, capsules, dimension, model.autoencoder.grid, iterations)
 
     def _encode(self, images: Tensor) -> Encoded:
         state = self.model.infer(images)
@@ -50,9 +52,9 @@ class PoEView(ExplorerView[PoE]):
         """Trace the routing; parents are z_j and the probability of being on, behind each iteration's gate."""
         energy = self.model.energy
         x = energy.visible(self.model.features(image))  # [1 i d]
-        children = Capsules(x, norm(x))
-        _, info = route(children, energy.W, energy.config.routing, trace=True)
-        trace = read_trace(children, info)
+        activation = norm(x)
+        _, info = route(Capsules(x, activation), energy.W, energy.config.routing, trace=True)
+        trace = read_trace(activation[0], vector_votes(x, energy.W)[0], info)
         # The hidden capsules add a bias that the router does not know, and compete
         repeated = x.repeat(self.iterations, 1, 1)  # [t i d]
         z = contrastive_ops.forward(repeated, energy.W, trace.coupling) + energy.bias  # [t j k]
@@ -63,7 +65,7 @@ class PoEView(ExplorerView[PoE]):
 
     def _contributions(self, trace: RoutingTrace, parent: int) -> Tensor:
         """Compute |c_ij V_ij . z_j|, what child i adds to |z_j|²: coupling alone says nothing where it is uniform."""
-        along = trace.parents.pose[:, parent] @ self._votes(trace, parent).T  # [t i]
+        along = trace.parents.pose[:, parent] @ trace.votes[:, parent].T  # [t i]
         return (trace.coupling[..., parent] * along).abs()
 
     def _decode(self, pose: Tensor) -> Tensor:

@@ -9,11 +9,10 @@ from torch import Tensor
 
 from torchcaps.models import SparseCaps, SparseMatrixCaps
 from torchcaps.models.sparse import SparseModel, SparseOutput, assigned, support
-from torchcaps.systems.capsnet.explorer import describe_dense_layer
-from torchcaps.systems.explorer_records import Encoded, PoseRange, RoutingTrace
+from torchcaps.systems.explorer_records import Encoded, LayerSummary, PoseRange, RoutingTrace
 from torchcaps.systems.explorer_view import ExplorerView
-from torchcaps.systems.matrix.explorer import describe_class_layer, read_class_trace
-from torchcaps.systems.routing_trace import RoutedLayer, read_trace
+from torchcaps.systems.matrix.explorer import trace_classes
+from torchcaps.systems.routing_trace import describe_layer, trace_layer
 
 __all__ = ["SparseMatrixView", "SparseView"]
 
@@ -40,7 +39,7 @@ class _SparseModelView(ExplorerView[S]):
     def _mask_parents(self, trace: RoutingTrace) -> RoutingTrace:
         """Mask the parents of each iteration as the model would have if routing had stopped there."""
         h, w = self.places
-        held = assigned(trace.coupling, trace.children.activation, self.model.config.routing)  # [t i j]
+        held = assigned(trace.coupling, trace.child_activation, self.model.config.routing)  # [t i j]
         mask, _ = self.model.mask(support(held, self.children // (h * w)))  # [t j]
         return trace._replace(parents=trace.parents._replace(activation=trace.parents.activation * mask))
 
@@ -49,23 +48,21 @@ class SparseView(_SparseModelView[SparseCaps]):
     """View of sparse capsules above primary capsules."""
 
     @staticmethod
-    def _routed_layer(model: SparseCaps) -> RoutedLayer:
-        return describe_dense_layer(model.latent, model.primary.grid)
+    def _describe_layer(model: SparseCaps) -> LayerSummary:
+        return describe_layer(model.latent, model.primary.grid)
 
     def _trace(self, image: Tensor) -> RoutingTrace:
         out: SparseOutput = self.model(image, trace=True)
-        trace = read_trace(self.model.latent.with_coordinates(out.primary), out.info)
-        return self._mask_parents(trace)
+        return self._mask_parents(trace_layer(self.model.latent, out.primary, out.info))
 
 
 class SparseMatrixView(_SparseModelView[SparseMatrixCaps]):
     """View of sparse capsules above matrix capsules."""
 
     @staticmethod
-    def _routed_layer(model: SparseMatrixCaps) -> RoutedLayer:
-        return describe_class_layer(model.matrix)
+    def _describe_layer(model: SparseMatrixCaps) -> LayerSummary:
+        return describe_layer(model.matrix.classes, model.matrix.classes.grid)
 
     def _trace(self, image: Tensor) -> RoutingTrace:
         out: SparseOutput = self.model(image, trace=True)
-        trace = read_class_trace(self.model.matrix, out.primary, out.info)
-        return self._mask_parents(trace)
+        return self._mask_parents(trace_classes(self.model.matrix, out.primary, out.info))

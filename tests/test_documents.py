@@ -79,6 +79,20 @@ def test_commands_in_the_documents_exist():
     assert named and named <= set(COMMANDS)
 
 
+def test_recipes_and_experiments_that_documents_and_help_name_exist():
+    from torchcaps.train import recipe_names
+
+    texts = [page.read_text() for page in PAGES]
+    texts += [path.read_text() for path in sorted((ROOT / "src" / "torchcaps" / "cli").glob("*.py"))]
+    texts += [path.read_text() for path in EXAMPLES]
+    trained = {
+        name for text in texts for name in re.findall(r"torchcaps (?:train|list) ([a-z][\w-]+-[\w-]+)(?![\w.])", text)
+    }
+    assert trained and trained - {"my-recipe"} <= set(recipe_names())
+    files = {name for text in texts for name in re.findall(r"experiments/[\w-]+\.(?:toml|py)", text)}
+    assert files and all((ROOT / name).exists() for name in files)
+
+
 def test_recipes_in_the_documents_are_right():
     import tomllib
 

@@ -175,3 +175,16 @@ def test_without_a_file_the_sweeps_are_listed(capsys):
     assert main([]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == [f"experiments/{path.name}" for path in sweep_files()]
+
+
+def test_an_unfinished_run_goes_on_from_its_checkpoint(file: Path, tmp_path: Path):
+    """A run that was stopped has trained for fewer steps than its recipe says."""
+    shorter = tmp_path / "rows.toml"
+    words = [str(shorter), "--out", str(tmp_path), "--run", "first", "--seed", "3", "--quiet"]
+    shorter.write_text(file.read_text())
+    assert main(words) == 0
+    shorter.write_text(file.read_text().replace("train.epochs = 0.1", "train.epochs = 0.3"))
+    assert main(words) == 0
+    assert load_run(tmp_path / "first-3").step == 3
+    journal = (tmp_path / "first-3" / "journal.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in journal] == sorted({json.loads(line)["step"] for line in journal})

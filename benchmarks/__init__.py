@@ -7,6 +7,10 @@
 Run from the root of the repository; the JSON files beside the code are what these wrote.
 """
 
+import os
+
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # before torch is loaded, as the command line does
+
 from benchmarks.cases import NAMES, Case, Work, case_of
 from benchmarks.rows import Row, compare, read_rows, write_rows
 from benchmarks.runner import FULL, QUICK, Plan, measure

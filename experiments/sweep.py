@@ -293,7 +293,7 @@ def train_job(job: Job, *, quiet: bool = False) -> bool:
     if job.run.config.average:
         average(job.sources, job.folder, name=job.recipe.name)
         return True
-    return train(job.recipe, job.folder, resume=True, quiet=quiet).finished
+    return train(job.recipe, job.folder, resume="auto", quiet=quiet).finished
 
 
 def commands(sweep: Sweep, out: Path, results: Path) -> Iterator[tuple[list[str], list[str]]]:

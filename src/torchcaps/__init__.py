@@ -9,17 +9,13 @@
 
 from __future__ import annotations
 
-import os
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
-os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # before torch comes: see kernels/threads.py
-
-from torchcaps.routing import EM, ROUTERS, Dynamic, route
-from torchcaps.types import Batch, Capsules, ImageSpec, RoutingInfo
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from torchcaps.routing import EM, ROUTERS, Dynamic, route
     from torchcaps.train import create, load, load_recipe
+    from torchcaps.types import Batch, Capsules, ImageSpec, RoutingInfo
 
 __version__ = "0.2.0"
 
@@ -38,18 +34,25 @@ __all__ = [
     "route",
 ]
 
-_LATER = {
-    "CapsuleClassifier": ("torchcaps.estimators", "CapsuleClassifier"),
-    "PoECapsules": ("torchcaps.estimators", "PoECapsules"),
-    "create": ("torchcaps.train.run", "create"),
-    "load": ("torchcaps.train.run", "load"),
-    "load_recipe": ("torchcaps.train.recipe", "load_recipe"),
+_MODULES = {
+    "Batch": "torchcaps.types",
+    "Capsules": "torchcaps.types",
+    "CapsuleClassifier": "torchcaps.estimators",
+    "Dynamic": "torchcaps.routing",
+    "EM": "torchcaps.routing",
+    "ImageSpec": "torchcaps.types",
+    "PoECapsules": "torchcaps.estimators",
+    "ROUTERS": "torchcaps.routing",
+    "RoutingInfo": "torchcaps.types",
+    "create": "torchcaps.train.run",
+    "load": "torchcaps.train.run",
+    "load_recipe": "torchcaps.train.recipe",
+    "route": "torchcaps.routing",
 }
 
 
-def __getattr__(name: str) -> Any:
-    """Training and what needs scikit-learn are imported only when asked for, so that `import torchcaps` stays light."""
-    if name not in _LATER:
+def __getattr__(name: str) -> object:
+    """Import a public name when it is first used: torch takes a second, which `torchcaps --help` does not need."""
+    if name not in _MODULES:
         raise AttributeError(f"module 'torchcaps' has no attribute '{name}'")
-    module, attribute = _LATER[name]
-    return getattr(import_module(module), attribute)
+    return getattr(import_module(_MODULES[name]), name)

@@ -177,13 +177,73 @@ def test_ctrl_c_says_how_to_go_on_and_that_command_finishes(tmp_path):
     _, err = process.communicate(timeout=60)
     assert process.returncode == 1
     line = err.strip().splitlines()[-1]
-    assert "go on with: torchcaps train" in line
+    assert line.endswith(f"go on with: torchcaps train --resume {out}")
     advice = line.split("torchcaps ", 1)[1].split()
     step = load_run(out).step
     assert 0 < step < 4000
-    advice[advice.index("400")] = str((step + 20) / 10)
-    assert main([*advice, "--quiet"]) == 0
+    assert main([*advice, "--quiet", "--train.epochs", str((step + 20) / 10)]) == 0
     assert load_run(out).step == step + 20
+
+
+def test_a_folder_is_all_that_resume_needs(capsys, tmp_path):
+    recipe, out = str(tiny_toml(tmp_path)), str(tmp_path / "run")
+    assert run(capsys, "train", recipe, "--out", out, "--quiet", "--train.epochs", "0.5")[0] == 0
+    code, text, _ = run(capsys, "train", "--resume", out, "--train.epochs", "1.0", "--quiet", "--train.log-every=5")
+    assert code == 0 and "10 steps" in text
+    assert load_run(out).recipe.train.log_every == 5
+    code, text, _ = run(capsys, "train", recipe, "--resume", "--out", out, "--quiet")
+    assert code == 0 and "20 steps" in text
+    assert "optimizer.lr = 0.01, now it is 0.5" in refused(capsys, "train", "--resume", out, "--optimizer.lr", "0.5")
+    assert "two folders" in refused(capsys, "train", "--resume", out, "--out", str(tmp_path / "other"))
+
+
+def test_resume_refuses_a_folder_without_a_run_and_auto_starts_one(capsys, tmp_path):
+    recipe, missing, empty = str(tiny_toml(tmp_path)), str(tmp_path / "missing"), tmp_path / "empty"
+    empty.mkdir()
+    for folder in (missing, str(empty)):
+        assert f"'{folder}' holds no run" in refused(capsys, "train", "--resume", folder, "--quiet")
+        assert f"'{folder}' holds no run" in refused(capsys, "train", recipe, "--out", folder, "--resume", "--quiet")
+        assert f"'{folder}' holds no run" in refused(capsys, "train", recipe, "--resume", folder, "--quiet")
+    assert list(empty.iterdir()) == [] and not (tmp_path / "missing").exists()
+    assert "no recipe is named" in refused(capsys, "train", "--quiet")
+    assert "no recipe is named" in refused(capsys, "train", "--resume", "auto", "--quiet")
+    assert "no recipe is named" in refused(capsys, "train", "--resume")
+    for steps in ("10 steps", "20 steps"):
+        words = ["--quiet", "--train.epochs", str(int(steps[:2]) / 10)]
+        code, text, _ = run(capsys, "train", recipe, "--out", str(empty), "--resume", "auto", *words)
+        assert code == 0 and steps in text
+
+
+def test_dry_run_shows_what_would_be_trained_and_trains_nothing(capsys, tmp_path):
+    out = tmp_path / "run"
+    words = ["train", str(tiny_toml(tmp_path)), "--out", str(out), "--dry-run"]
+    code, text, _ = run(capsys, *words, "--train.epochs", "3")
+    assert code == 0 and not out.exists()
+    for line in ("train.epochs = 3.0", "optimizer.name = Adam", "parameters, 80 images", "stage all: 30 steps"):
+        assert line in text
+    assert "a batch of 99 is more than the 80 training images" in refused(capsys, *words, "--train.batch", "99")
+
+
+def test_help_is_quick_and_does_not_import_torch():
+    """The goal is .6 s on an idle machine; torch alone takes longer than the rest together."""
+    for words in (["--help"], ["train", "--help"], ["evaluate", "--help"]):
+        code = f"import sys\nfrom torchcaps.cli import main\nsys.argv[1:] = {words}\n"
+        code += "try: main()\nexcept SystemExit: pass"
+        code += "\nassert not {'torch', 'numpy', 'numba'} & sys.modules.keys()"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_shows_no_types_of_the_parser(capsys, name):
+    out = run(capsys, name, "--help")[1]
+    assert "{None}" not in out and "None|" not in out
+
+
+def test_importing_the_library_changes_no_environment():
+    code = "import os; before = dict(os.environ); import torchcaps; torchcaps.route; assert dict(os.environ) == before"
+    clean = {key: value for key, value in os.environ.items() if not key.startswith(("GOMP", "KMP"))}
+    assert subprocess.run([sys.executable, "-c", code], env=clean).returncode == 0
 
 
 def test_demo_trains_evaluates_and_reports(capsys, tmp_path, monkeypatch):

@@ -13,7 +13,7 @@ from support.easy_images import easy
 from support.tiny_recipe import tiny_toml
 from torchcaps.errors import TrainingError
 from torchcaps.train import load_recipe, load_run, train
-from torchcaps.utils.process_group import ProcessGroup
+from torchcaps.utils.distributed import ProcessGroup
 
 STEPS = ["--train.epochs", "2", "--quiet"]  # 20 steps
 

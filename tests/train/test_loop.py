@@ -64,7 +64,7 @@ def test_stopping_and_resuming_changes_no_bit(tmp_path, optimizer, model):
         over["model"] = {"name": "cnn", "widths": [4], "hidden": [8]}
     train(tiny(**over, train={"epochs": 2.0}), tmp_path / "whole", quiet=True)
     for epochs in (0.3, 1.1, 1.2, 2.0):  # more epochs is a free change: the run goes on
-        train(tiny(**over, train={"epochs": epochs}), tmp_path / "parts", resume=True, quiet=True)
+        train(tiny(**over, train={"epochs": epochs}), tmp_path / "parts", resume="auto", quiet=True)
     assert same(weights(tmp_path / "whole"), weights(tmp_path / "parts"))
     steps = [[e["step"] for e in read_journal(tmp_path / n / "journal.jsonl")] for n in ("whole", "parts")]
     assert set(steps[0]) <= set(steps[1]) and steps[1] == sorted(set(steps[1]))

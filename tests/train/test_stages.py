@@ -12,6 +12,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch.nn import functional as F
+from torchcaps.utils.process_group import ProcessGroup
 
 from support import staged_model as toy
 from support.staged_model import STAGES, STEPS, StagedConfig, events, mishaps, staged, staged_toml
@@ -27,7 +28,6 @@ from torchcaps.train.journal import read_journal
 from torchcaps.train.recipe import StageConfig, load_recipe, stage_of, with_all_stages
 from torchcaps.train.train_state import build_model, stage_seed
 from torchcaps.utils.distributed import mean_over_processes
-from torchcaps.utils.process_group import ProcessGroup
 from torchcaps.utils.random import permutation, seed_of
 
 

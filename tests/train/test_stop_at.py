@@ -81,7 +81,7 @@ def test_a_run_that_has_stopped_resumes_to_itself(tmp_path, recipe):
     train(settings, tmp_path, quiet=True)
     before = (tmp_path / "checkpoint.safetensors").read_bytes()
     for epochs in (4.0, 8.0):  # what was reached stays reached
-        assert train(recipe(validate_every=3, stop_at=0.9, epochs=epochs), tmp_path, resume=True, quiet=True).finished
+        assert train(recipe(validate_every=3, stop_at=0.9, epochs=epochs), tmp_path, resume="auto", quiet=True).finished
     assert (tmp_path / "checkpoint.safetensors").read_bytes() == before
 
 

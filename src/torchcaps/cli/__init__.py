@@ -14,6 +14,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in args
     args = [a for a in args if a != "--debug"]
+    # After each operation torch's threads spin for some milliseconds on the cores that our compiled loops want
+    # (kernels/threads.py). This must be set before torch is loaded, so the library cannot set it for its users.
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     try:
         from torchcaps.cli.parse import parse
 

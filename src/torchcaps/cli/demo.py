@@ -64,7 +64,7 @@ class Demo:
         select_controls(None)  # asks for scikit-learn before anything is trained
         recipe = self._recipe()
         folder = self.out / recipe.name
-        if not train(recipe, folder, resume=True, quiet=self.quiet).finished:
+        if not train(recipe, folder, resume="auto", quiet=self.quiet).finished:
             print("stopped; torchcaps demo goes on from here")
             return 1
         result = evaluate_runs([folder])

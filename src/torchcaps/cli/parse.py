@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Sequence
-from typing import Protocol
+from types import NoneType
+from typing import Literal, Protocol, get_args
 
 import tyro
+from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from torchcaps import __version__
 from torchcaps.cli.attack import Attack
@@ -21,10 +23,10 @@ from torchcaps.cli.generate import Generate
 from torchcaps.cli.list_command import List
 from torchcaps.cli.predict import Predict
 from torchcaps.cli.report import Report
-from torchcaps.cli.train import Train
+from torchcaps.cli.train import TRAIN_FLAGS, Train
 from torchcaps.errors import RecipeError, suggestion
 
-__all__ = ["COMMANDS", "Command", "Overview", "parse"]
+__all__ = ["COMMANDS", "Command", "Overview", "parse", "split_overrides"]
 
 
 class Command(Protocol):
@@ -49,31 +51,87 @@ COMMANDS: dict[str, type[Command]] = {
 }
 
 
+OPTIONAL = ConstructorRegistry()
+"""How tyro shows flags that may be left out: `--out PATH`, where it would write `--out {None}|PATH` by itself."""
+
+
+@OPTIONAL.primitive_rule
+def _optional(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[object] | None:
+    """Read `X | None` as X is read; None is what a flag is that is not given."""
+    members = [member for member in get_args(info.type) if member is not NoneType]
+    if NoneType not in get_args(info.type) or len(members) != 1:
+        return None
+    spec = ConstructorRegistry.get_primitive_spec(PrimitiveTypeInfo.make(members[0], info.markers))
+    if not isinstance(spec, PrimitiveConstructorSpec):
+        return None
+
+    def is_instance(value: object) -> bool | Literal["~"]:
+        return True if value is None else spec.is_instance(value)
+
+    def words_of(value: object) -> list[str]:
+        return ["None"] if value is None else spec.str_from_instance(value)
+
+    return dataclasses.replace(spec, is_instance=is_instance, str_from_instance=words_of)
+
+
 def parse(args: Sequence[str]) -> Command:
-    """The command that the words name; `--help` prints and exits, a wrong flag exits with code 2."""
+    """Read a command from its words; `--help` prints and exits, a wrong flag exits with code 2.
+
+    Raises:
+        RecipeError: There is no such command, or it has no such flag.
+    """
     if not args or args[0] in ("-h", "--help", "--version"):
         return Overview(version="--version" in args)
     name, *words = args
     if name not in COMMANDS:
         raise RecipeError(f"no command '{name}'{suggestion(name, COMMANDS)}; torchcaps --help lists them")
-    command, rest = tyro.cli(
-        COMMANDS[name],
-        prog=f"torchcaps {name}",
-        args=words,
-        return_unknown_args=True,
-        config=(tyro.conf.FlagCreatePairsOff,),
-    )
-    if not rest:
-        return command
-    if not isinstance(command, Train):
+    overrides: list[str] = []
+    if name == "train":
+        words, overrides = split_overrides(words)
+    with OPTIONAL:
+        command, rest = tyro.cli(
+            COMMANDS[name],
+            prog=f"torchcaps {name}",
+            args=words,
+            return_unknown_args=True,
+            config=(tyro.conf.FlagCreatePairsOff,),
+        )
+    if rest:
         flags = [f"--{flag}" for flag in vars(command)]
         raise RecipeError(f"'torchcaps {name}' does not know '{rest[0]}'{suggestion(rest[0], flags)}")
-    return dataclasses.replace(command, overrides=tuple(rest))
+    return dataclasses.replace(command, overrides=tuple(overrides)) if isinstance(command, Train) else command
+
+
+def split_overrides(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Tell the flags of `torchcaps train` from the settings of its recipe, each of which takes one value.
+
+    Returns:
+        The words for `Train`, in which a `--resume` without a folder has the value "", and those of the recipe.
+
+    >>> split_overrides(["mine.toml", "--train.epochs", "3", "--resume", "--quiet"])
+    (['mine.toml', '--resume', '', '--quiet'], ['--train.epochs', '3'])
+    """
+    own: list[str] = []
+    overrides: list[str] = []
+    waiting = list(words)
+    while waiting:
+        word = waiting.pop(0)
+        has_value = bool(waiting) and not waiting[0].startswith("--")
+        flag = word.partition("=")[0]
+        if word == "--resume":
+            own += [word, waiting.pop(0) if has_value else ""]
+        elif not word.startswith("--") or flag in TRAIN_FLAGS:
+            own.append(word)
+        else:
+            overrides.append(word)
+            if has_value and flag == word:
+                overrides.append(waiting.pop(0))
+    return own, overrides
 
 
 @dataclasses.dataclass(frozen=True)
 class Overview:
-    """The list of commands, each with the first line of its documentation."""
+    """Print the commands, each with the first line of its documentation."""
 
     version: bool = False
 

@@ -3,51 +3,109 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from torchcaps.config import parse_overrides
+from torchcaps.config import flatten, merge, parse_overrides, to_dict
+from torchcaps.errors import RecipeError
 
-__all__ = ["Train"]
+if TYPE_CHECKING:
+    from torchcaps.train import Recipe
+
+__all__ = ["TRAIN_FLAGS", "Train"]
 
 
 @dataclass(frozen=True)
 class Train:
-    """Train a recipe into a folder, or go on with one.
+    """Train a recipe into a folder, or go on with a run that was interrupted.
 
     Any key of the recipe can be set: `torchcaps list RECIPE` shows them. A model trained in several
     stages also takes settings for one of them: --stages.NAME.train.epochs 2. Under torchrun the batch is shared by
     the processes: torchrun --nproc-per-node 2 -m torchcaps train RECIPE.
 
     Example: torchcaps train capsnet-glyphs --out runs/first --train.epochs 2 --model.routing.iterations 1
+
+    Example: torchcaps train --resume runs/first
+
+    Example: torchcaps train capsnet-glyphs --out runs/job-7 --resume auto
     """
 
-    recipe: tyro.conf.Positional[str]
-    """Name of a recipe (`torchcaps list`) or path of a .toml file."""
+    recipe: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="[RECIPE]")] = None
+    """Name of a recipe (`torchcaps list`) or path of a .toml file; not needed with --resume FOLDER."""
     out: Path | None = None
     """Folder of the run; runs/RECIPE-SEED if not given."""
-    resume: bool = False
-    """Go on from the folder's last checkpoint."""
+    resume: Annotated[str | None, tyro.conf.arg(metavar="[FOLDER|auto]")] = None
+    """Go on from the last checkpoint of a folder, by the recipe in it; train.save_every and train.log_every may be
+    set anew, and train.epochs where the learning rate does not depend on them. Without a value: of --out. "auto", for
+    job queues, starts the run if there is none."""
     tensorboard: bool = False
     """Also write TensorBoard events into the folder."""
     quiet: bool = False
     """No progress bar."""
+    dry_run: bool = False
+    """Print the whole recipe, the number of parameters and the steps of each stage, and train nothing."""
     overrides: tyro.conf.Suppress[tuple[str, ...]] = ()
 
     def run(self) -> int:
-        from torchcaps.train import load_recipe, train
+        from torchcaps.train import train
 
-        recipe = load_recipe(self.recipe, parse_overrides(self.overrides))
-        folder = self.out or Path("runs") / f"{recipe.name}-{recipe.seed}"
-        outcome = train(recipe, folder, resume=self.resume, quiet=self.quiet, tensorboard=self.tensorboard)
+        recipe, folder = self._recipe_and_folder()
+        if self.dry_run:
+            return _describe(recipe)
+        resume: bool | Literal["auto"] = "auto" if self.resume == "auto" else self.resume is not None
+        outcome = train(recipe, folder, resume=resume, quiet=self.quiet, tensorboard=self.tensorboard)
         if os.environ.get("RANK", "0") != "0":
             return 0 if outcome.finished else 1
         if not outcome.finished:
-            words = [self.recipe, *self.overrides, "--out", str(folder), "--resume"]
-            print(f"stopped at step {outcome.step}; go on with: torchcaps train {' '.join(words)}", file=sys.stderr)
+            command = f"torchcaps train --resume {shlex.quote(str(folder))}"
+            print(f"stopped at step {outcome.step}; go on with: {command}", file=sys.stderr)
             return 1
         print(f"{folder}: {outcome.step} steps in {outcome.seconds:.0f} s")
         return 0
+
+    def _recipe_and_folder(self) -> tuple[Recipe, Path]:
+        """The recipe by its name or out of the folder to go on with, and the folder of the run."""
+        from torchcaps.train import load_recipe
+        from torchcaps.train.recipe import recipe_of
+        from torchcaps.train.run import recipe_in
+
+        changes = parse_overrides(self.overrides)
+        given = Path(self.resume) if self.resume not in (None, "", "auto") else None
+        if given is not None and self.out is not None and given != self.out:
+            raise RecipeError(f"--resume {given} and --out {self.out} name two folders; leave --out away")
+        folder = given or self.out
+        if self.recipe is not None:
+            recipe = load_recipe(self.recipe, changes)
+            return recipe, folder or Path("runs") / f"{recipe.name}-{recipe.seed}"
+        if self.resume in (None, "auto") or folder is None:
+            raise RecipeError(
+                "no recipe is named; write torchcaps train RECIPE, or to go on: torchcaps train --resume FOLDER"
+            )
+        return recipe_of(merge(to_dict(recipe_in(folder)), changes), where=str(folder)), folder
+
+
+TRAIN_FLAGS = {"--help"} | {
+    "--" + field.name.replace("_", "-") for field in fields(Train) if field.name not in ("recipe", "overrides")
+}
+"""The flags of the command itself; all others are settings of the recipe."""
+
+
+def _describe(recipe: Recipe) -> int:
+    """Print what would be trained: every setting, the size of the model and the steps of each stage."""
+    from torchcaps.train.recipe import stage_names, stage_of
+    from torchcaps.train.train_state import build_model, check_batches
+
+    train = recipe.data.load().train
+    check_batches(recipe, len(train))
+    model = build_model(recipe, train.spec)
+    for key, value in flatten(to_dict(recipe)).items():
+        print(f"{key} = {value}")
+    print(f"\n{sum(parameter.numel() for parameter in model.parameters()):,} parameters, {len(train):,} images")
+    for name in stage_names(recipe.model):
+        print(f"stage {name}: {stage_of(recipe, name).train.steps(len(train)):,} steps")
+    return 0

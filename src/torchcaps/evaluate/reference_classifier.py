@@ -41,7 +41,7 @@ def train_reference_classifier(
         optimizer=OptimizerConfig("Adam", RATE),
         schedule=ScheduleConfig("OneCycleLR", {"max_lr": RATE}),
     )
-    outcome = train(recipe, folder, resume=True, quiet=quiet)
+    outcome = train(recipe, folder, resume="auto", quiet=quiet)
     if not outcome.finished:
         raise TrainingError(f"the judge in '{folder}' is not trained to its end; run the command again to go on")
     return cast(CNN, outcome.model.eval())

@@ -1,9 +1,9 @@
 """Fast paths: whether they may be taken, and the threads that compiled loops run on.
 
 After each of its operations torch lets its own threads spin for some milliseconds, waiting for the next one, on the
-very cores that loops want: two threads are then no faster than one. `import torchcaps` therefore asks for a short wait
-(GOMP_SPINCOUNT, unless it is set), which counts only if torch is not loaded yet: from the command line always, in a
-program of your own if torchcaps is imported first.
+very cores that loops want: two threads are then no faster than one. The command line therefore asks for a short wait
+(GOMP_SPINCOUNT=1000, unless it is set), which counts only if torch is not loaded yet. In a program of your own, set the
+variable before torch is imported.
 """
 
 from __future__ import annotations

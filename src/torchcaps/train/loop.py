@@ -23,10 +23,11 @@ from torchcaps.errors import TorchcapsError, TrainingError
 from torchcaps.models import Model
 from torchcaps.train.journal import Journal
 from torchcaps.train.recipe import Recipe, TrainConfig, stage_names, stage_of
-from torchcaps.train.run import Run, load_run, open_run
+from torchcaps.train.run import Resume, Run, load_run, open_run
 from torchcaps.train.train_state import (
     TrainState,
     build_training,
+    check_batches,
     flushed_denormals,
     load_stage,
     restore_training,
@@ -35,7 +36,7 @@ from torchcaps.train.train_state import (
 )
 from torchcaps.train.validation import check_validation, validation_accuracy
 from torchcaps.types import Batch
-from torchcaps.utils.process_group import ProcessGroup, process_group
+from torchcaps.utils.distributed import ProcessGroup, process_group
 from torchcaps.utils.progress import TrainingProgress
 from torchcaps.utils.random import seed_of
 from torchcaps.utils.signals import StopFlag, stop_signal
@@ -56,12 +57,12 @@ class Outcome:
 class _Objective(nn.Module):
     """A stage's objective as a forward pass, which is what DistributedDataParallel wraps."""
 
-    def __init__(self, part: Model) -> None:
+    def __init__(self, stage: Model) -> None:
         super().__init__()
-        self.part = part
+        self.stage = stage
 
     def forward(self, batch: Batch, step: int) -> dict[str, Tensor]:
-        return self.part.objective(batch, step)
+        return self.stage.objective(batch, step)
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class _Job:
     run: Run
     data: Dataset
     validation: Dataset | None
-    crew: ProcessGroup
+    group: ProcessGroup
     stop: StopFlag
     journal: Journal | None
     quiet: bool
@@ -82,76 +83,91 @@ def train(
     recipe: Recipe,
     folder: Path,
     *,
-    resume: bool = False,
+    resume: Resume = False,
     quiet: bool = False,
     tensorboard: bool = False,
     given: Mapping[str, nn.Module] = {},
 ) -> Outcome:
     """Train a recipe into a folder: `checkpoint.safetensors`, `journal.jsonl`, `recipe.json`.
 
-    A folder that holds a run is refused unless `resume`, which goes on from its last checkpoint (or from the start,
-    if it has none yet). Ctrl-C and SIGTERM finish the step, save, and return with `finished=False`.
+    Ctrl-C and SIGTERM finish the step, save, and return with `finished=False`.
 
-    `given` maps names of stages to modules trained elsewhere: such a stage takes over the module's state and is not
-    trained. A run that is resumed before it has got past that stage must be given it again.
+    Args:
+        recipe: What is trained.
+        folder: Where the run is written.
+        resume: False refuses a folder that holds a run. True goes on from its last checkpoint (or from the start, if it
+            has none yet) and refuses a folder without a run. "auto" goes on or starts, as the folder is.
+        quiet: Show no progress bar.
+        tensorboard: Also write TensorBoard events.
+        given: Names of stages -> modules trained elsewhere. Such a stage takes over the module's state and is not
+            trained. A run that is resumed before it has got past that stage must be given it again.
+
+    Returns:
+        The model and where the run stands.
+
+    Raises:
+        TorchcapsError: Something in the recipe, the data or the folder is wrong, or the loss is not finite.
     """
-    with flushed_denormals(), process_group() as crew:
-        batches = [stage_of(recipe, name).train.batch for name in stage_names(recipe.model)]
-        for batch in batches:
-            crew.check_batch(batch)
+    with flushed_denormals(), process_group() as group:
+        # Data, and whatever can be refused before anything is written.
+        for name in stage_names(recipe.model):
+            group.check_batch(stage_of(recipe, name).train.batch)
         data, _, validation = recipe.data.load()
         del _  # memory that training has no use for
-        for batch in batches:
-            batch_position(0, len(data), batch)  # refuses a batch larger than the set
-        training = build_training(recipe, data.spec, len(data), crew.device)
+        check_batches(recipe, len(data))
+
+        # The model: fresh, or as the last checkpoint of this run or the run to start from left it.
+        training = build_training(recipe, data.spec, len(data), group.device)
         check_validation(recipe, training.model, validation)
         load_stage(training.stages, given)
-        run = _open(folder, recipe, resume, crew)
-        stamp = run.fingerprint
+        run = _open(folder, recipe, resume, group)
+        fingerprint = run.fingerprint
         if run.has_checkpoint:
             training = restore_training(training, recipe, run.checkpoint())
         elif recipe.start is not None:
             before = load_run(recipe.start)
             warm_start(training, before.model, steps=before.step, seconds=before.seconds)
-        crew.raise_on_any(None)  # nobody writes before all have read
+        group.raise_on_any(None)  # nobody writes before all have read
+
+        # The steps, with the folder locked.
         with (
-            _claimed(run, crew, stamp),
+            _locked(run, group, fingerprint),
             stop_signal() as stop,
-            run.journal(training.steps, tensorboard, write=crew.is_main) as journal,
+            run.journal(training.steps, tensorboard, write=group.is_main) as journal,
         ):
-            return _all_stages(_Job(recipe, run, data, validation, crew, stop, journal, quiet), training, given)
+            return _all_stages(_Job(recipe, run, data, validation, group, stop, journal, quiet), training, given)
 
 
-def _open(folder: Path, recipe: Recipe, resume: bool, crew: ProcessGroup) -> Run:
-    """Process 0 looks at the folder and prepares it; the others start only when it has."""
+def _open(folder: Path, recipe: Recipe, resume: Resume, group: ProcessGroup) -> Run:
+    """Let process 0 examine the folder; the others start only when it has."""
     run = Run(folder, recipe)
     error = None
-    if crew.is_main:
+    if group.is_main:
         try:
             run = open_run(folder, recipe, resume=resume)
         except TorchcapsError as caught:
             error = caught
-    crew.raise_on_any(error)
+    group.raise_on_any(error)
     return run
 
 
 @contextmanager
-def _claimed(run: Run, crew: ProcessGroup, stamp: tuple[int, int] | None) -> Iterator[None]:
-    """Process 0 keeps other trainings out of the folder and writes the recipe; if it cannot, nobody goes on.
+def _locked(run: Run, group: ProcessGroup, fingerprint: tuple[int, int] | None) -> Iterator[None]:
+    """Let process 0 keep other trainings out of the folder and write the recipe; if it cannot, nobody goes on.
 
-    Nor if another training has been there since the checkpoint, of that stamp, was read.
+    Nor does anybody if another training has written a checkpoint since the one of that fingerprint was read.
     """
     with ExitStack() as stack:
         error = None
-        if crew.is_main:
+        if group.is_main:
             try:
                 stack.enter_context(run.lock())
-                if run.fingerprint != stamp:
+                if run.fingerprint != fingerprint:
                     raise TrainingError(f"another process has just trained into '{run.folder}'; try again")
                 run.write_recipe()
             except TorchcapsError as caught:
                 error = caught
-        crew.raise_on_any(error)
+        group.raise_on_any(error)
         yield
 
 
@@ -166,18 +182,18 @@ def _all_stages(job: _Job, training: TrainState, given: Mapping[str, nn.Module])
             _save(job, training)
         else:
             _one_stage(job, training)
-        if not training.finished or job.crew.any(job.stop.is_set):
+        if not training.finished or job.group.any(job.stop.is_set):
             break
     finished = training.finished and training.is_last
     return Outcome(training.model, training.steps, training.seconds, finished)
 
 
 def _one_stage(job: _Job, training: TrainState) -> None:
-    """From the step that the stage stands at to its end, or until somebody asks to stop.
+    """Train from the step that the stage stands at to its end, or until a signal asks to stop.
 
-    It ends with its epochs, or at a check that finds the accuracy asked for.
+    A stage ends with its epochs, or at a validation that finds the accuracy asked for.
     """
-    crew = job.crew
+    group = job.group
     data = job.data
     seed = stage_seed(job.recipe.seed, training.stage_index)
     settings = stage_of(job.recipe, training.stage).train
@@ -194,6 +210,7 @@ def _one_stage(job: _Job, training: TrainState) -> None:
         epoch = -1
         order = torch.empty(0)
         while not ends and not stopped:
+            # Batch: order and augmentation are functions of seed and step, so that a resumed run gets the same.
             place = batch_position(training.step, len(data), settings.batch)
             if place.epoch != epoch:
                 epoch = place.epoch
@@ -205,21 +222,28 @@ def _one_stage(job: _Job, training: TrainState) -> None:
                 settings.batch,
                 seed=seed,
                 max_shift=settings.max_shift,
-                rank=crew.rank,
-                world_size=crew.size,
+                rank=group.rank,
+                world_size=group.size,
                 pixels=training.stage_model.uses_images,
             )
-            torch.manual_seed(seed_of(seed, 1, training.step, crew.rank))
-            terms = _step(settings, objective, training, _to(batch, crew.device, settings.channels_last))
+
+            # Update: forward, backward, clip, optimizer, schedule.
+            torch.manual_seed(seed_of(seed, 1, training.step, group.rank))
+            terms = _step(settings, objective, training, _to(batch, group.device, settings.channels_last))
             training.step += 1
             training.seconds = time.monotonic() - started
+
+            # Validation, and whether this step is the last one.
             checked = _check(job, training, settings, seed) if settings.validates_at(training.step) else {}
             logs = training.step % settings.log_every == 0
             ends = training.step >= total or training.stopped_early
-            stopped = (logs or crew.size == 1) and crew.any(job.stop.is_set)
+            # Asking all processes costs a message, so several of them ask only when they log.
+            stopped = (logs or group.size == 1) and group.any(job.stop.is_set)
             saves = training.step % settings.save_every == 0 or stopped
+
+            # Journal, progress bar, checkpoint.
             if logs or saves or ends or checked:
-                values = _report(terms, training, crew) | checked
+                values = _report(terms, training, group) | checked
                 display.update(training.step, values, is_last=ends)
                 _write_down(job.journal, training, values, place.epoch)
             if saves and not ends:
@@ -232,18 +256,18 @@ def _one_stage(job: _Job, training: TrainState) -> None:
 
 def _display(job: _Job, training: TrainState, batch: int, total: int) -> TrainingProgress:
     name = f"{job.recipe.name}: {training.stage}" if training.label else job.recipe.name
-    return TrainingProgress(name, total, training.step, batch, quiet=job.quiet or not job.crew.is_main)
+    return TrainingProgress(name, total, training.step, batch, quiet=job.quiet or not job.group.is_main)
 
 
 def _prepare(job: _Job, training: TrainState, seed: int) -> nn.Module:
     """Let the stage look at all images; its objective, ready for steps, with all outside the stage at rest."""
     training.eval_all()
-    job.crew.broadcast(training.model)
+    job.group.broadcast(training.model)
     torch.manual_seed(seed_of(seed, 3))
     with torch.no_grad():
         training.stage_model.prepare(job.data.cropped)
     objective = _Objective(training.stage_model.train())
-    return job.crew.wrap(objective) if training.optimizer else objective
+    return job.group.wrap(objective) if training.optimizer else objective
 
 
 def _finish(training: TrainState, seed: int) -> None:
@@ -278,17 +302,17 @@ def _step(settings: TrainConfig, objective: nn.Module, training: TrainState, bat
 def _check(job: _Job, training: TrainState, settings: TrainConfig, seed: int) -> dict[str, float]:
     """The validation accuracy of process 0, which alone measures it; all hear whether it is what training stops at."""
     found = 0.0
-    if job.crew.is_main and job.validation is not None:
+    if job.group.is_main and job.validation is not None:
         training.eval_all()
         torch.manual_seed(seed_of(seed, 5, training.step))
-        found = validation_accuracy(training.model, job.validation, job.crew.device)
+        found = validation_accuracy(training.model, job.validation, job.group.device)
         training.stage_model.train()
-    training.stopped_early = job.crew.any(settings.stop_at is not None and found >= settings.stop_at)
+    training.stopped_early = job.group.any(settings.stop_at is not None and found >= settings.stop_at)
     return {"validation_accuracy": found}
 
 
 def _save(job: _Job, training: TrainState) -> None:
-    if job.crew.is_main:
+    if job.group.is_main:
         training.check_weights()
         job.run.save(training.checkpoint(job.run.recipe))
 
@@ -300,9 +324,9 @@ def _to(batch: Batch, device: torch.device, channels_last: bool) -> Batch:
     return Batch(images, batch.labels.to(device), batch.indices, parts)
 
 
-def _report(terms: dict[str, Tensor], training: TrainState, crew: ProcessGroup) -> dict[str, float]:
-    """The terms of the loss, averaged over the team; training ends here if the loss is not a finite number."""
-    means = crew.mean(torch.stack([value.detach().float() for value in terms.values()]))
+def _report(terms: dict[str, Tensor], training: TrainState, group: ProcessGroup) -> dict[str, float]:
+    """The terms of the loss, averaged over the processes; training ends here if the loss is not a finite number."""
+    means = group.mean(torch.stack([value.detach().float() for value in terms.values()]))
     values = dict(zip(terms, means.tolist(), strict=True))
     if not math.isfinite(values["loss"]):
         raise training.diverged(f"the loss is {values['loss']}")

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from torch import Tensor
 
@@ -25,6 +25,7 @@ from torchcaps.types import ImageSpec
 from torchcaps.utils.files import folder_lock, write_atomically
 
 __all__ = [
+    "Resume",
     "Run",
     "TrainedRun",
     "checkpoint_path",
@@ -33,8 +34,11 @@ __all__ = [
     "load",
     "load_run",
     "open_run",
+    "recipe_in",
     "run_of",
 ]
+
+Resume = bool | Literal["auto"]
 
 RESUMABLE_CHANGES = {"about", "data.data_dir", "train.epochs", "train.save_every", "train.log_every"}
 """Settings that may change between the start of a run and its resumption: they do not change what a step does.
@@ -56,7 +60,7 @@ class Run:
 
     @property
     def fingerprint(self) -> tuple[int, int] | None:
-        """When the last checkpoint was written and its size: another one has another stamp. None if there is none."""
+        """When the last checkpoint was written, and its size, to tell it from a later one; None without one."""
         try:
             found = checkpoint_path(self.folder).stat()
         except OSError:
@@ -88,22 +92,47 @@ class Run:
         return Journal(self.folder, step, tensorboard=tensorboard) if write else nullcontext()
 
 
-def open_run(folder: Path, recipe: Recipe, *, resume: bool) -> Run:
-    """The run in a new folder, or with `resume` the one that is there, if it is of the same recipe."""
+def open_run(folder: Path, recipe: Recipe, *, resume: Resume) -> Run:
+    """Examine the folder of a run before anything is written.
+
+    Args:
+        folder: Where the run is or will be.
+        recipe: What is trained in it.
+        resume: False starts a run, True goes on with one, "auto" does what the folder allows.
+
+    Raises:
+        TrainingError: The folder holds a run and should not, or the other way round; its run has other settings; or it
+            holds something else.
+    """
     path = folder / "recipe.json"
     if folder.exists() and not folder.is_dir():
         raise TrainingError(f"'{folder}' is a file; a folder for the run is wanted: choose another --out")
-    if path.exists() and _has_content(folder):
+    if resume is True or (path.exists() and _has_content(folder)):
         if not resume:
             raise TrainingError(
-                f"'{folder}' already holds a run; add --resume to go on with it, or choose another --out"
+                f"'{folder}' already holds a run; go on with it by --resume {folder}, or choose another --out"
             )
-        _check_same(_read_recipe(path), recipe, folder)
+        _check_same(recipe_in(folder), recipe, folder)
     elif folder.exists() and any(not _is_ours(p.name) for p in folder.iterdir()):
         raise TrainingError(f"'{folder}' is not empty and holds no run of torchcaps; choose another --out")
     elif path.exists():
-        _read_recipe(path)  # a recipe.json that is not ours is somebody's
+        recipe_in(folder)  # a recipe.json that is not ours is somebody's
     return Run(folder, recipe)
+
+
+def recipe_in(folder: Path) -> Recipe:
+    """Read the recipe of the run in a folder.
+
+    Raises:
+        TrainingError: The folder holds no run, or its recipe is not one that is known here.
+    """
+    path = folder / "recipe.json"
+    if not path.exists():
+        raise TrainingError(f"'{folder}' holds no run to go on with; name another folder, or start one: --resume auto")
+    try:
+        return from_dict(Recipe, json.loads(path.read_text(encoding="utf-8")), where=str(path))
+    except (OSError, ValueError) as error:
+        raise TrainingError(f"cannot read '{path}': {error}") from None
 
 
 class TrainedRun(NamedTuple):
@@ -202,14 +231,6 @@ def _make(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise TrainingError(f"cannot make the folder '{folder}': {error.strerror}; choose another --out") from None
-
-
-def _read_recipe(path: Path) -> Recipe:
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-        return from_dict(Recipe, data, where=str(path))
-    except (OSError, ValueError) as error:
-        raise TrainingError(f"cannot read '{path}': {error}") from None
 
 
 def _settings(recipe: Recipe) -> dict[str, object]:

@@ -11,6 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from torchcaps.data import batch_position
 from torchcaps.errors import CheckpointError, RecipeError, TrainingError, suggestion
 from torchcaps.models import Model
 from torchcaps.train.checkpoint import Checkpoint, CheckpointMeta
@@ -23,6 +24,7 @@ __all__ = [
     "TrainState",
     "build_model",
     "build_training",
+    "check_batches",
     "flushed_denormals",
     "load_stage",
     "load_weights",
@@ -177,6 +179,12 @@ def build_model(recipe: Recipe, spec: ImageSpec, device: torch.device | None = N
         if stage_of(recipe, name).train.channels_last:
             _lay_out_channels_last(stage)
     return model
+
+
+def check_batches(recipe: Recipe, images: int) -> None:
+    """Refuse a batch that is larger than the number of training images."""
+    for name in stage_names(recipe.model):
+        batch_position(0, images, stage_of(recipe, name).train.batch)
 
 
 def build_training(recipe: Recipe, spec: ImageSpec, images: int, device: torch.device | None = None) -> TrainState:

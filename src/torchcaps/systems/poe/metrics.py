@@ -295,7 +295,7 @@ def _shortened(stage: StageConfig, epochs: float) -> StageConfig:
 def _trained(recipe: Recipe, folder: Path, model: PoE) -> PoE:
     """The control in `folder`, trained there if it was not before, on top of the autoencoder of the run."""
     try:
-        outcome = train(recipe, folder, resume=True, given={"autoencoder": model.autoencoder})
+        outcome = train(recipe, folder, resume="auto", given={"autoencoder": model.autoencoder})
     except TrainingError as error:
         raise TrainingError(f"{error}; for this control: delete '{folder}', or leave it out with --only") from None
     if not outcome.finished:

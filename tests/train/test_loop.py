@@ -151,7 +151,7 @@ def test_the_checkpoint_of_another_run_is_refused(tmp_path):
 def test_what_a_killed_start_leaves_behind_is_no_obstacle(tmp_path):
     (tmp_path / ".torchcaps-123456-7.tmp").write_bytes(b"half")
     (tmp_path / "journal.jsonl").touch()
-    assert train(tiny(), tmp_path, resume=True, quiet=True).finished
+    assert train(tiny(), tmp_path, resume="auto", quiet=True).finished
 
 
 def test_somebody_s_own_recipe_json_is_kept(tmp_path):

@@ -12,7 +12,6 @@ from dataclasses import replace
 import pytest
 import torch
 from torch.nn import functional as F
-from torchcaps.utils.process_group import ProcessGroup
 
 from support import staged_model as toy
 from support.staged_model import STAGES, STEPS, StagedConfig, events, mishaps, staged, staged_toml
@@ -27,7 +26,7 @@ from torchcaps.train.checkpoint import load as read_checkpoint
 from torchcaps.train.journal import read_journal
 from torchcaps.train.recipe import StageConfig, load_recipe, stage_of, with_all_stages
 from torchcaps.train.train_state import build_model, stage_seed
-from torchcaps.utils.distributed import mean_over_processes
+from torchcaps.utils.distributed import ProcessGroup, mean_over_processes
 from torchcaps.utils.random import permutation, seed_of
 
 
@@ -192,7 +191,7 @@ def test_the_mean_over_a_team_of_one():
 def test_a_run_lost_at_every_kind_of_moment_ends_the_same(tmp_path, whole):
     for stage in STAGES:
         for what in ("prepare", 0, 3, 4, STEPS[stage] - 1, "finish"):
-            lost_at(staged(), tmp_path, stage, what, resume=True)
+            lost_at(staged(), tmp_path, stage, what, resume="auto")
     outcome = train(staged(), tmp_path, resume=True, quiet=True)
     assert outcome.finished and outcome.step == 32
     assert_same_run(whole, tmp_path)
@@ -237,7 +236,7 @@ def command(*words: str, kill: str = "") -> None:
 
 
 def test_kill_9_in_each_stage_changes_no_bit(tmp_path, whole):
-    words = [toy.__file__, "train", str(staged_toml(tmp_path)), "--out", str(tmp_path / "run"), "--quiet", "--resume"]
+    words = [toy.__file__, "train", str(staged_toml(tmp_path)), "--out", str(tmp_path / "run"), "--quiet", "--resume", "auto"]
     command(*words, kill="code:prepare code:6 code:finish head:6 head:finish moments:7 moments:finish")
     assert_same_run(whole, tmp_path / "run")
 
@@ -337,9 +336,9 @@ def test_a_run_with_a_given_stage_resumes(tmp_path, whole, again):
     for what in ("prepare", 6):  # before the head's first checkpoint, and after it
         mishaps["head", what] = lose
         with pytest.raises(LostError):
-            train(staged(seed=4), tmp_path / "cut", resume=True, quiet=True, given=given)
+            train(staged(seed=4), tmp_path / "cut", resume="auto", quiet=True, given=given)
         mishaps.clear()
-    train(staged(seed=4), tmp_path / "cut", resume=True, quiet=True, given=given if again else {})
+    train(staged(seed=4), tmp_path / "cut", resume="auto", quiet=True, given=given if again else {})
     assert_same_run(tmp_path / "whole", tmp_path / "cut")
     assert ("code", 0) not in events
 

@@ -236,7 +236,16 @@ def command(*words: str, kill: str = "") -> None:
 
 
 def test_kill_9_in_each_stage_changes_no_bit(tmp_path, whole):
-    words = [toy.__file__, "train", str(staged_toml(tmp_path)), "--out", str(tmp_path / "run"), "--quiet", "--resume", "auto"]
+    words = [
+        toy.__file__,
+        "train",
+        str(staged_toml(tmp_path)),
+        "--out",
+        str(tmp_path / "run"),
+        "--quiet",
+        "--resume",
+        "auto",
+    ]
     command(*words, kill="code:prepare code:6 code:finish head:6 head:finish moments:7 moments:finish")
     assert_same_run(whole, tmp_path / "run")
 

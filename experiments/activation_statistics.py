@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from torch import Tensor
 from lab_result import write_rows
 from torchcaps.errors import RecipeError
 from torchcaps.models import MatrixCaps
+from torchcaps.systems import system_of
 from torchcaps.train.run import load_run
 
 IMAGES = 500
@@ -47,10 +49,10 @@ def activations(model: MatrixCaps, images: Tensor) -> dict[str, Tensor]:
 def statistics_rows(folder: Path) -> Iterator[list[str]]:
     """Yield the row of each layer of a run."""
     run = load_run(folder)
-    if not isinstance(run.model, MatrixCaps):
+    if system_of(run.recipe).name != "matrix":
         raise RecipeError(f"'{folder}' holds no matrix capsules; name the folder of a run that does")
     images = run.recipe.data.load().test.model_input(slice(IMAGES))
-    for name, a in activations(run.model, images).items():
+    for name, a in activations(cast(MatrixCaps, run.model), images).items():
         # By sorting: torch.quantile refuses tensors of this size.
         places = [int(q * (a.numel() - 1)) for q in (0.05, 0.5, 0.95)]
         percentiles = a.flatten().sort().values[places].tolist()

@@ -8,8 +8,11 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
+from torchcaps.errors import RecipeError
 from torchcaps.models.poe import PoE
+from torchcaps.systems import system_of
 from torchcaps.systems.poe.figures import FigureOptions, picture
 from torchcaps.train import load_run
 from torchcaps.utils.files import write_atomically
@@ -25,13 +28,15 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("runs", nargs="+", type=Path, help="folders of runs of poe-mnist and poe-fashion")
     for folder in parser.parse_args(words).runs:
         run = load_run(folder)
-        assert isinstance(run.model, PoE), f"'{folder}' holds no products of expert capsules"
+        if system_of(run.recipe).name != "poe":
+            raise RecipeError(f"'{folder}' holds no products of expert capsules; name the folder of a run that does")
+        model = cast(PoE, run.model)
         name = run.recipe.name
-        _write(f"{name}-samples", picture("samples", run.model, FigureOptions(count=4)), "samples-empirical")
+        _write(f"{name}-samples", picture("samples", model, FigureOptions(count=4)), "samples-empirical")
         if name == "poe-mnist":
             test = run.recipe.data.load().test.model_input(slice(10))
-            _write(f"{name}-completion", picture("completion", run.model, FigureOptions(), test), "completion")
-            sweeps = picture("sweeps", run.model, FigureOptions(capsules=(SWEPT,)))
+            _write(f"{name}-completion", picture("completion", model, FigureOptions(), test), "completion")
+            sweeps = picture("sweeps", model, FigureOptions(capsules=(SWEPT,)))
             _write(f"{name}-sweeps", sweeps, next(key for key in sweeps if key.endswith("-axes")))
 
 

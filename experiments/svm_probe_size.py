@@ -24,8 +24,8 @@ from torchcaps.data.affnist import affnist
 from torchcaps.errors import RecipeError
 from torchcaps.evaluate.baselines import fit_pca
 from torchcaps.evaluate.svm_probe import GAMMA, build_probe_data, fit_svm
-from torchcaps.models import SparseConfig
 from torchcaps.models.sparse import SparseModel
+from torchcaps.systems import system_of
 from torchcaps.systems.sparse.metrics import Look, Seen, capsules, encode_dataset
 from torchcaps.train.run import TrainedRun, load_run
 from torchcaps.utils.progress import progress
@@ -48,7 +48,7 @@ def main(words: Sequence[str] | None = None) -> None:
     folders = [arguments.sparse, arguments.dense]
     runs = [load_run(folder) for folder in folders]
     for folder, run in zip(folders, runs, strict=True):
-        if not isinstance(run.recipe.model, SparseConfig) or not isinstance(run.recipe.data, AffnistConfig):
+        if system_of(run.recipe).name != "sparse" or not isinstance(run.recipe.data, AffnistConfig):
             raise RecipeError(f"'{folder}' holds {run.recipe.name}; a run of sparse capsules on affNIST is wanted")
     if runs[0].recipe.data != runs[1].recipe.data:
         raise RecipeError("the two runs have different data; give two runs on the same images")

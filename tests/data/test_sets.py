@@ -14,17 +14,14 @@ import torch
 
 from torchcaps.config import from_dict
 from torchcaps.data import (
-    DATASETS,
     AffnistConfig,
     BatchPosition,
     Cifar10Config,
     Dataset,
     FashionMnistConfig,
-    FolderConfig,
     GlyphsConfig,
     MnistConfig,
     MultiMnistConfig,
-    NpzConfig,
     SmallNorbConfig,
     batch_position,
     check_splits,
@@ -33,7 +30,8 @@ from torchcaps.data import (
     subset,
 )
 from torchcaps.data.augment import STANDARD_BRIGHTNESS, SampleKey, brightness_contrast, crop, deform, mirror
-from torchcaps.data.smallnorb import familiar
+from torchcaps.data.readers import Cifar10
+from torchcaps.data.smallnorb import is_familiar
 from torchcaps.errors import DataError, RecipeError
 from torchcaps.math.pixels import standardize
 from torchcaps.train import Recipe, train
@@ -192,7 +190,7 @@ def small_cifar(monkeypatch) -> list[np.ndarray]:
     rng = np.random.default_rng(0)
     arrays = [a for n in (50, 30) for a in (rng.integers(0, 256, (n, 3, 32, 32), np.uint8), np.arange(n) % 10)]
     monkeypatch.setattr("torchcaps.data.sets.locate", lambda name, folder: {"archive": Path("archive")})
-    monkeypatch.setattr("torchcaps.data.sets.read_cifar_archive", lambda path: arrays)
+    monkeypatch.setattr("torchcaps.data.sets.read_cifar_archive", lambda path: Cifar10(*arrays))
     return arrays
 
 
@@ -260,7 +258,7 @@ def test_smallnorb_as_the_paper_shows_it(norb_files):
     assert torch.equal(batch, brightness_contrast(wanted, SampleKey(0, 0, order[:16]), brightness=STANDARD_BRIGHTNESS))
 
 
-def test_toys_are_mirrored_with_their_eyes_exchanged_where_azimuths_are_not_what_is_asked(norb_files):
+def test_pairs_are_mirrored_with_their_cameras_exchanged_unless_azimuths_are_held_out(norb_files):
     plain, turned = SmallNorbConfig().load(), SmallNorbConfig(mirror=True).load()
     place, order = batch_position(0, 180, 32), epoch_order(0, 0, 180)
     bare, seen = (make_batch(s.train, order, place, 32, seed=0).images for s in (plain, turned))
@@ -277,11 +275,11 @@ def test_smallnorb_splits_by_viewpoint(norb_files):
     by_azimuth = SmallNorbConfig(novel="azimuth").load()
     assert sorted(set(by_azimuth.train.factors["azimuth"].tolist())) == [0, 2, 4, 30, 32, 34]
     assert len(by_azimuth.train) == 60 and len(by_azimuth.test) == 180
-    assert torch.equal(by_azimuth.test.factors["familiar"].bool(), familiar(by_azimuth.test, "azimuth"))
+    assert torch.equal(by_azimuth.test.factors["familiar"].bool(), is_familiar(by_azimuth.test, "azimuth"))
     by_elevation = SmallNorbConfig(novel="elevation").load()
     assert sorted(set(by_elevation.train.factors["elevation"].tolist())) == [0, 1, 2]
     with pytest.raises(DataError, match="needs that factor"):
-        familiar(GlyphsConfig(train=10, test=10).load().train, "azimuth")
+        is_familiar(GlyphsConfig(train=10, test=10).load().train, "azimuth")
 
 
 def test_smallnorb_matched_validates_on_the_familiar_viewpoints_of_the_test_set(norb_files):
@@ -294,12 +292,12 @@ def test_smallnorb_matched_validates_on_the_familiar_viewpoints_of_the_test_set(
         SmallNorbConfig(matched=True)
 
 
-def test_toys_set_aside_are_validated_on_and_nothing_else_is(norb_files):
+def test_an_object_instance_set_aside_is_validated_on_and_nothing_else_is(norb_files):
     train, test, held = SmallNorbConfig(aside=1, view=32).load()
     assert (len(train), len(test), len(held)) == (120, 180, 60)
     assert set(train.factors["instance"].tolist()) == {0, 2} and set(held.factors["instance"].tolist()) == {1}
     assert held.spec == (2, 32, 32, 5)
-    with pytest.raises(DataError, match="aside = 5: the training toys have the numbers 0, 1, 2"):
+    with pytest.raises(DataError, match="aside = 5: the object instances of training have the numbers 0, 1, 2"):
         SmallNorbConfig(aside=5).load()
 
 
@@ -349,45 +347,6 @@ def test_smallnorb_from_the_official_files_is_averaged(tmp_path, monkeypatch):
         four = big[n, c, 2 * y : 2 * y + 2, 2 * x : 2 * x + 2].astype(int)
         assert int(train.images[n, c, y, x]) == (four.sum() + 2) // 4
     assert train.factors["azimuth"].tolist() == rows["azimuth"].tolist()
-
-
-def test_own_pictures_are_divided_class_by_class(tmp_path):
-    image = pytest.importorskip("PIL.Image", reason="the images extra is not installed")
-    for label, name in enumerate(("cat", "dog")):
-        (tmp_path / name).mkdir()
-        for n in range(10):
-            image.new("L", (9, 7), 20 * n + label).save(tmp_path / name / f"{n}.png")
-    splits = FolderConfig(str(tmp_path), test=0.3).load()
-    assert (len(splits.train), len(splits.test)) == (14, 6)
-    assert splits.train.names == ("cat", "dog") and splits.train.spec == (1, 7, 9, 2)
-    assert torch.bincount(splits.test.labels).tolist() == [3, 3]
-    assert "no image in two splits" in check_splits(splits)
-    again = FolderConfig(str(tmp_path), test=0.3).load()
-    assert torch.equal(again.test.images, splits.test.images)
-    other = FolderConfig(str(tmp_path), test=0.3, drawn=1).load()
-    assert not torch.equal(other.test.images, splits.test.images)
-
-
-def test_own_arrays(tmp_path):
-    path = tmp_path / "mine.npz"
-    images = np.arange(20 * 5 * 6).reshape(20, 5, 6).astype(np.uint8)
-    np.savez(path, images=images, labels=np.arange(20) % 4)
-    splits = NpzConfig(str(path), test=0.2).load()
-    assert splits.train.spec == (1, 5, 6, 4) and (len(splits.train), len(splits.test)) == (16, 4)
-    np.savez(path, images=images, labels=np.arange(20) % 4, test_images=images[:3], test_labels=np.array([0, 1, 2]))
-    assert len(NpzConfig(str(path)).load().test) == 3
-    np.savez(path, pictures=images)
-    with pytest.raises(DataError, match="no array 'images'"):
-        NpzConfig(str(path)).load()
-    np.savez(path, images=images[:2], labels=np.array([0, 1]))
-    with pytest.raises(DataError, match="one image"):
-        NpzConfig(str(path)).load()
-
-
-def test_every_set_is_a_recipe_s_table():
-    for name, config in DATASETS.items():
-        table = {"name": name, **({"path": "x"} if name in ("folder", "npz") else {})}
-        assert type(from_dict(Recipe, {"data": table}).data) is config
 
 
 def test_setting_all_images_aside_is_refused(small_mnist):

@@ -1,10 +1,10 @@
-"""torchcaps data"""
+"""The command `torchcaps data`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import tyro
 
@@ -16,20 +16,20 @@ __all__ = ["Data"]
 
 @dataclass(frozen=True)
 class Data:
-    """List the data sets, fetch one, check what is there, or draw a sheet of images.
+    """List the data sets, download one, verify what is there, or draw a grid of images.
 
     Example: torchcaps data fetch mnist && torchcaps data show mnist --out mnist.png
     """
 
     action: tyro.conf.Positional[Literal["list", "fetch", "check", "show"]]
-    """list: what is known and what is here; fetch NAME: get its files; check [NAME]: verify hashes, counts, balance
+    """list: what is known and what is here; fetch NAME: download it; check [NAME]: verify hashes, counts, balance
     and that no image is in two splits; show NAME: draw images."""
     name: tyro.conf.Positional[str | None] = None
     """The data set that fetch, check or show is about; check takes all that are here without one."""
     data_dir: Path | None = None
-    """A folder to look in before TORCHCAPS_DATA and the cache."""
+    """A folder that is searched before TORCHCAPS_DATA and the cache."""
     out: Path = Path("images.png")
-    """Where show draws."""
+    """The file that show draws to."""
     json: bool = False
     """Print the list as JSON."""
 
@@ -85,7 +85,7 @@ class Data:
         print(f"drew {self.out}")
 
     def _config(self, name: str) -> DataConfig:
-        """The set with its defaults; `folder` and `npz` take --data-dir as their path."""
+        """Return a set with its defaults; `folder` and `npz` take --data-dir as their path."""
         from torchcaps.data import DATASETS
         from torchcaps.errors import DataError
 
@@ -93,6 +93,6 @@ class Data:
         if "path" in known and self.data_dir is None:
             raise DataError(f"'{name}' is your own data: say where it is with --data-dir")
         key = "path" if "path" in known else "data_dir"
-        chosen: dict[str, Any] = {key: str(self.data_dir)} if self.data_dir and key in known else {}
-        config: DataConfig = DATASETS[name](**chosen)
+        given = {key: str(self.data_dir)} if self.data_dir and key in known else {}
+        config: DataConfig = DATASETS[name](**given)
         return config

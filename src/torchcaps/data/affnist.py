@@ -36,11 +36,11 @@ _CHUNK = 128  # images drawn at once: the buffers then stay in the cache
 
 
 class Transforms(NamedTuple):
-    """How each image was made, each [b]; float32, but for the source.
+    """How each image was made, each [b]; all but the source are float32.
 
     rotation         in radians, counter-clockwise as seen
     shear            how far the top leans to the right, in heights (to the left, when negative)
-    scale_x scale_y  width and height over those of the source, before it is leant over and turned
+    scale_x scale_y  width and height over those of the source, before shear and rotation
     x y              place of the source's center relative to that of the canvas, in pixels to the right and down
     source           number of the source image, int64
     """
@@ -54,48 +54,69 @@ class Transforms(NamedTuple):
     source: Tensor
 
 
-def affnist(images: Tensor, seed: int, index: Tensor, size: int = 40) -> tuple[Tensor, Transforms]:
-    """Images `index` [b] of the affNIST that `seed` makes of uint8 images [n 1 h w], and how they were made.
+class TransformedDigits(NamedTuple):
+    """Images uint8 [b 1 size size] and how they were made."""
 
-    They are uint8 [b 1 size size]. The source of an image is number index mod n, so that indices n apart are two
-    variants of the same digit.
+    images: Tensor
+    transforms: Transforms
+
+
+def affnist(images: Tensor, seed: int, index: Tensor, size: int = 40) -> TransformedDigits:
+    """Generate affNIST images from digits.
+
+    Args:
+        images: Digits, uint8 [n 1 h w].
+        seed: Names the set: another seed transforms the same digits in other ways.
+        index: Numbers [b] of the images in that set. The source of an image is digit index mod n, so that indices n
+            apart are two variants of the same digit.
+        size: Side of the canvas in pixels.
+
+    Returns:
+        The images, uint8 [b 1 size size], and how they were made.
+
+    Raises:
+        DataError: if a digit has no ink or does not fit on the canvas.
     """
-    _check(images, size)
+    _check_digits(images, size)
     check_index("affnist", index)
-    drawn = [_draw(images, seed, index[b : b + _CHUNK], size) for b in range(0, max(1, len(index)), _CHUNK)]
-    pixels = torch.cat([image for image, _ in drawn])
-    return pixels, Transforms(*(torch.cat(column) for column in zip(*(t for _, t in drawn), strict=True)))
+    chunks = range(0, max(1, len(index)), _CHUNK)
+    generated = [_generate(images, seed, index[first : first + _CHUNK], size) for first in chunks]
+    columns = zip(*(chunk.transforms for chunk in generated), strict=True)
+    transforms = Transforms(*(torch.cat(column) for column in columns))
+    return TransformedDigits(torch.cat([chunk.images for chunk in generated]), transforms)
 
 
-def _check(images: Tensor, size: int) -> None:
-    """One line on what affNIST cannot be made of."""
+def _check_digits(images: Tensor, size: int) -> None:
+    """Refuse what affNIST cannot be made of."""
     if images.ndim != 4 or images.shape[1] != 1 or images.dtype != torch.uint8 or not len(images):
         raise DataError(f"affnist of {images.dtype} {list(images.shape)}: uint8 [n 1 h w], n > 0, is wanted")
     if size < 1:
         raise DataError(f"affnist on {size}x{size} pixels: the recipe's canvas is 40x40")
 
 
-def _draw(images: Tensor, seed: int, index: Tensor, size: int) -> tuple[Tensor, Transforms]:
-    """Images and transforms of a part of the index."""
+def _generate(images: Tensor, seed: int, index: Tensor, size: int) -> TransformedDigits:
+    """Generate the images of an index [b] that is short enough for one pass."""
+    # The digits and the linear part of their maps.
     source = index.long() % len(images)
     digits = images[source]  # [b 1 h w]
     u = uniform(seed, _STREAM, index, count=6)  # [b 6]
     bounds = zip(u.unbind(-1)[:4], RANGES.values(), strict=True)
     rotation, shear, scale_x, scale_y = (low + (high - low) * u_n for u_n, (low, high) in bounds)
     A = linear_map(rotation, shear, scale_x, scale_y)
-    low, high = _room(digits, A, size, source)  # [b 2]
+    # A shift that keeps the digit on the canvas, uniform among all such shifts.
+    low, high = _shift_bounds(digits, A, size, source)  # [b 2] each
     t = low + (high - low) * u[:, 4:]
-    drawn = warp(digits.float(), A, t, (size, size)).add_(0.5).to(torch.uint8)  # [b 1 size size]
-    return drawn, Transforms(rotation, shear, scale_x, scale_y, t[:, 0], t[:, 1], source)
+    pixels = warp(digits.float(), A, t, (size, size)).add_(0.5).to(torch.uint8)  # [b 1 size size]
+    return TransformedDigits(pixels, Transforms(rotation, shear, scale_x, scale_y, t[:, 0], t[:, 1], source))
 
 
-def _room(digits: Tensor, A: Tensor, size: int, source: Tensor) -> tuple[Tensor, Tensor]:  # [b 2] each
-    """Least and greatest shift (x, y) that keep the digit on the canvas.
+def _shift_bounds(digits: Tensor, A: Tensor, size: int, source: Tensor) -> tuple[Tensor, Tensor]:  # [b 2] each
+    """Return the least and the greatest shift (x, y) that keep each digit on the canvas.
 
     A tent's corners stand (±1, ±1) from the center of its pixel, so that it reaches |A_x| + |A_y| beyond the
     mapped center, along each axis; the first centers beyond the canvas stand (size + 1) / 2 from its middle.
     """
-    first, last = _extremes(digits, A)
+    first, last = _ink_bounds(digits, A)
     reach = A.abs().sum(-1)  # [b 2]
     edge = (size + 1) / 2
     low = reach - edge - first
@@ -108,8 +129,11 @@ def _room(digits: Tensor, A: Tensor, size: int, source: Tensor) -> tuple[Tensor,
     return low, high
 
 
-def _extremes(digits: Tensor, A: Tensor) -> tuple[Tensor, Tensor]:  # [b 2] each
-    """Least and greatest A p over the centers p of the pixels with ink: of a row, only its ends can be either."""
+def _ink_bounds(digits: Tensor, A: Tensor) -> tuple[Tensor, Tensor]:  # [b 2] each
+    """Return the least and the greatest A p over the centers p of the pixels with ink.
+
+    Of a row of pixels only the first and the last with ink can be either, so that only these are mapped.
+    """
     h, w = digits.shape[-2:]
     ink = digits[:, 0] > 0  # [b h w]
     ends = torch.stack((ink.byte().argmax(-1), w - 1 - ink.flip(-1).byte().argmax(-1)), dim=1)  # [b end h]

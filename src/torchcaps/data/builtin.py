@@ -13,13 +13,20 @@ from torchcaps.data.glyphs import glyphs
 
 __all__ = ["GlyphsConfig"]
 
-_TEST = 1 << 40
-"""First index of the test images, beyond any training set."""
+_FIRST_TEST_INDEX = 1 << 40
+"""Index of the first test image, beyond any training set."""
 
 
 @dataclass(frozen=True)
 class GlyphsConfig:
-    """`train` and `test` images of `size` x `size` pixels; `drawn` is the seed that draws them."""
+    """Digits drawn by code: class, position, rotation, scale, shear and thickness of each are known.
+
+    Attributes:
+        train: Number of training images.
+        test: Number of test images.
+        size: Side of an image in pixels.
+        drawn: Seed of the images.
+    """
 
     train: Count = 10_000
     test: Count = 2_000
@@ -27,9 +34,11 @@ class GlyphsConfig:
     drawn: NonNegativeInt = 0
 
     def load(self) -> Splits:
-        return Splits(self._draw(0, self.train), self._draw(_TEST, self.test))
+        """Draw the training and test images."""
+        return Splits(self._draw(0, self.train), self._draw(_FIRST_TEST_INDEX, self.test))
 
     def _draw(self, first: int, count: int) -> Dataset:
+        """Draw `count` images from index `first` on."""
         images, factors = glyphs(self.drawn, first + torch.arange(count), self.size)
         named = {name: value for name, value in factors._asdict().items() if name != "label"}
         return Dataset(images, factors.label, classes=10, factors=named)

@@ -1,7 +1,7 @@
 """Digits drawn by code: a data set without a file, whose factors of variation are known exactly.
 
 A digit is four Bezier curves in a box of height 1, cut into segments. Its points p are first bent a little
-inside the box (the jitter: no hand writes the same 4 twice) and then placed by the factors,
+inside the box (the jitter, as handwriting varies) and then mapped by the factors,
 
     q = (x, y) + scale · R(rotation) · K(shear) · p
 
@@ -61,13 +61,13 @@ _CURVES = (
 
 
 class Factors(NamedTuple):
-    """What an image shows, each [b]; lengths are in sides of the image, angles in radians.
+    """The factors of variation of images, each [b]; lengths are in sides of the image, angles in radians.
 
     label      the digit, 0 to 9, int64; all others are float32 and uniform in their `RANGES`
-    x y        place of the digit's center relative to that of the image, to the right and down
-    rotation   counter-clockwise, as seen
-    scale      height of the digit before it is turned
-    shear      how far the top leans to the right, in heights (to the left, when negative)
+    x y        position of the digit's center relative to that of the image, to the right and down
+    rotation   counter-clockwise, as displayed
+    scale      height of the digit before it is rotated
+    shear      how far the top is moved to the right, in heights (to the left, when negative)
     thickness  width of the pen, which neither scale nor shear changes
     """
 
@@ -80,28 +80,62 @@ class Factors(NamedTuple):
     thickness: Tensor
 
 
-def glyphs(seed: int, index: Tensor, size: int = 28) -> tuple[Tensor, Factors]:
-    """Images `index` [b] of the set that `seed` names, uint8 [b 1 h w], and the factors that drew them."""
+class Glyphs(NamedTuple):
+    """Images uint8 [b 1 size size] and the factors that they were drawn by."""
+
+    images: Tensor
+    factors: Factors
+
+
+def glyphs(seed: int, index: Tensor, size: int = 28) -> Glyphs:
+    """Draw images of digits.
+
+    Args:
+        seed: Names the set.
+        index: Numbers [b] of the images in that set, from 0.
+        size: Side of an image in pixels, 12 at least.
+
+    Returns:
+        The images, uint8 [b 1 size size], and the factors that they were drawn by.
+    """
     factors = draw_factors(seed, index)
     ink = render(factors, size, draw_jitter(seed, index))  # [b 1 h w]
-    return ink.mul_(255).add_(0.5).to(torch.uint8), factors
+    return Glyphs(ink.mul_(255).add_(0.5).to(torch.uint8), factors)
 
 
 def draw_factors(seed: int, index: Tensor) -> Factors:
-    """The factors of images `index` [b]: independent of each other, the label even over the ten digits."""
-    label = hash_counters(seed, _LABEL, _checked(index)).remainder(10)
+    """Draw the factors of images `index` [b]: independent of each other, the label uniform over the ten digits.
+
+    Raises:
+        DataError: if the index is not [b] or holds a negative number.
+    """
+    _check_index(index)
+    label = hash_counters(seed, _LABEL, index).remainder(10)
     u = uniform(seed, _FACTORS, index, count=len(RANGES)).unbind(-1)
     drawn = (low + (high - low) * u_n for u_n, (low, high) in zip(u, RANGES.values(), strict=True))
     return Factors(label, *drawn)
 
 
 def draw_jitter(seed: int, index: Tensor) -> Tensor:  # [b 2 3]
-    """The jitter of images `index` [b]: coefficients in [-1, 1) that bend x and y, see `_bend`."""
-    return (2 * uniform(seed, _JITTER, _checked(index), count=6) - 1).view(len(index), 2, 3)
+    """Draw the jitter of images `index` [b]: coefficients in [-1, 1) that bend x and y, see `_bend`."""
+    _check_index(index)
+    return (2 * uniform(seed, _JITTER, index, count=6) - 1).view(len(index), 2, 3)
 
 
-def render(factors: Factors, size: int = 28, jitter: Tensor | None = None) -> Tensor:  # [b 1 h w]
-    """Draw the factors in [0, 1], float32; without jitter [b 2 3] the strokes are as in `_CURVES`."""
+def render(factors: Factors, size: int = 28, jitter: Tensor | None = None) -> Tensor:
+    """Draw digits by their factors.
+
+    Args:
+        factors: What to draw.
+        size: Side of an image in pixels, 12 at least.
+        jitter: Coefficients [b 2 3] of the bending; without them the strokes are as in `_CURVES`.
+
+    Returns:
+        float32 [b 1 size size] in [0, 1].
+
+    Raises:
+        DataError: if the size is too small, or a label is not a digit.
+    """
     if size < _SMALLEST:
         raise DataError(f"glyphs of size {size}: a digit needs {_SMALLEST} pixels or more; raise the size")
     label = factors.label
@@ -111,23 +145,23 @@ def render(factors: Factors, size: int = 28, jitter: Tensor | None = None) -> Te
     step = max(16, _CHUNK // size**2)
     for b in range(0, len(label), step):
         f = Factors(*(factor[b : b + step] for factor in factors))
-        q = size * _place(f, None if jitter is None else jitter[b : b + step])  # [2 end segment b]
+        # The strokes in pixels, then the ink from the distance of each pixel to them.
+        q = size * _map_strokes(f, None if jitter is None else jitter[b : b + step])  # [2 end segment b]
         ink = _squared_distance(q, size).sqrt_().sub_(size / 2 * f.thickness).mul_(-1 / _SOFTNESS)
         image[b : b + step, 0] = ink.add_(0.5).clamp_(0, 1).permute(2, 0, 1)  # [h w b] -> [b h w]
     return image
 
 
-def _checked(index: Tensor) -> Tensor:
-    """The index [b] as it came, or one line on what is wrong with it."""
+def _check_index(index: Tensor) -> None:
+    """Refuse an index that is not [b] or holds a negative number."""
     if index.ndim != 1:
         raise DataError(f"index of shape {list(index.shape)}: glyphs want [b]; pass index.reshape(-1)")
     if index.numel() and int(index.min()) < 0:
         raise DataError(f"index {int(index.min())}: images are counted from 0; pass no negative index")
-    return index
 
 
 def _bezier(curve: str, t: float) -> list[float]:
-    """Point of a curve, p(t) = Σ_k C(n, k) t^k (1 - t)^(n - k) p_k."""
+    """Return a point of a curve, p(t) = Σ_k C(n, k) t^k (1 - t)^(n - k) p_k."""
     c = [float(number) / 100 for number in curve.split()]  # x_0 y_0 x_1 y_1 ...
     n = len(c) // 2 - 1
     B = [math.comb(n, k) * t**k * (1 - t) ** (n - k) for k in range(n + 1)]
@@ -135,7 +169,7 @@ def _bezier(curve: str, t: float) -> list[float]:
 
 
 def _segments(pieces: int) -> Tensor:  # [label segment end 2]
-    """The ends (x, y) of the segments of all digits, `pieces` to a curve."""
+    """Cut the curves of all digits into segments, `pieces` to a curve, and return their ends (x, y)."""
     cuts = [[[_bezier(c, k / pieces) for k in range(pieces + 1)] for c in d.split("|")] for d in _CURVES]
     points = torch.tensor(cuts, dtype=torch.float32)  # [label curve cut 2]
     return torch.stack((points[:, :, :-1], points[:, :, 1:]), dim=3).flatten(1, 2)
@@ -145,7 +179,7 @@ SEGMENTS = _segments(pieces=5)
 
 
 def _bend(p: Tensor, jitter: Tensor) -> Tensor:  # [2 ... b]
-    """X + β (1 - X²) (j_0 + j_1 Y + j_2 (2 Y² - 1)), and the like for Y: the border of the box stays put."""
+    """Bend points by X + β (1 - X²) (j_0 + j_1 Y + j_2 (2 Y² - 1)), and Y alike; the border of the box stays."""
     X = p[0] / _WIDTH
     Y = p[1] / _HEIGHT  # [... b], in [-1, 1]
     (a_0, a_1, a_2), (b_0, b_1, b_2) = _BEND * jitter.permute(1, 2, 0)  # each [b]
@@ -154,8 +188,8 @@ def _bend(p: Tensor, jitter: Tensor) -> Tensor:  # [2 ... b]
     return torch.stack((_WIDTH * (X + dX), _HEIGHT * (Y + dY)))
 
 
-def _place(f: Factors, jitter: Tensor | None) -> Tensor:  # [2 end segment b]
-    """q = (x, y) + scale · R · K · p, for a y that points down; sine and cosine rounded from float64."""
+def _map_strokes(f: Factors, jitter: Tensor | None) -> Tensor:  # [2 end segment b]
+    """Map the segments of the digits by q = (x, y) + scale · R · K · p, y down; sine and cosine are from float64."""
     p = SEGMENTS.to(f.x.device)[f.label].permute(3, 2, 1, 0)  # [2 end segment b]
     px, py = p if jitter is None else _bend(p, jitter)
     px = px - f.shear * py
@@ -167,19 +201,22 @@ def _place(f: Factors, jitter: Tensor | None) -> Tensor:  # [2 end segment b]
 
 
 def _squared_distance(q: Tensor, size: int) -> Tensor:  # [h w b]
-    """Squared distance from each pixel's center to the nearest segment, in pixels.
+    """Return the squared distance from each pixel's center to the nearest segment, in pixels.
 
-    In the frame of a segment of length 2h, its middle m the origin, the pixel stands at u along and v across:
+    In the frame of a segment of length 2h, its middle m the origin, the pixel is at u along and v across:
     distance² = (u - clip(u, -h, h))² + v². Both u and v are sums of a term in x and one in y, so that the work
     on all pixels is eight passes a segment, with the batch as the inner axis.
     """
+    # The frame of each segment: its direction e and half its length h.
     a, z = q.unbind(1)  # start and end, [2 segment b]
     ex, ey = e = (z - a) / (z - a).square().sum(0).sqrt()
     h = (z - a).mul(e).sum(0) / 2
+    # Coordinates along and across, each a term in x and one in y.
     grid = torch.arange(size, dtype=q.dtype, device=q.device) + (0.5 - size / 2)
     x, y = (grid[:, None] - m[:, None] for m in (a + z) / 2)  # [segment w b] and [segment h b]
     ux, vx = ((x * t[:, None])[:, None] for t in (ex, ey))  # [segment 1 w b]
     uy, vy = ((y * t[:, None])[:, :, None] for t in (ey, ex))  # [segment h 1 b]
+    # The minimum over the segments, in buffers that are reused.
     nearest = q.new_full((size, size, q.shape[-1]), math.inf)
     u, v, w = (torch.empty_like(nearest) for _ in range(3))
     for s in range(len(h)):

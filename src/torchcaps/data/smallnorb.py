@@ -1,4 +1,4 @@
-"""smallNORB: stereo pairs of 50 toys from known viewpoints, and splits that ask for novel ones (Hinton 2018, 5.1)."""
+"""smallNORB: stereo pairs of 50 toy objects from known viewpoints, and splits by viewpoint (Hinton 2018, 5.1)."""
 
 from __future__ import annotations
 
@@ -16,39 +16,45 @@ from torchcaps.data.base import Dataset, Splits, hold_out, subset
 from torchcaps.data.cache import locate
 from torchcaps.data.preprocess import Preprocess
 from torchcaps.data.readers import read_norb, read_npz
-from torchcaps.data.sets import as_tensor, folder
+from torchcaps.data.sets import as_tensor, expanded
 from torchcaps.errors import DataError, RecipeError
 
-__all__ = ["SmallNorbConfig", "familiar"]
+__all__ = ["SMALLNORB_NAMES", "SmallNorbConfig", "is_familiar"]
 
 SMALLNORB_NAMES = ("animal", "human", "airplane", "truck", "car")
 FACTORS = ("instance", "elevation", "azimuth", "lighting")
-EYES = 2
-"""The two pictures of a stereo pair are the channels of one image."""
+CAMERAS = 2
+"""The two pictures of a stereo pair, left and right, are the channels of one image."""
 FAMILIAR = {"azimuth": (30, 32, 34, 0, 2, 4), "elevation": (0, 1, 2)}
-"""What the novel-viewpoint splits train on: azimuths of 300 ... 40 degrees (in tens), the three lowest elevations."""
+"""Viewpoints that the novel-viewpoint splits train on: azimuths of 300 ... 40 degrees (in tens), the three lowest
+elevations."""
 
 
 @dataclass(frozen=True)
 class SmallNorbConfig:
-    """smallNORB, 48x48: 24,300 + 24,300 stereo pairs of toys, the two eyes as two channels.
+    """smallNORB, 48x48: 24,300 + 24,300 stereo pairs of toy objects, the two cameras as two channels.
 
-    Read from the official files, averaged 96 -> 48, or from the JPEG copy at 48x48, whichever is here.
+    Read from the official files, averaged 96 -> 48, or from the JPEG copy at 48x48, whichever is here. Hinton (2018,
+    section 5) trains on standardized crops of 32 pixels whose brightness and contrast change. That is the order of
+    the text; in the authors' code it is the other one, in which standardizing takes back all changes that the two
+    images of a pair have in common.
 
-    `novel` = "azimuth" or "elevation" trains on a third of the viewpoints; the test set stays whole, and its factor
-    `familiar` (1 or 0) tells the viewpoints that were trained on from those that were not. `matched` validates on the
-    familiar third of the test images, as the paper does, to stop two models where they are equally good on it.
-
-    Hinton (2018, section 5) shows squares of `view` = 32 pixels, cut out at random while training and in the middle
-    when tested, of zero mean and unit variance (`standardize`), to which `jitter` adds random brightness and contrast
-    while training. That is the order of the text; in the authors' code it is the other one, in which standardizing
-    takes back all that the two eyes have in common. `deform`, which the paper does not have, turns, stretches and
-    shears the images of training: at 1 by up to 10 degrees, a fifth and .17, so that five toys a class look like more;
-    `mirror` shows half of them as a mirror does, left eye for right. That shows azimuths that were not trained on, so
-    it is refused where they are novel.
-
-    `aside` is the number of a training toy, 4, 6, 7, 8 or 9: that toy of every class is not trained on but validated
-    on, so that settings can be chosen by toys that were never seen.
+    Attributes:
+        novel: "azimuth" or "elevation" trains on a third of the viewpoints; the test set stays whole, and its factor
+            `familiar` (1 or 0) tells the viewpoints that were trained on from those that were not.
+        view: Side of the square that a model gets: cropped at a random place in training, from the center in a test.
+        standardize: Give each image zero mean and unit variance.
+        jitter: Change brightness and contrast at random in training.
+        deform: Strength of random rotation, stretch and shear in training, which the paper does not have: at 1 up to
+            10 degrees, a fifth and .17, so that five object instances a class vary more.
+        mirror: Mirror half of the training pairs, left camera for right. Mirrored objects have other azimuths, so it is
+            refused where azimuths are held out.
+        matched: Validate on the familiar third of the test images, as the paper does, to stop two models where they
+            are equally good on it.
+        aside: Number of an object instance, 4, 6, 7, 8 or 9: that instance of every class is not trained on but
+            validated on, so that settings can be chosen by held-out object instances.
+        validation: Number of training images that are set aside for validation.
+        data_dir: Folder that is searched before TORCHCAPS_DATA and the cache.
     """
 
     novel: Literal["none", "azimuth", "elevation"] = "none"
@@ -71,67 +77,81 @@ class SmallNorbConfig:
             raise RecipeError("matched validates on the familiar viewpoints of a novel-viewpoint split; set novel, too")
         if self.mirror and self.novel == "azimuth":
             raise RecipeError(
-                "mirror with novel = 'azimuth': a mirror shows azimuths that are kept for the test; set mirror = false"
+                "mirror with novel = 'azimuth': mirrored objects have azimuths that are held out for the test; "
+                "set mirror = false"
             )
 
     def load(self) -> Splits:
-        files = locate("smallnorb", folder(self.data_dir))
+        """Read the set from its files; a DataError says which are missing."""
+        files = locate("smallnorb", expanded(self.data_dir))
         preprocess = Preprocess(self.view, self.standardize)
         augment = Augment(mirror=(1, 0) if self.mirror else None, deform=self.deform, jitter=self.jitter)
-        train = replace(_part(files, "train"), preprocess=preprocess, augment=augment)
-        test = replace(_part(files, "test"), preprocess=preprocess, augment=augment)
+        train = replace(_read_split(files, "train"), preprocess=preprocess, augment=augment)
+        test = replace(_read_split(files, "test"), preprocess=preprocess, augment=augment)
         if self.novel != "none":
-            train = subset(train, familiar(train, self.novel).nonzero().flatten())
-            seen = familiar(test, self.novel).long()
-            test = replace(test, factors={**test.factors, "familiar": seen})
+            train = subset(train, is_familiar(train, self.novel).nonzero().flatten())
+            familiar = is_familiar(test, self.novel).long()
+            test = replace(test, factors={**test.factors, "familiar": familiar})
             if self.matched:
-                return Splits(train, test, subset(test, seen.nonzero().flatten()))
+                return Splits(train, test, subset(test, familiar.nonzero().flatten()))
         if self.aside is not None:
-            return _without_toy(Splits(train, test), self.aside)
+            return _hold_out_instance(Splits(train, test), self.aside)
         return hold_out(Splits(train, test), self.validation)
 
 
-def familiar(data: Dataset, by: str) -> Tensor:
-    """[n] true where the viewpoint is one that the split by azimuth or elevation trains on."""
+def is_familiar(data: Dataset, by: str) -> Tensor:
+    """Tell which images have a viewpoint that the split by azimuth or elevation trains on.
+
+    Args:
+        data: smallNORB.
+        by: "azimuth" or "elevation".
+
+    Returns:
+        bool [n].
+
+    Raises:
+        DataError: if the set does not have that factor.
+    """
     if by not in data.factors:
         raise DataError(f"a split by {by} needs that factor; this set knows {', '.join(data.factors) or 'none'}")
     return torch.isin(data.factors[by], torch.tensor(FAMILIAR[by]))
 
 
-def _without_toy(splits: Splits, number: int) -> Splits:
-    """The training toys of a number become the validation images."""
-    toys = splits.train.factors["instance"]
-    if number not in toys:
-        known = ", ".join(str(toy) for toy in sorted(set(toys.tolist())))
-        raise DataError(f"aside = {number}: the training toys have the numbers {known}")
-    kept = (toys != number).nonzero().flatten()
-    aside = (toys == number).nonzero().flatten()
-    return Splits(subset(splits.train, kept), splits.test, subset(splits.train, aside))
+def _hold_out_instance(splits: Splits, number: int) -> Splits:
+    """Set the training images of an object instance of every class aside for validation."""
+    instances = splits.train.factors["instance"]
+    if number not in instances:
+        known = ", ".join(str(instance) for instance in sorted(set(instances.tolist())))
+        raise DataError(f"aside = {number}: the object instances of training have the numbers {known}")
+    rest = (instances != number).nonzero().flatten()
+    aside = (instances == number).nonzero().flatten()
+    return Splits(subset(splits.train, rest), splits.test, subset(splits.train, aside))
 
 
-def _part(files: dict[str, Path], part: str) -> Dataset:
-    copy = files.get(f"smallnorb48_{part}.npz")
-    arrays = read_npz(copy) if copy else _official(files, part)
+def _read_split(files: dict[str, Path], split: str) -> Dataset:
+    """Read the "train" or the "test" images from the copy, if it is there, or from the official files."""
+    copy = files.get(f"smallnorb48_{split}.npz")
+    arrays = read_npz(copy) if copy else _read_official(files, split)
     missing = {"images", "category", *FACTORS} - arrays.keys()
     if missing:
-        raise DataError(f"smallnorb {part}: {', '.join(sorted(missing))} missing among {', '.join(sorted(arrays))}")
+        raise DataError(f"smallnorb {split}: {', '.join(sorted(missing))} missing among {', '.join(sorted(arrays))}")
     images = as_tensor(arrays["images"])
     factors = {name: as_tensor(arrays[name]).long() for name in FACTORS}
-    if images.ndim != 4 or images.shape[1] != EYES:
-        raise DataError(f"smallnorb {part}: images of shape {list(images.shape)}; pairs [n {EYES} h w] are wanted")
+    if images.ndim != 4 or images.shape[1] != CAMERAS:
+        raise DataError(f"smallnorb {split}: images of shape {list(images.shape)}; pairs [n {CAMERAS} h w] are wanted")
     return Dataset(images, as_tensor(arrays["category"]).long(), len(SMALLNORB_NAMES), factors, SMALLNORB_NAMES)
 
 
-def _official(files: dict[str, Path], part: str) -> dict[str, np.ndarray]:
-    """The three official files of a part as the arrays of the copy: images averaged to half their side."""
-    kinds = {k: next(p for n, p in files.items() if f"{part}ing-{k}" in n) for k in ("dat", "cat", "info")}
+def _read_official(files: dict[str, Path], split: str) -> dict[str, np.ndarray]:
+    """Read the three official files of a split as the arrays of the copy, images averaged to half their side."""
+    kinds = {k: next(p for n, p in files.items() if f"{split}ing-{k}" in n) for k in ("dat", "cat", "info")}
     images, category, info = (read_norb(kinds[kind]) for kind in ("dat", "cat", "info"))
     halved = np.concatenate([_halve(chunk) for chunk in np.array_split(images, 100)])
     return {"images": halved, "category": category, **dict(zip(FACTORS, info.T, strict=True))}
 
 
 def _halve(images: np.ndarray) -> np.ndarray:
-    """[n c h w] bytes -> [n c h/2 w/2], each pixel the rounded mean of four."""
+    """Average bytes [n c h w] to [n c h/2 w/2], each pixel the rounded mean of four."""
     x = images.astype(np.uint16)
     total = x[:, :, 0::2, 0::2] + x[:, :, 0::2, 1::2] + x[:, :, 1::2, 0::2] + x[:, :, 1::2, 1::2]
     return ((total + 2) // 4).astype(np.uint8)

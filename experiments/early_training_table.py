@@ -67,11 +67,13 @@ def main(words: Sequence[str] | None = None) -> None:
     arguments = parser.parse_args(words)
     runs: list[Path] = arguments.runs
 
+    # All runs are judged on the same images, those held out for validation if there are any.
     reference = settings_of(runs[0])
     if len({settings_of(run).get("data.aside") for run in runs}) > 1:
         raise SystemExit("the runs hold out different object instances; compare those that hold out the same ones")
     split = "validation" if reference.get("data.aside", "none") != "none" else "test"
     steps = [step for step in STEPS if any(accuracy_before(run, step) != "-" for run in runs)]
+    # One row a run, named after what it changes.
     rows = [["setting", *(f"right (%) at step {step}" for step in steps), f"{split} error (%)"]]
     for run in runs:
         label = difference(settings_of(run), reference) or "as the first"

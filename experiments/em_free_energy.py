@@ -31,6 +31,7 @@ def rising_share(settings: EM, seed: int) -> float:
     votes = torch.randn(PROBLEMS, 12, 4, 6, dtype=torch.float64)  # [b i j k]
     votes[:, :6, 0] = torch.randn(PROBLEMS, 1, 6, dtype=torch.float64) + 0.05 * votes[:, :6, 0]
     activation = torch.rand(PROBLEMS, 12, dtype=torch.float64)
+    # Uniform start, then one step at a time, with the free energy after each.
     beta_a = votes.new_full((4,), 1.0)
     beta_u = votes.new_full((4,), 1.5)
     problem = Problem(votes, activation, beta_a, beta_u, settings, compete_at_one_place)

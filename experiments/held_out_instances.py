@@ -27,6 +27,7 @@ def main(words: Sequence[str] | None = None) -> None:
     test = run.recipe.data.load().test
     if "instance" not in test.factors:
         raise RecipeError(f"'{arguments.run}' was not trained on smallNORB; its images have no object instances")
+    # One row a class: of each instance the error, and the class it is most often taken for.
     predicted = class_scores(run.model, test).argmax(-1)  # [n]
     instances = test.factors["instance"]  # [n]
     numbers = sorted(set(instances.tolist()))

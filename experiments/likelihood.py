@@ -1,4 +1,4 @@
-"""Likelihood of products of expert capsules: exact where that can be had, else annealed importance sampling.
+"""Compute the likelihood of products of expert capsules, exactly or by annealed importance sampling.
 
 The energy model (Hauser 2019, eq. 7-10, with a bias) over children x = (x_1 ... x_I), each in the unit ball of R^d:
 
@@ -6,9 +6,9 @@ The energy model (Hauser 2019, eq. 7-10, with a bias) over children x = (x_1 ...
 
 with Z the integral of exp(-F) over the product of the balls. Three things to know before printing such a number:
 
-- It is defined for a FROZEN coupling c only, one and the same for every x. Routing finds another c for each image, and
+- It is defined for a FIXED coupling c only, one and the same for every x. Routing finds another c for each image, and
   competition another mask; the update (eq. 18) holds both fixed, so it follows the gradient of no density of x, and a
-  routed model has no likelihood of its own. Say which c was frozen. A visible offset o belongs into the bias:
+  routed model has no likelihood of its own. Say which c was fixed. A visible offset o belongs into the bias:
   b_j - sum_i c_ij W_ij o_i.
 - -F grows only like a logarithm, so p is broad: an expert weighs x by 1 + |z_j|^2, no more than the square of a
   length, and nothing makes it sharper than that. Likelihoods of real data are poor, whatever the samples look like.
@@ -69,7 +69,10 @@ class _Chains(NamedTuple):
 
 
 def log_volume(I: int, d: int) -> float:
-    """log of the volume (π^(d/2) / Γ(d/2 + 1))^I of a product of I unit balls of R^d.
+    """Return the log of the volume (π^(d/2) / Γ(d/2 + 1))^I of a product of I unit balls of R^d.
+
+    Raises:
+        ShapeError: If I or d is below 1.
 
     >>> round(log_volume(1, 2), 6) == round(math.log(math.pi), 6)
     True
@@ -80,13 +83,34 @@ def log_volume(I: int, d: int) -> float:
 
 
 def free_energy(x: Tensor, W: Tensor, c: Tensor, b: Tensor) -> Tensor:  # [b]
-    """F(x) = -sum_j log(1 + |sum_i c_ij W_ij x_i + b_j|^2), a differentiable function of everything."""
+    """Compute F(x) = -sum_j log(1 + |sum_i c_ij W_ij x_i + b_j|^2), differentiable in all arguments.
+
+    Args:
+        x: Children [b i d], each of length 1 or less.
+        W: Weights [i j k d].
+        c: Coupling [i j], one for all images.
+        b: Bias [j k].
+
+    Returns:
+        Free energies [b] in float64.
+    """
     experts = _fold(W, c, b)
     return _free_energy(_children(x, experts), experts)
 
 
 def log_likelihood(x: Tensor, W: Tensor, c: Tensor, b: Tensor, log_Z: float) -> Tensor:  # [b]
-    """log p(x) = -F(x) - log Z in nats, a density over the product of balls; -inf where some x_i is outside."""
+    """Compute log p(x) = -F(x) - log Z in nats, a density over the product of balls.
+
+    Args:
+        x: Children [b i d].
+        W: Weights [i j k d].
+        c: Coupling [i j], one for all images.
+        b: Bias [j k].
+        log_Z: The log of the partition function, by `log_partition_exact` or `ais`.
+
+    Returns:
+        Log-likelihoods [b]; -inf where some child is longer than 1.
+    """
     experts = _fold(W, c, b)
     x = _children(x, experts)
     inside = (x.square().sum(-1).sqrt() <= 1 + _ROUNDING).all(-1)  # [b]
@@ -94,16 +118,19 @@ def log_likelihood(x: Tensor, W: Tensor, c: Tensor, b: Tensor, log_Z: float) -> 
 
 
 def log_partition_exact(W: Tensor, c: Tensor, b: Tensor) -> float:
-    """log Z to rounding, for children of d = 1 or 2 and few of them: the sum over all hidden states.
+    """Compute log Z to rounding, for few children of d = 1 or 2: the sum over all hidden states.
 
     With W = 0 it is log volume + sum_j log(1 + |b_j|^2).
+
+    Raises:
+        ShapeError: If the children have more than two dimensions, or there are too many of them or of their parents.
     """
     return float(log_hidden_exact(W, c, b).logsumexp(0))
 
 
 @torch.no_grad()
 def log_hidden_exact(W: Tensor, c: Tensor, b: Tensor) -> Tensor:  # [s]
-    """log Z_s of each hidden state h in {0, 1}^J, h_j being bit j of s, so that log P(h) = log Z_s - log Z.
+    """Compute log Z_s of each hidden state h in {0, 1}^J, h_j being bit j of s, so that log P(h) = log Z_s - log Z.
 
     exp(-F) = prod_j (1 + |z_j|^2) = sum_h prod_j |z_j|^(2 h_j) is a polynomial in x, of degree 2J in each child, and
     Z_s is the integral of one term. A rule that is exact to that degree on each ball gives Z_s without any error but
@@ -111,6 +138,7 @@ def log_hidden_exact(W: Tensor, c: Tensor, b: Tensor) -> Tensor:  # [s]
     """
     experts = _fold(W, c, b)
     x, log_w = _product_rule(experts)  # [n i d], [n]
+    # Each expert doubles the number of terms: it is off (factor 1) or on (factor |z_j|^2).
     log_term = log_w[:, None]  # [n 1]
     for log_z2 in _poses(x, experts).square().sum(-1).log().unbind(-1):  # [n], for each j
         log_term = torch.cat([log_term, log_term + log_z2[:, None]], 1)  # [n 2^(j+1)]
@@ -119,7 +147,7 @@ def log_hidden_exact(W: Tensor, c: Tensor, b: Tensor) -> Tensor:  # [s]
 
 @torch.no_grad()
 def ais(W: Tensor, c: Tensor, b: Tensor, *, chains: int, steps: int, seed: int) -> AIS:
-    """log Z by annealed importance sampling (Neal 2001), from uniform on the balls to p by way of exp(-β F).
+    """Estimate log Z by annealed importance sampling (Neal 2001), from uniform on the balls to p through exp(-β F).
 
     With β_t = t / T for t = 0 ... T and x_t made from x_{t-1} by a step that leaves exp(-β_t F) invariant, a chain
     weighs
@@ -129,14 +157,19 @@ def ais(W: Tensor, c: Tensor, b: Tensor, *, chains: int, steps: int, seed: int) 
     The standard error is that of the mean of w, to first order in its logarithm; the effective sample size is
     (sum w)^2 / sum w^2. Trust neither where that size is not many times 10: take more steps. By Jensen's inequality
     log Z comes out too low on average, and a likelihood too high. steps = 1 is plain Monte Carlo.
+
+    Raises:
+        RecipeError: If there are fewer than two chains, or no step.
     """
     if chains < 2 or steps < 1:
         raise RecipeError(f"ais with {chains} chains and {steps} steps: at least 2 chains and 1 step are needed")
     experts = _fold(W, c, b)
     I, d = experts.A.shape[:2]
+    # β = 0: normal numbers, whose directions are uniform in the balls.
     make = torch.Generator(experts.A.device).manual_seed(seed_of(seed))
     g = torch.randn(chains, I, d + 2, dtype=torch.float64, device=experts.A.device, generator=make)
     state = _Chains(g, -_free_energy(_ball(g), experts))
+    # β rises by 1 / T a step: weigh the present point, then move it at the new β.
     log_w = state.log_f / steps
     for t in progress(range(1, steps), "annealing"):
         state = _slice_step(state, t / steps, experts, make)
@@ -145,7 +178,7 @@ def ais(W: Tensor, c: Tensor, b: Tensor, *, chains: int, steps: int, seed: int) 
 
 
 def _estimate(log_w: Tensor, offset: float) -> AIS:
-    """Mean of the weights in log space, its relative standard error, and (sum w)^2 / sum w^2."""
+    """Take the mean of the weights in log space, its relative standard error, and (sum w)^2 / sum w^2."""
     n = len(log_w)
     share = (log_w - log_w.max()).exp()  # [b]
     share = share / share.mean()
@@ -154,7 +187,7 @@ def _estimate(log_w: Tensor, offset: float) -> AIS:
 
 
 def _slice_step(state: _Chains, beta: float, experts: _Experts, make: torch.Generator) -> _Chains:
-    """Elliptical slice sampling (Murray, Adams, MacKay 2010) of N(g; 0, 1) exp(-β F(x(g))), each chain by itself.
+    """Move every chain by elliptical slice sampling (Murray, Adams, MacKay 2010) of N(g; 0, 1) exp(-β F(x(g))).
 
     A level is drawn below the present height; then points g cos θ + ν sin θ, ν ~ N(0, 1), are tried on an arc that
     shrinks towards θ = 0 until one lies above it. No step size, no rejection, and the boundary of the balls is never
@@ -162,6 +195,7 @@ def _slice_step(state: _Chains, beta: float, experts: _Experts, make: torch.Gene
     """
     g = state.g.clone()
     log_f = state.log_f.clone()
+    # A level below the present height, an ellipse through the present point, and an arc of it.
     level = beta * log_f + _uniform(log_f, make).log()  # [b]
     nu = torch.empty_like(g).normal_(generator=make)
     theta = 2 * math.pi * _uniform(log_f, make)  # [b]
@@ -172,12 +206,14 @@ def _slice_step(state: _Chains, beta: float, experts: _Experts, make: torch.Gene
         angle = theta[:, None, None]
         trial = state.g[live] * angle.cos() + nu[live] * angle.sin()  # [live i d+2]
         height = -_free_energy(_ball(trial), experts)  # [live]
+        # Chains that found a point above their level take it and are done.
         above = beta * height >= level[live]
         g[live[above]] = trial[above]
         log_f[live[above]] = height[above]
         live, theta, low, high = (v[~above] for v in (live, theta, low, high))
         if len(live) == 0:
             break
+        # The others shrink their arc towards the present point and try again.
         low = torch.where(theta < 0, theta, low)
         high = torch.where(theta < 0, high, theta)
         theta = low + (high - low) * _uniform(theta, make)
@@ -185,7 +221,7 @@ def _slice_step(state: _Chains, beta: float, experts: _Experts, make: torch.Gene
 
 
 def _ball(g: Tensor) -> Tensor:
-    """g [... d+2] ~ N(0, 1) -> x [... d] uniform in the unit ball.
+    """Map g [... d+2] ~ N(0, 1) to x [... d], uniform in the unit ball.
 
     The first d coordinates of a uniform point of the sphere in R^(d+2) are uniform in the ball of R^d (Archimedes).
     """
@@ -207,7 +243,7 @@ def _free_energy(x: Tensor, experts: _Experts) -> Tensor:  # [b]
 
 
 def _product_rule(experts: _Experts) -> tuple[Tensor, Tensor]:  # [n i d], [n]
-    """Points and log weights on the product of balls, exact for polynomials of degree 2J in each child."""
+    """Build points and log weights on the product of balls, exact for polynomials of degree 2J in each child."""
     I, d, J, _ = experts.A.shape
     if d > 2:
         raise ShapeError(f"exact integration over children of dimension {d}: only 1 and 2 are known; use ais")
@@ -241,7 +277,7 @@ def _disc_rule(J: int) -> tuple[Tensor, Tensor]:  # [m 2], [m]
 
 
 def _fold(W: Tensor, c: Tensor, b: Tensor) -> _Experts:
-    """The front door: shapes and values checked, float64, coupling times weights."""
+    """Check shapes and values, and multiply the coupling into the weights, in float64."""
     if W.ndim != 4 or 0 in W.shape:
         raise ShapeError(f"W is {list(W.shape)}, wanted [i j k d] with no empty axis: one matrix W_ij a pair")
     I, J, K, _ = W.shape
@@ -256,7 +292,12 @@ def _fold(W: Tensor, c: Tensor, b: Tensor) -> _Experts:
 
 
 def _children(x: Tensor, experts: _Experts) -> Tensor:
-    """x [b i d] in float64, if it fits the experts."""
+    """Return x [b i d] in float64 if it fits the experts.
+
+    Raises:
+        ShapeError: If it does not.
+        DataError: If it is not finite.
+    """
     I, d = experts.A.shape[:2]
     if x.ndim != 3 or x.shape[1:] != (I, d):
         raise ShapeError(f"x is {list(x.shape)}, wanted [b {I} {d}]: squashed children, one row an image")

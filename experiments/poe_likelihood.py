@@ -77,6 +77,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.parse_args(words)
     start = time.monotonic()
     held_out = {seed: data(seed + 100, 500) for seed in SEEDS}
+    # Three ways to train, beside the untrained model and the uniform density.
     rows = {}
     for name, settings in {"CD-1": {}, "CD-10": {"steps": 10}, "persistent": {"chain": "persistent"}}.items():
         rows[name] = gather(measure(train_energy(seed, **settings), held_out[seed], seed) for seed in SEEDS)

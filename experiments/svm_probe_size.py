@@ -44,6 +44,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--images", nargs="+", type=int, default=COUNTS, help="how many images the SVM is fitted to")
     arguments = parser.parse_args(words)
 
+    # Both runs must be of sparse capsules on the same images.
     numbers = list(arguments.images)
     folders = [arguments.sparse, arguments.dense]
     runs = [load_run(folder) for folder in folders]
@@ -52,6 +53,7 @@ def main(words: Sequence[str] | None = None) -> None:
             raise RecipeError(f"'{folder}' holds {run.recipe.name}; a run of sparse capsules on affNIST is wanted")
     if runs[0].recipe.data != runs[1].recipe.data:
         raise RecipeError("the two runs have different data; give two runs on the same images")
+    # One row an encoder, and last the one that is fitted to the test digits.
     material = build_probe_data(runs[0].recipe, max(numbers))
     if max(numbers) > material.read:
         raise RecipeError(f"--images {max(numbers)} came; there are only {material.read} images to fit to")

@@ -286,6 +286,7 @@ def train_job(job: Job, *, quiet: bool = False) -> bool:
     Raises:
         RecipeError: if a run that it builds on is not finished.
     """
+    # The order of the file makes this hold, but --run may ask for a run before its time.
     for source in job.sources:
         path = checkpoint_path(source)
         if not path.exists() or not read_checkpoint(path).meta.is_complete:
@@ -307,6 +308,7 @@ def commands(sweep: Sweep, out: Path, results: Path) -> Iterator[tuple[list[str]
         config = sweep.runs[name].config
         return [str(_folder(config, place, out)) for place in range(len(config.seeds))]
 
+    # Evaluation takes every seed; an attack only the first.
     for result in sweep.results:
         words = ["evaluate", *folders(result.run)]
         if result.controls:
@@ -362,6 +364,7 @@ def run_sweep(sweep: Sweep, jobs: Sequence[Job], *, dry_run: bool, quiet: bool) 
 
 def measure(sweep: Sweep, arguments: argparse.Namespace) -> int:
     """Run every command whose runs are all finished; 1 if one failed."""
+    # A result needs every seed of its runs; in a dry run all of them are taken for finished.
     done = set(sweep.runs)
     for job in jobs_of(sweep, arguments.out):
         if job.status != "finished" and not arguments.dry_run:
@@ -400,6 +403,7 @@ def select(jobs: Sequence[Job], arguments: argparse.Namespace) -> list[Job]:
     Raises:
         RecipeError: if a name or a seed is not in the sweep.
     """
+    # Check what was asked for before anything is selected by it.
     names = [arguments.run] if arguments.run else arguments.only
     if arguments.seed is not None and not arguments.run:
         raise RecipeError("--seed picks one seed of a run; name the run with --run")

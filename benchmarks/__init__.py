@@ -9,23 +9,5 @@ Run from the root of the repository; the JSON files beside the code are what the
 
 import os
 
-os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # before torch is loaded, as the command line does
-
-from benchmarks.cases import NAMES, Case, Work, case_of
-from benchmarks.rows import Row, compare, read_rows, write_rows
-from benchmarks.runner import FULL, QUICK, Plan, measure
-
-__all__ = [
-    "FULL",
-    "NAMES",
-    "QUICK",
-    "Case",
-    "Plan",
-    "Row",
-    "Work",
-    "case_of",
-    "compare",
-    "measure",
-    "read_rows",
-    "write_rows",
-]
+# As the command line does, before torch is loaded: its idle threads shall not spin on the cores that loops want.
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")

@@ -55,7 +55,7 @@ class Worker:
             stdout=subprocess.PIPE,
             text=True,
             cwd=root,
-            env={**os.environ, "PYTHONPATH": paths},
+            env={"GOMP_SPINCOUNT": "1000", **os.environ, "PYTHONPATH": paths},
         )
 
     def __enter__(self) -> Worker:

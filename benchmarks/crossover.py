@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import conv2d
 
-from benchmarks import case_of
+from benchmarks.cases import case_of
 from benchmarks.timing import best_times, busy, threads
 from torchcaps.kernels.fourier import fourier_conv2d, is_faster
 from torchcaps.kernels.threads import kernel_mode

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks import case_of
+from benchmarks.cases import case_of
 from benchmarks.memory import peaks
 from benchmarks.timing import best_times, busy, threads
 from torchcaps.errors import RecipeError, TorchcapsError

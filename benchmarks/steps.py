@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks import case_of
+from benchmarks.cases import case_of
 from benchmarks.timing import busy, threads
 from torchcaps.data import BatchPosition, Dataset, make_batch
 from torchcaps.errors import TorchcapsError

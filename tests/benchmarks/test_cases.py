@@ -6,13 +6,12 @@ import os
 
 import pytest
 import torch
-from benchmarks.cases import plainly
+from benchmarks.cases import NAMES, case_of, plainly
 from benchmarks.cost import Cost, contrast_cost, cost_of, dense_cost, dynamic_cost, em_cost
 from torch import nn
 
-from benchmarks import NAMES, case_of
 from torchcaps.errors import RecipeError, TorchcapsError
-from torchcaps.kernels.threads import SWITCH, kernel_mode, switched_on
+from torchcaps.kernels.threads import SWITCH, kernel_mode, kernels_enabled
 from torchcaps.layers import SharedCapsules
 from torchcaps.math.grid import Grid
 from torchcaps.routing import Dynamic
@@ -72,22 +71,22 @@ def test_plain_and_ours_see_the_switch_and_put_it_back(monkeypatch):
         else:
             monkeypatch.setenv(SWITCH, value)
         with kernel_mode("plain"):
-            seen.append(switched_on())
+            seen.append(kernels_enabled())
         with kernel_mode("fast"):
-            seen.append(switched_on())
+            seen.append(kernels_enabled())
         assert os.environ.get(SWITCH) == value
     assert seen == [False, True] * 3
 
 
 def test_plainly_switches_off_and_fails_clean(monkeypatch):
-    from benchmarks import Work
+    from benchmarks.cases import Work
 
     monkeypatch.delenv(SWITCH, raising=False)
 
     def broken() -> None:
-        raise ValueError("in plain" if not switched_on() else "in fast")
+        raise ValueError("in plain" if not kernels_enabled() else "in fast")
 
-    work = plainly(Work(switched_on, broken))
+    work = plainly(Work(kernels_enabled, broken))
     assert work.forward() is False
     with pytest.raises(ValueError, match="in plain"):
         work.step()

@@ -8,9 +8,9 @@ from dataclasses import asdict, replace
 
 import pytest
 from benchmarks.report import print_table, table_of
+from benchmarks.rows import Row, compare, read_rows, write_rows
 from rich.console import Console
 
-from benchmarks import Row, compare, read_rows, write_rows
 from torchcaps.errors import DataError
 
 ROW = Row("capsnet-28", "step", 128, 2, 8.0, 3.5, 2.25, 410.0, 0.4, 120.0, 1.1, 128)

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from benchmarks.cases import NAMES, Case, Work, case_of
 from benchmarks.cost import Cost
 from benchmarks.memory import Peaks, available_mb, measurable, now_mb, peak_mb, peaks
 from benchmarks.memory_worker import main as probe_main
-from benchmarks.runner import Timings, extrapolate, plain_batch, rows_of, time_case
+from benchmarks.runner import FULL, QUICK, Plan, Timings, extrapolate, measure, plain_batch, rows_of, time_case
 from benchmarks.timing import MOST_ROUNDS, SGEMM_FLOP, best_times, busy, sgemm, threads
 
-from benchmarks import FULL, NAMES, QUICK, Case, Plan, Work, case_of, measure
 from torchcaps.errors import RecipeError
 
 ROOT = Path(__file__).parents[2]

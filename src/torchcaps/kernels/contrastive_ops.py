@@ -29,7 +29,7 @@ from torch import Tensor
 from torchcaps.kernels import compiled_dynamic as compiled
 from torchcaps.kernels.dynamic import iterate
 from torchcaps.kernels.simd_layout import from_blocks, has_loops, to_blocks
-from torchcaps.kernels.threads import switched_on
+from torchcaps.kernels.threads import kernels_enabled
 from torchcaps.math.squash import norm, squash
 
 __all__ = ["forward", "grad", "reverse", "route"]
@@ -132,7 +132,7 @@ def grad(x: Tensor, c: Tensor | float, a: Tensor, onto: Tensor | None = None) ->
 
 
 def _loops(*tensors: Tensor) -> bool:
-    return switched_on() and has_loops(*tensors)
+    return kernels_enabled() and has_loops(*tensors)
 
 
 def _uniform(W: Tensor, over: str) -> float:

@@ -25,7 +25,7 @@ from torch import Tensor
 from torchcaps.kernels.fft_planes import Planes
 from torchcaps.kernels.operators import GradContext, OperatorInputs
 from torchcaps.kernels.simd_layout import block_size, has_loops
-from torchcaps.kernels.threads import switched_on
+from torchcaps.kernels.threads import kernels_enabled
 
 __all__ = ["fourier_conv2d", "is_faster"]
 
@@ -46,7 +46,7 @@ def fourier_conv2d(x: Tensor, w: Tensor, stride: int = 1) -> Tensor:
 
 def is_faster(x: Tensor, w: Tensor, stride: int) -> bool:
     """Whether spectra cost less than a direct convolution of such images and kernels, and can be had."""
-    if not (switched_on() and has_loops(x, w) and _fit(x, w)) or any(n % block_size(x.dtype) for n in w.shape[:2]):
+    if not (kernels_enabled() and has_loops(x, w) and _fit(x, w)) or any(n % block_size(x.dtype) for n in w.shape[:2]):
         return False
     z = _Sizes.of(x, w, stride)
     b = len(x)

@@ -1,9 +1,9 @@
-"""Fast paths: whether they may be taken, and the threads that compiled loops run on.
+"""Whether fast paths may be taken, and the threads that compiled loops run on.
 
 After each of its operations torch lets its own threads spin for some milliseconds, waiting for the next one, on the
 very cores that loops want: two threads are then no faster than one. The command line therefore asks for a short wait
-(GOMP_SPINCOUNT=1000, unless it is set), which counts only if torch is not loaded yet. In a program of your own, set the
-variable before torch is imported.
+(GOMP_SPINCOUNT=1000, unless it is set) before it loads torch. A program of your own does so in its environment, since
+the variable counts only when torch is loaded, and a library should not write it.
 """
 
 from __future__ import annotations
@@ -18,48 +18,69 @@ from functools import lru_cache
 import torch
 
 from torchcaps.errors import RecipeError, suggestion
+from torchcaps.kernels.records import Range
 
-__all__ = ["SWITCH", "in_threads", "kernel_mode", "parts", "switched_on"]
+__all__ = ["SWITCH", "in_threads", "kernel_mode", "kernels_enabled", "split_range"]
 
 SWITCH = "TORCHCAPS_KERNELS"
 """Environment variable: "fast" (the default), or "plain" for the readable path everywhere."""
 
+_modes: list[str] = []
+"""Modes of the `kernel_mode` contexts that are open, the innermost last."""
 
-def switched_on() -> bool:
-    """Whether fast paths may be taken; read at every call, so that a test or a notebook can switch."""
-    value = os.environ.get(SWITCH, "fast")
+
+def kernels_enabled() -> bool:
+    """Return whether fast paths may be taken; read at every call, so that a test or a notebook can switch.
+
+    Raises:
+        RecipeError: If the environment variable is neither "fast" nor "plain".
+    """
+    value = _modes[-1] if _modes else os.environ.get(SWITCH, "fast")
     if value not in ("fast", "plain"):
         raise RecipeError(f"{SWITCH}={value}{suggestion(value, ('fast', 'plain'))}; 'fast' or 'plain' is wanted")
     return value == "fast"
 
 
 @contextmanager
-def kernel_mode(value: str) -> Iterator[None]:
-    """Inside, the switch of this process is "fast" or "plain"; what it was comes back, also after an error."""
-    before = os.environ.get(SWITCH)
-    os.environ[SWITCH] = value
+def kernel_mode(mode: str) -> Iterator[None]:
+    """Take or avoid fast paths in all threads of this process, whatever the environment variable says.
+
+    Args:
+        mode: "fast" or "plain", until the context ends.
+    """
+    _modes.append(mode)
     try:
         yield
     finally:
-        os.environ.pop(SWITCH)
-        if before is not None:
-            os.environ[SWITCH] = before
+        _modes.pop()
 
 
-def parts(count: int, pieces: int) -> list[tuple[int, int]]:
-    """[0, count) in at most so many runs (start, stop) of nearly equal length, none empty unless count is 0."""
+def split_range(count: int, pieces: int) -> list[Range]:
+    """Split [0, count) into runs of nearly equal length.
+
+    Args:
+        count: Length of the whole.
+        pieces: The most runs that there may be.
+
+    Returns:
+        The runs in order; none is empty unless count is 0.
+    """
     pieces = max(1, min(pieces, count))
     edges = [count * n // pieces for n in range(pieces + 1)]
-    return list(itertools.pairwise(edges))
+    return [Range(start, stop) for start, stop in itertools.pairwise(edges)]
 
 
 def in_threads(work: Callable[[int, int, int], None], count: int) -> None:
-    """work(n, start, stop) for the n-th part of [0, count), each on a thread of its own.
+    """Call work(n, start, stop) for the n-th run of [0, count), each on its own thread.
 
-    There are as many as torch may use (`torch.set_num_threads`), so that what each part adds up is the same for a fixed
-    number of threads. `work` must spend its time without the interpreter's lock, as compiled loops do.
+    There are as many runs as torch may use threads (`torch.set_num_threads`), so that what each run adds up is the same
+    for a fixed number of threads.
+
+    Args:
+        work: Spends its time without the interpreter's lock, as compiled loops do.
+        count: Length of the range.
     """
-    pieces = parts(count, torch.get_num_threads())
+    pieces = split_range(count, torch.get_num_threads())
     waiting = [_pool(len(pieces)).submit(work, n, *piece) for n, piece in enumerate(pieces[1:], 1)]
     work(0, *pieces[0])
     for each in waiting:
@@ -68,4 +89,5 @@ def in_threads(work: Callable[[int, int, int], None], count: int) -> None:
 
 @lru_cache(maxsize=8)
 def _pool(threads: int) -> ThreadPoolExecutor:
+    """Return the pool of so many threads; threads are started when they are first needed."""
     return ThreadPoolExecutor(threads, thread_name_prefix="torchcaps")

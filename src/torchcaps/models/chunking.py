@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from torchcaps.errors import TorchcapsError
-from torchcaps.kernels.threads import parts, switched_on
+from torchcaps.kernels.threads import kernels_enabled, split_range
 from torchcaps.types import Capsules
 
 __all__ = ["BUDGET", "in_chunks", "is_chunked"]
@@ -53,7 +53,7 @@ def in_chunks(method: Callable[Concatenate[M, P], R]) -> Callable[Concatenate[M,
         chunk = _chunk_size(model, method, call, given) if n > 1 else 1
         if n <= chunk:
             return call(given)
-        return _concatenate([call(given.rows(start, stop)) for start, stop in parts(n, -(-n // chunk))])
+        return _concatenate([call(given.rows(start, stop)) for start, stop in split_range(n, -(-n // chunk))])
 
     _CHUNKED.add(chunked)
     return chunked
@@ -118,7 +118,7 @@ def _chunk_size(model: nn.Module, method: Hashable, call: Callable[[_Arguments],
     the largest is what a sample takes.
     """
     known = _CHUNK_SIZES.setdefault(model, {})
-    key = (method, BUDGET, switched_on(), *((x.dtype, x.shape[1:]) for x in given.tensors()))
+    key = (method, BUDGET, kernels_enabled(), *((x.dtype, x.shape[1:]) for x in given.tensors()))
     if key not in known:
         try:
             one = _allocated(call, given.rows(0, 1))

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torchcaps.kernels.dynamic import dynamic_routing
 from torchcaps.kernels.em import em_routing
-from torchcaps.kernels.threads import switched_on
+from torchcaps.kernels.threads import kernels_enabled
 from torchcaps.math.grid import Grid, Window
 from torchcaps.math.squash import norm, squash
 from torchcaps.routing.base import RouterSettings
@@ -40,7 +40,7 @@ def route_without_votes(
     switches go by cost. They have first derivatives only.
     """
     if (
-        not switched_on()
+        not kernels_enabled()
         or weights.dtype not in (torch.float32, torch.float64)
         or _votes(children, weights, window) < WORTH
     ):

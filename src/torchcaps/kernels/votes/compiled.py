@@ -1,0 +1,516 @@
+"""Votes recomputed in compiled loops (`loops.votes`), as operators of torch's library with gradients.
+
+The loops work on L samples at a time, which lie side by side in memory. The tensors that `CompiledVotes` takes and
+returns are views of that memory with the usual order of axes; elementwise operations between them keep the layout, so
+that nothing is copied on the way.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from types import ModuleType
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from torchcaps.kernels.threads import in_threads
+from torchcaps.kernels.votes.base import Moments, Votes, VotesInput
+
+__all__ = ["CompiledVotes"]
+
+BYTES = 64
+"""Width of a vector, as in `loops.votes`."""
+
+
+@cache
+def _loops() -> ModuleType:
+    """The compiled loops; numba is slow to import, so this happens at the first use."""
+    from torchcaps.kernels.loops import votes
+
+    return votes
+
+
+class CompiledVotes(Votes):
+    """Votes of CPU tensors in float32 or float64 that are computed where they are used.
+
+    The batch is split into n blocks of L samples, so that leading axes are [n l p]; in memory the L samples lie side by
+    side, [n p j i l] and [n p j k l].
+    """
+
+    def __init__(self, given: VotesInput) -> None:
+        self._lanes = BYTES // given.pose.dtype.itemsize
+        super().__init__(given.activation, given.slots, given.weights.shape[1], given.dimension)
+        offset = given.pose.new_zeros(self.children, self.dimension) if given.offset is None else given.offset
+        self._layer = _Layer(
+            x=self._blocks(given.pose).permute(0, 2, 3, 1).contiguous(),
+            W=given.weights.transpose(0, 1).reshape(self.parents, len(given.weights), -1).contiguous(),
+            offset=offset.to(given.pose.dtype).contiguous(),
+            child=given.slots.child,
+            matrix=given.matrix,
+        )
+        self._log_a = self._blocks(self._relative).permute(0, 2, 1).contiguous()  # [n c l]
+
+    def moments(self, log_weight: Tensor) -> Moments:
+        log_mass, mean, variance = _moments(*self._layer, _pairs(log_weight), self._log_a)
+        return Moments(_samples_first(log_mass), _samples_first(mean), _samples_first(variance))
+
+    def log_likelihood(self, mean: Tensor, precision: Tensor, bias: Tensor) -> Tensor:
+        given = (_samples_last(mean), _samples_last(precision), _samples_last(bias))
+        return _from_pairs(_log_likelihood(*self._layer, *given))
+
+    def total(self, weight: Tensor) -> Tensor:
+        return _samples_first(_total(*self._layer, _pairs(weight)))
+
+    def dot(self, parent: Tensor) -> Tensor:
+        return _from_pairs(_dot(*self._layer, _samples_last(parent)))
+
+    def squared_lengths(self) -> Tensor:
+        return _from_pairs(_squared_lengths(*self._layer))
+
+    def compete(self, logits: Tensor, *, across_parents: bool = True, background: float | None = None) -> Tensor:
+        slots = self.slots
+        groups = 1 if across_parents else self.parents
+        least = -float("inf") if background is None else background
+        return _from_pairs(_compete(_pairs(logits), slots.order, slots.ends, groups, least))
+
+    def split_batch(self, x: Tensor) -> Tensor:
+        return self._blocks(x)
+
+    def join_batch(self, x: Tensor) -> Tensor:
+        return x.flatten(0, 1)[: self.batch]
+
+    def _expand_pairs(self, values: Tensor) -> Tensor:
+        blocks = -(-self.batch // self._lanes)
+        return _from_pairs(values[None, :, None, :, None].expand(blocks, -1, self.parents, -1, self._lanes))
+
+    def _blocks(self, x: Tensor) -> Tensor:
+        """[b ...] -> [n l ...], padded by zeros."""
+        missing = -len(x) % self._lanes
+        full = torch.cat([x, x.new_zeros(missing, *x.shape[1:])]) if missing else x
+        return torch.unflatten(full, 0, (-1, self._lanes))
+
+
+def _pairs(x: Tensor) -> Tensor:
+    """[n l p i j] -> [n p j i l]."""
+    return x.permute(0, 2, 4, 3, 1).contiguous()
+
+
+def _from_pairs(x: Tensor) -> Tensor:
+    """[n p j i l] -> [n l p i j], a view."""
+    return x.permute(0, 4, 1, 3, 2)
+
+
+def _samples_last(x: Tensor) -> Tensor:
+    """[n l p ...] -> [n p ... l]."""
+    return x.movedim(1, -1).contiguous()
+
+
+def _samples_first(x: Tensor) -> Tensor:
+    """[n p ... l] -> [n l p ...], a view."""
+    return x.movedim(-1, 1)
+
+
+class _Layer(NamedTuple):
+    """The arguments that all operators share: poses [n c d l], W [j m (k d)], offset [i k], children in slots [p i]."""
+
+    x: Tensor
+    W: Tensor
+    offset: Tensor
+    child: Tensor
+    matrix: bool
+
+    def record(self) -> object:
+        """The same for the compiled loops."""
+        arrays = (_rows(self.x), self.W.detach().numpy(), self.offset.detach().numpy(), self.child.numpy())
+        return _loops().Layer(self.matrix, self.x.shape[1], self.x.shape[2], self.offset.shape[1], *arrays)
+
+    @property
+    def lanes(self) -> int:
+        """Samples in a vector."""
+        return self.x.shape[-1]
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of samples."""
+        return len(self.x)
+
+    @property
+    def gradient_rows(self) -> tuple[int, int]:
+        """Shape in which the loops add up the gradient by W.
+
+        Of matrices it is [(j m 16) l], a sum for each sample of a vector; of vectors [(j m k) d], with k padded to a
+        multiple of four and d to whole vectors.
+        """
+        j, m, _ = self.W.shape
+        if self.matrix:
+            return j * m * 16, self.lanes
+        return j * m * _up(self.offset.shape[1], 4), _up(self.x.shape[2], self.lanes)
+
+    def gradient(self, rows: Tensor) -> Tensor:
+        """The gradient by W [j m (k d)] from its sum in `gradient_rows`."""
+        if self.matrix:
+            return rows.sum(1).view_as(self.W)
+        j, m, _ = self.W.shape
+        d = self.x.shape[2]
+        k = self.offset.shape[1]
+        return rows.view(j, m, -1, rows.shape[1])[:, :, :k, :d].reshape(j, m, k * d)
+
+    def new_pairs(self) -> Tensor:
+        """Memory for [n p j i l]."""
+        p, i = self.child.shape
+        return self.x.new_empty(self.blocks, p, len(self.W), i, self.lanes)
+
+    def new_parents(self, *dimension: int) -> Tensor:
+        """Memory for [n p j (k) l]."""
+        return self.x.new_empty(self.blocks, len(self.child), len(self.W), *dimension, self.lanes)
+
+
+def _up(n: int, step: int) -> int:
+    """The next multiple of a step."""
+    return -(-n // step) * step
+
+
+def _rows(x: Tensor) -> object:
+    """A tensor [... b] as numpy's array [rows b], without a copy if it is contiguous."""
+    return x.detach().contiguous().flatten(0, -2).numpy()
+
+
+class _Loop(Protocol):
+    def __call__(self, start: int, stop: int, layer: object, *arrays: object) -> None: ...
+
+
+def _run(loop: _Loop, layer: _Layer, *arrays: object) -> None:
+    """Run a forward loop over all tasks (block of samples, place); each writes to memory of its own."""
+    record = layer.record()
+    in_threads(lambda _, start, stop: loop(start, stop, record, *arrays), layer.blocks * len(layer.child))
+
+
+def _run_back(
+    loop: _Loop, layer: _Layer, read: tuple[Tensor, ...], *written: Tensor, shared: int = 0
+) -> tuple[Tensor, ...]:
+    """Run a backward loop, and return the gradients by the children and by W, then those by `shared` more tensors.
+
+    Windows of one sample overlap, so that two places may add to the gradient of one child. Threads therefore take whole
+    blocks of samples or, where there are too few of these, add up in memory of their own.
+
+    Args:
+        loop: Takes start, stop, the layer, what is read, the gradients by children and W, and what is written.
+        layer: Children, weights and windows.
+        read: Tensors [... b].
+        written: Tensors [... b] that belong to one task each.
+        shared: 1 if a gradient [n b] by a number of each child comes last.
+    """
+    threads = torch.get_num_threads()
+    places = len(layer.child)
+    by_block = layer.blocks >= threads
+    tasks = layer.blocks if by_block else layer.blocks * places
+    step = places if by_block else 1
+    copies = 1 if by_block else min(threads, tasks)
+    g_x = layer.x.new_zeros(copies, *layer.x.shape)
+    g_more = [layer.x.new_zeros(copies, *layer.x.shape[:2], layer.lanes) for _ in range(shared)]
+    g_W = layer.x.new_zeros(min(threads, tasks), *layer.gradient_rows)
+    record = layer.record()
+    arrays = [_rows(each) for each in read]
+    out = [_rows(each) for each in written]
+
+    def work(n: int, start: int, stop: int) -> None:
+        own = 0 if by_block else n
+        more = [_rows(each[own]) for each in g_more]
+        loop(start * step, stop * step, record, *arrays, _rows(g_x[own]), g_W[n].numpy(), *out, *more)
+
+    in_threads(work, tasks)
+    return g_x.sum(0), layer.gradient(g_W.sum(0)), *(each.sum(0) for each in g_more)
+
+
+# --- The operators --------------------------------------------------------------------------------------------------
+
+
+@torch.library.custom_op("torchcaps::votes_moments", mutates_args=())
+def _moments(
+    x: Tensor, W: Tensor, offset: Tensor, child: Tensor, matrix: bool, log_weight: Tensor, log_a: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Log mass [p j b], mean and variance [p j k b] under log weights [p j i b] and log activations [n b]."""
+    layer = _Layer(x, W, offset, child, matrix)
+    found = (layer.new_parents(), layer.new_parents(offset.shape[1]), layer.new_parents(offset.shape[1]))
+    _run(_loops().moments, layer, _rows(log_weight), _rows(log_a), *map(_rows, found))
+    return found
+
+
+@torch.library.custom_op("torchcaps::votes_moments_backward", mutates_args=())
+def _moments_backward(
+    x: Tensor,
+    W: Tensor,
+    offset: Tensor,
+    child: Tensor,
+    matrix: bool,
+    log_weight: Tensor,
+    log_a: Tensor,
+    log_mass: Tensor,
+    mean: Tensor,
+    variance: Tensor,
+    g_log_mass: Tensor,
+    g_mean: Tensor,
+    g_variance: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients by x, W, log weights and log activations."""
+    layer = _Layer(x, W, offset, child, matrix)
+    read = (log_weight, log_a, log_mass, mean, variance, g_log_mass, g_mean, g_variance)
+    g_log_weight = layer.new_pairs()
+    g_x, g_W, g_log_a = _run_back(_loops().moments_back, layer, read, g_log_weight, shared=1)
+    return g_x, g_W, g_log_weight, g_log_a
+
+
+@torch.library.custom_op("torchcaps::votes_log_likelihood", mutates_args=())
+def _log_likelihood(
+    x: Tensor, W: Tensor, offset: Tensor, child: Tensor, matrix: bool, mean: Tensor, precision: Tensor, bias: Tensor
+) -> Tensor:
+    """bias - 1/2 sum_k precision (V - mean)^2, [p j i b]."""
+    layer = _Layer(x, W, offset, child, matrix)
+    logits = layer.new_pairs()
+    _run(_loops().likelihood, layer, *map(_rows, (mean, precision, bias, logits)))
+    return logits
+
+
+@torch.library.custom_op("torchcaps::votes_log_likelihood_backward", mutates_args=())
+def _log_likelihood_backward(
+    x: Tensor, W: Tensor, offset: Tensor, child: Tensor, matrix: bool, mean: Tensor, precision: Tensor, g: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients by x, W, mean, precision and bias."""
+    layer = _Layer(x, W, offset, child, matrix)
+    found = (torch.empty_like(mean), torch.empty_like(precision), layer.new_parents())
+    g_x, g_W = _run_back(_loops().likelihood_back, layer, (mean, precision, g), *found)
+    return g_x, g_W, *found
+
+
+@torch.library.custom_op("torchcaps::votes_total", mutates_args=())
+def _total(x: Tensor, W: Tensor, offset: Tensor, child: Tensor, matrix: bool, weight: Tensor) -> Tensor:
+    """sum_i weight V, [p j k b]."""
+    layer = _Layer(x, W, offset, child, matrix)
+    total = layer.new_parents(offset.shape[1])
+    _run(_loops().total, layer, _rows(weight), _rows(total))
+    return total
+
+
+@torch.library.custom_op("torchcaps::votes_dot", mutates_args=())
+def _dot(x: Tensor, W: Tensor, offset: Tensor, child: Tensor, matrix: bool, parent: Tensor) -> Tensor:
+    """sum_k V parent, [p j i b]."""
+    layer = _Layer(x, W, offset, child, matrix)
+    found = layer.new_pairs()
+    _run(_loops().dot, layer, _rows(parent), _rows(found))
+    return found
+
+
+@torch.library.custom_op("torchcaps::votes_outer_backward", mutates_args=())
+def _outer_backward(
+    x: Tensor, W: Tensor, offset: Tensor, child: Tensor, matrix: bool, weight: Tensor, parent: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Gradients by x and W where g_V_ij = weight_ij parent_j, as for the total and the dot product."""
+    layer = _Layer(x, W, offset, child, matrix)
+    g_x, g_W = _run_back(_loops().outer_back, layer, (weight, parent))
+    return g_x, g_W
+
+
+@torch.library.custom_op("torchcaps::votes_squared_lengths", mutates_args=())
+def _squared_lengths(x: Tensor, W: Tensor, offset: Tensor, child: Tensor, matrix: bool) -> Tensor:
+    """sum_k V^2, [p j i b]."""
+    layer = _Layer(x, W, offset, child, matrix)
+    found = layer.new_pairs()
+    _run(_loops().lengths, layer, _rows(found))
+    return found
+
+
+@torch.library.custom_op("torchcaps::votes_squared_lengths_backward", mutates_args=())
+def _squared_lengths_backward(
+    x: Tensor, W: Tensor, offset: Tensor, child: Tensor, matrix: bool, g: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Gradients by x and W."""
+    layer = _Layer(x, W, offset, child, matrix)
+    g_x, g_W = _run_back(_loops().lengths_back, layer, (g,))
+    return g_x, g_W
+
+
+@torch.library.custom_op("torchcaps::votes_compete", mutates_args=())
+def _compete(logits: Tensor, order: Tensor, ends: Tensor, groups: int, background: float) -> Tensor:
+    """Log-softmax of logits [p j i b] over the parents of each child; `groups` of parent types compete apart."""
+    found = torch.empty_like(logits)
+    sizes = (*logits.shape[1:4], groups)
+    tasks = (len(ends) - 1) * len(logits)
+    arrays = (order.numpy(), ends.numpy(), _rows(logits), _rows(found))
+    loop = _loops().compete
+    in_threads(lambda _, start, stop: loop(start, stop, *sizes, background, *arrays), tasks)
+    return found
+
+
+@torch.library.custom_op("torchcaps::votes_compete_backward", mutates_args=())
+def _compete_backward(log_share: Tensor, order: Tensor, ends: Tensor, groups: int, g: Tensor) -> Tensor:
+    """Gradient by the logits."""
+    found = torch.empty_like(log_share)
+    sizes = (*g.shape[1:4], groups)
+    tasks = (len(ends) - 1) * len(g)
+    arrays = (order.numpy(), ends.numpy(), _rows(log_share), _rows(g), _rows(found))
+    loop = _loops().compete_back
+    in_threads(lambda _, start, stop: loop(start, stop, *sizes, *arrays), tasks)
+    return found
+
+
+# --- Shapes without values, for torch.compile and exports -----------------------------------------------------------
+
+
+@_moments.register_fake
+def _(
+    x: Tensor, W: Tensor, offset: Tensor, child: Tensor, matrix: bool, log_weight: Tensor, log_a: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    layer = _Layer(x, W, offset, child, matrix)
+    return layer.new_parents(), layer.new_parents(offset.shape[1]), layer.new_parents(offset.shape[1])
+
+
+@_moments_backward.register_fake
+def _(
+    x: Tensor,
+    W: Tensor,
+    offset: Tensor,
+    child: Tensor,
+    matrix: bool,
+    log_weight: Tensor,
+    log_a: Tensor,
+    log_mass: Tensor,
+    mean: Tensor,
+    variance: Tensor,
+    g_log_mass: Tensor,
+    g_mean: Tensor,
+    g_variance: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return _like(x), _like(W), _like(log_weight), _like(log_a)
+
+
+@_log_likelihood.register_fake
+def _(
+    x: Tensor, W: Tensor, offset: Tensor, child: Tensor, matrix: bool, mean: Tensor, precision: Tensor, bias: Tensor
+) -> Tensor:
+    return _Layer(x, W, offset, child, matrix).new_pairs()
+
+
+@_log_likelihood_backward.register_fake
+def _(
+    x: Tensor, W: Tensor, offset: Tensor, child: Tensor, matrix: bool, mean: Tensor, precision: Tensor, g: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    layer = _Layer(x, W, offset, child, matrix)
+    return _like(x), _like(W), _like(mean), _like(precision), layer.new_parents()
+
+
+@_total.register_fake
+def _(x: Tensor, W: Tensor, offset: Tensor, child: Tensor, matrix: bool, weight: Tensor) -> Tensor:
+    return _Layer(x, W, offset, child, matrix).new_parents(offset.shape[1])
+
+
+@_dot.register_fake
+def _(x: Tensor, W: Tensor, offset: Tensor, child: Tensor, matrix: bool, parent: Tensor) -> Tensor:
+    return _Layer(x, W, offset, child, matrix).new_pairs()
+
+
+@_outer_backward.register_fake
+def _(
+    x: Tensor, W: Tensor, offset: Tensor, child: Tensor, matrix: bool, weight: Tensor, parent: Tensor
+) -> tuple[Tensor, Tensor]:
+    return _like(x), _like(W)
+
+
+@_squared_lengths.register_fake
+def _(x: Tensor, W: Tensor, offset: Tensor, child: Tensor, matrix: bool) -> Tensor:
+    return _Layer(x, W, offset, child, matrix).new_pairs()
+
+
+@_squared_lengths_backward.register_fake
+def _(x: Tensor, W: Tensor, offset: Tensor, child: Tensor, matrix: bool, g: Tensor) -> tuple[Tensor, Tensor]:
+    return _like(x), _like(W)
+
+
+@_compete.register_fake
+def _(logits: Tensor, order: Tensor, ends: Tensor, groups: int, background: float) -> Tensor:
+    return torch.empty_like(logits)
+
+
+@_compete_backward.register_fake
+def _(log_share: Tensor, order: Tensor, ends: Tensor, groups: int, g: Tensor) -> Tensor:
+    return torch.empty_like(log_share)
+
+
+def _like(x: Tensor) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+# --- Gradients ------------------------------------------------------------------------------------------------------
+
+
+def _save_moments(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    *layer, matrix, log_weight, log_a = inputs
+    ctx.save_for_backward(*layer, log_weight, log_a, *output)
+    ctx.matrix = matrix
+
+
+def _back_moments(ctx: Any, g_log_mass: Tensor, g_mean: Tensor, g_variance: Tensor) -> tuple[Tensor | None, ...]:
+    *layer, log_weight, log_a, log_mass, mean, variance = ctx.saved_tensors
+    given = (log_weight, log_a, log_mass, mean, variance, g_log_mass, g_mean, g_variance)
+    g_x, g_W, g_log_weight, g_log_a = _moments_backward(*layer, ctx.matrix, *given)
+    return g_x, g_W, None, None, None, g_log_weight, g_log_a
+
+
+def _save_log_likelihood(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    *layer, matrix, mean, precision, _ = inputs
+    ctx.save_for_backward(*layer, mean, precision)
+    ctx.matrix = matrix
+
+
+def _back_log_likelihood(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+    *layer, mean, precision = ctx.saved_tensors
+    g_x, g_W, *others = _log_likelihood_backward(*layer, ctx.matrix, mean, precision, g)
+    return g_x, g_W, None, None, None, *others
+
+
+def _save_one(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    *layer, matrix, given = inputs
+    ctx.save_for_backward(*layer, given)
+    ctx.matrix = matrix
+
+
+def _back_total(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+    *layer, weight = ctx.saved_tensors
+    g_x, g_W = _outer_backward(*layer, ctx.matrix, weight, g)
+    return g_x, g_W, None, None, None, _dot(*layer, ctx.matrix, g)
+
+
+def _back_dot(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+    *layer, parent = ctx.saved_tensors
+    g_x, g_W = _outer_backward(*layer, ctx.matrix, g, parent)
+    return g_x, g_W, None, None, None, _total(*layer, ctx.matrix, g)
+
+
+def _save_squared_lengths(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    *layer, matrix = inputs
+    ctx.save_for_backward(*layer)
+    ctx.matrix = matrix
+
+
+def _back_squared_lengths(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+    g_x, g_W = _squared_lengths_backward(*ctx.saved_tensors, ctx.matrix, g)
+    return g_x, g_W, None, None, None
+
+
+def _save_compete(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    _, order, ends, groups, _ = inputs
+    ctx.save_for_backward(output, order, ends)
+    ctx.groups = groups
+
+
+def _back_compete(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+    log_share, order, ends = ctx.saved_tensors
+    return _compete_backward(log_share, order, ends, ctx.groups, g), None, None, None, None
+
+
+_moments.register_autograd(_back_moments, setup_context=_save_moments)
+_log_likelihood.register_autograd(_back_log_likelihood, setup_context=_save_log_likelihood)
+_total.register_autograd(_back_total, setup_context=_save_one)
+_dot.register_autograd(_back_dot, setup_context=_save_one)
+_squared_lengths.register_autograd(_back_squared_lengths, setup_context=_save_squared_lengths)
+_compete.register_autograd(_back_compete, setup_context=_save_compete)

@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -375,7 +376,7 @@ def measure(sweep: Sweep, arguments: argparse.Namespace) -> int:
         if waiting:
             print(f"not yet: torchcaps {words[0]} of {needed[0]} needs {', '.join(waiting)}")
             continue
-        print("torchcaps", *words, flush=True)
+        print(shlex.join(["torchcaps", *words]), flush=True)
         if not arguments.dry_run:
             # A process of its own, so that the peak memory in the result is that of the evaluation alone.
             failed |= subprocess.run([sys.executable, "-m", "torchcaps", *words]).returncode

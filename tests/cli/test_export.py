@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -46,19 +47,21 @@ def test_a_run_becomes_a_file_that_scores_as_the_run_does(capsys, tmp_path, fold
     with torch.no_grad():
         torch.testing.assert_close(torch.from_numpy(scores), load(folder).scores(x), rtol=0, atol=1e-4)
     assert [p.name for p in tmp_path.iterdir()] == ["model.onnx"]
+    found = onnxruntime.InferenceSession(path).get_modelmeta().custom_metadata_map
+    assert json.loads(found["class_names"]) == [str(digit) for digit in range(10)]
 
 
 def test_a_file_that_is_there_stays_unless_forced(capsys, tmp_path, folder, monkeypatch):
     path = tmp_path / "model.onnx"
     path.write_bytes(b"mine")
     assert "--force" in refused(capsys, folder, path) and path.read_bytes() == b"mine"
-    monkeypatch.setattr(export, "_converted", lambda model: (b"new", 2e-6))
+    monkeypatch.setattr(export, "_converted", lambda *_: (b"new", 2e-6))
     code, out, _ = run(capsys, folder, path, "--force")
     assert code == 0 and "2e-06" in out and path.read_bytes() == b"new"
 
 
 def test_a_difference_is_one_line_and_leaves_nothing_behind(capsys, tmp_path, folder, monkeypatch):
-    monkeypatch.setattr(export, "_traced", lambda *_: b"file")
+    monkeypatch.setattr(export, "_traced", lambda *_: b"")
     monkeypatch.setattr(export, "_difference", lambda *_: 0.5)
     assert "differs from torch by 0.5" in refused(capsys, folder, tmp_path / "model.onnx")
     assert list(tmp_path.iterdir()) == []
@@ -70,6 +73,12 @@ def test_what_is_no_run_or_no_place_for_a_file_is_refused_by_name(capsys, tmp_pa
     assert "nowhere" in refused(capsys, tmp_path / "nowhere", tmp_path / "model.onnx")
     assert "folder that exists" in refused(capsys, folder, tmp_path / "none" / "model.onnx")
     assert "does not know '--forse'" in refused(capsys, folder, tmp_path / "model.onnx", "--forse")
+
+
+@pytest.mark.parametrize("name", ["model.txt", "model", "model.ONNX2", "model.pt"])
+def test_other_endings_are_refused(capsys, tmp_path, folder, name):
+    assert "neither .onnx nor .safetensors" in refused(capsys, folder, tmp_path / name)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_missing_extra_is_named(capsys, tmp_path, folder, monkeypatch):
@@ -97,6 +106,7 @@ def test_weights_alone_load_as_a_run_and_name_no_folder(capsys, tmp_path, folder
     for image, label in zip(given.tensors["examples.images"], given.tensors["examples.labels"], strict=True):
         assert any(torch.equal(image, other) for other in test.images[test.labels == label])
     assert to_dict(given.meta.recipe)["data"].get("data_dir") is None
+    assert load_run(path).class_names == tuple(str(digit) for digit in range(10))
     assert path.stat().st_size < (folder / "checkpoint.safetensors").stat().st_size
 
 

@@ -749,3 +749,21 @@ def test_config_itself_needs_neither_torch_nor_numpy() -> None:
         for name in ("constraints", "convert", "formatting", "loading", "schema", "serialize")
     ]
     assert done.stdout.split() == ["torchcaps", "torchcaps.config", *inner, "torchcaps.errors"]
+
+
+# --- Old keys -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        ({"optimiser": {"name": "Adam"}}, "the key 'optimiser' is now called 'optimizer'"),
+        ({"train": {"check_every": 3}}, "the key 'train.check_every' is now called 'validate_every'"),
+    ],
+)
+def test_keys_of_an_earlier_version_are_refused_with_their_new_name(data: dict[str, Any], text: str) -> None:
+    from torchcaps.train.recipe import recipe_of
+
+    with pytest.raises(RecipeError, match=text) as error:
+        recipe_of(data)
+    assert "\n" not in str(error.value)

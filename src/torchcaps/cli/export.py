@@ -38,20 +38,24 @@ class Export:
 
     def run(self) -> int:
         from torchcaps.errors import RecipeError
+        from torchcaps.systems.predict import class_names
         from torchcaps.train import load_run
         from torchcaps.train.export import TOLERANCE, WEIGHTS, check_target, export_onnx, export_weights
 
         if not 0 <= self.examples <= MOST:
             raise RecipeError(f"--examples {self.examples} is asked for; 0 to {MOST} is wanted")
+        check_target(self.file, force=self.force)
+        run = load_run(self.folder)
+        names = class_names(run.recipe.data, run.model.spec.classes) if run.model.is_classifier else ()
         if self.file.suffix == WEIGHTS:
-            moved = export_weights(self.folder, self.file, half=self.half, examples=self.examples, force=self.force)
+            moved = export_weights(
+                self.folder, self.file, half=self.half, examples=self.examples, names=names, force=self.force
+            )
             size = self.file.stat().st_size
             print(f"{self.file}: {size:,} bytes, outputs differ from the run's by {moved:.2g} at most")
             return 0
         if self.half or self.examples:
             raise RecipeError(f"--half and --examples go with weights: name the file model{WEIGHTS}")
-        check_target(self.file, force=self.force)
-        run = load_run(self.folder)
-        worst = export_onnx(run.model, self.file, force=self.force)
+        worst = export_onnx(run.model, self.file, names=names, force=self.force)
         print(f"{self.file}: differs from torch by {worst:.2g} at most ({TOLERANCE:g} is allowed)")
         return 0

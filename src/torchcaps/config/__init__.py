@@ -30,11 +30,12 @@ from torchcaps.config.constraints import (
     Scalar,
     Share,
 )
-from torchcaps.config.convert import check, from_dict
+from torchcaps.config.convert import RENAMED, check, from_dict
 from torchcaps.config.loading import flatten, merge, parse_overrides, read_toml
 from torchcaps.config.serialize import describe, to_dict
 
 __all__ = [
+    "RENAMED",
     "Choice",
     "Count",
     "NonFinite",

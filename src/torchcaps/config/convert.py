@@ -13,7 +13,10 @@ from torchcaps.config.formatting import SCALARS, Place, short, show, type_text, 
 from torchcaps.config.schema import default_of, first_mark, hints_of, split_marks
 from torchcaps.errors import RecipeError, suggestion
 
-__all__ = ["check", "from_dict"]
+__all__ = ["RENAMED", "check", "from_dict"]
+
+RENAMED = {"optimiser": "optimizer", "check_every": "validate_every"}
+"""Keys of earlier versions and what they are called now: an old one is refused with the new one's name."""
 
 T = TypeVar("T")
 
@@ -51,6 +54,8 @@ def _build(cls: Any, data: Any, at: Place, start: object = None, tags: tuple[str
     known = {*hints, *tags}
     for key in data:
         if key not in known:
+            if RENAMED.get(key) in known:
+                raise at.error(f"the key '{at.key(key).path}' is now called '{RENAMED[key]}'; rename it")
             text = short(key if isinstance(key, str) else show(key))
             raise at.error(f"unknown key '{at.key(key).path}'{suggestion(text, known)}")
     values = {name: _field(cls, name, data, at.key(name), start) for name in hints}

@@ -91,7 +91,7 @@ def pictures_of(run: TrainedRun, paths: Sequence[Path], *, fit: bool = False, in
         255 - images if invert else images,
         torch.zeros(len(paths), dtype=torch.int64),
         classes,
-        names=class_names(config, classes),
+        names=run.class_names or class_names(config, classes),
         preprocess=Preprocess(view, bool(getattr(config, "standardize", False))),
     )
 

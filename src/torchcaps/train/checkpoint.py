@@ -52,6 +52,7 @@ class CheckpointMeta:
         stopped_early: True if it ended because the validation accuracy reached `train.stop_at`.
         threads: The number of threads that trained it, if known.
         weights_only: True if the file holds the model alone, without what training needs to go on.
+        class_names: Names of the classes, in files that are given away.
     """
 
     recipe: Recipe
@@ -64,6 +65,7 @@ class CheckpointMeta:
     stopped_early: bool = False
     threads: NonNegativeInt | None = None
     weights_only: bool = False
+    class_names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.stage not in stage_names(self.recipe.model):

@@ -10,9 +10,10 @@ outputs  scores      [b j]      of classifiers
 
 from __future__ import annotations
 
+import json
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -38,8 +39,12 @@ __all__ = ["TOLERANCE", "WEIGHTS", "check_target", "export_onnx", "export_weight
 TOLERANCE = 1e-4
 """Largest difference between a number that torch computes and the same of onnxruntime."""
 
+ONNX = ".onnx"
 WEIGHTS = ".safetensors"
-"""The ending of a file that takes the weights alone."""
+"""The endings of files that take the graph and the weights alone."""
+
+CLASS_NAMES = "class_names"
+"""The key of the ONNX file's metadata that holds a JSON list of the names of the classes."""
 
 TRACED = 2
 VERIFIED = 5
@@ -53,34 +58,78 @@ def outputs(model: Model, images: Tensor) -> dict[str, Tensor]:
         return {"scores": model.scores(images)}
     code = encode(images)
     if isinstance(code, Capsules):
-        scores = {"scores": code.activation} if _classifies(model) else {}
+        scores = {"scores": code.activation} if model.is_classifier else {}
         return scores | code._asdict()
     return {"features": code, "reconstruction": _decoded(model, code)}
 
 
-def export_onnx(model: Model, path: Path, *, force: bool = False) -> float:
-    """Write a model as ONNX; returns the largest difference from torch, on random images.
+def export_onnx(model: Model, path: Path, *, names: Sequence[str] = (), force: bool = False) -> float:
+    """Write a model as ONNX.
 
-    TrainingError, and no file, if that is more than TOLERANCE or the model cannot be traced.
+    Args:
+        model: The model to trace.
+        path: The file to write, which ends in .onnx.
+        names: Names of the classes, which go into the file's metadata.
+        force: Replace a file that is there.
+
+    Returns:
+        The largest difference from torch, on random images.
+
+    Raises:
+        TrainingError: The difference is more than TOLERANCE, or the model cannot be traced; no file is written.
+        RecipeError: The file cannot be written, or a package is missing.
     """
     check_target(path, force=force)
     was = model.training
     model.eval()
     try:
-        data, worst = _converted(model)
+        data, worst = _converted(model, names)
     finally:
         model.train(was)
     write_atomically(path, [data])
     return worst
 
 
+def _with_names(data: bytes, names: Sequence[str]) -> bytes:
+    """Add the names of the classes to the metadata of an ONNX file."""
+    if not names:
+        return data
+    import onnx
+
+    graph = onnx.load_from_string(data)
+    onnx.helper.set_model_props(graph, {CLASS_NAMES: json.dumps(list(names))})
+    named: bytes = graph.SerializeToString()
+    return named
+
+
 @torch.no_grad()
-def export_weights(folder: Path, path: Path, *, half: bool = False, examples: int = 0, force: bool = False) -> float:
-    """Write the weights of a run alone, with so many test images of each class; returns how far its outputs moved."""
+def export_weights(
+    folder: Path,
+    path: Path,
+    *,
+    half: bool = False,
+    examples: int = 0,
+    names: Sequence[str] = (),
+    force: bool = False,
+) -> float:
+    """Write the weights of a run alone, which load as a run does but cannot be resumed.
+
+    Args:
+        folder: The folder of the run.
+        path: The file to write, which ends in .safetensors.
+        half: Store weights in half precision.
+        examples: How many test images of each class go along.
+        names: Names of the classes; without them, those of the recipe's data, where it is.
+        force: Replace a file that is there.
+
+    Returns:
+        The largest change of an output of the model by the rounding, on random images.
+    """
     check_target(path, force=force)
     checkpoint = find_checkpoint(folder)
     run = run_of(checkpoint)
-    small = strip_to_weights(checkpoint, half=half, examples=_examples(run.recipe.data, examples) if examples else None)
+    images_and_labels = _examples(run.recipe.data, examples) if examples else None
+    small = strip_to_weights(checkpoint, half=half, examples=images_and_labels, names=names)
     given = build_model(run.recipe, run.model.spec).eval()
     load_weights(given, small)
     images = torch.rand(VERIFIED, *run.model.spec[:3], generator=torch.Generator().manual_seed(0))
@@ -101,6 +150,8 @@ def _examples(data: DataConfig, each: int) -> tuple[Tensor, Tensor]:
 
 def check_target(path: Path, *, force: bool = False) -> None:
     """Say before any work that the packages are missing or the file cannot be written."""
+    if path.suffix not in (ONNX, WEIGHTS):
+        raise RecipeError(f"'{path}' ends in neither {ONNX} nor {WEIGHTS}; name the file model{ONNX} or model{WEIGHTS}")
     wanted = () if path.suffix == WEIGHTS else ("onnx", "onnxscript", "onnxruntime")
     if missing := [name for name in wanted if find_spec(name) is None]:
         raise RecipeError(f"export needs {' and '.join(missing)}: pip install 'torchcaps[onnx]'")
@@ -111,16 +162,16 @@ def check_target(path: Path, *, force: bool = False) -> None:
 
 
 @torch.no_grad()
-def _converted(model: Model) -> tuple[bytes, float]:
+def _converted(model: Model, names: Sequence[str]) -> tuple[bytes, float]:
     """The file and how far it is from torch. Operators of our own cannot be exported, hence the plain path."""
     images = torch.rand(VERIFIED, *model.spec[:3], generator=torch.Generator().manual_seed(0))
     with kernel_mode("plain"):
         expected = outputs(model, images)  # before tracing, since tables that are made once would be made of no values
-        if _classifies(model):
+        if model.is_classifier:
             expected["scores"] = model.scores(images)
         for stage in progress(["trace", "compare"], "exporting"):
             if stage == "trace":
-                data = _traced(model, images[:TRACED], list(expected))
+                data = _with_names(_traced(model, images[:TRACED], list(expected)), names)
             else:
                 worst = _difference(data, images, expected)
     if not worst <= TOLERANCE:
@@ -195,10 +246,6 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         logging.disable(before)
-
-
-def _classifies(model: Model) -> bool:
-    return type(model).scores is not Model.scores
 
 
 def _decoded(model: Any, features: Tensor) -> Tensor:

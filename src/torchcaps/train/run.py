@@ -148,6 +148,7 @@ class TrainedRun(NamedTuple):
         extra: The checkpoint's tensors beside the state: examples that were given along.
         stage: The last stage that ran; "all" for models without stages.
         finished: True if the last stage of the model came to its end.
+        class_names: Names of the classes, if the file has them.
     """
 
     model: Model
@@ -159,6 +160,7 @@ class TrainedRun(NamedTuple):
     extra: Mapping[str, Tensor] = {}
     stage: str = "all"
     finished: bool = True
+    class_names: tuple[str, ...] = ()
 
 
 def create(recipe: Recipe | str, spec: ImageSpec | None = None) -> Model:
@@ -207,6 +209,7 @@ def run_of(checkpoint: Checkpoint) -> TrainedRun:
         extra={name: value for name, value in checkpoint.tensors.items() if not name.startswith("state.")},
         stage=meta.stage,
         finished=meta.is_complete,
+        class_names=meta.class_names,
     )
 
 

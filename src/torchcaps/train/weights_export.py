@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import PurePath
 
@@ -19,18 +20,28 @@ EXAMPLES = ("examples.images", "examples.labels")
 
 
 def strip_to_weights(
-    checkpoint: Checkpoint, *, half: bool = False, examples: tuple[Tensor, Tensor] | None = None
+    checkpoint: Checkpoint,
+    *,
+    half: bool = False,
+    examples: tuple[Tensor, Tensor] | None = None,
+    names: Sequence[str] = (),
 ) -> Checkpoint:
-    """The model's state alone, in half precision if wanted; it loads as any run does, but cannot be resumed.
+    """Return the model's state alone; it loads as any run does, but cannot be resumed.
 
-    `examples` are images, bytes [n c h w], and labels [n] to show the model without its data.
+    Args:
+        checkpoint: The checkpoint of a run.
+        half: Store weights in half precision.
+        examples: Images, bytes [n c h w], and labels [n] to show the model without its data.
+        names: Names of the classes.
     """
     kept = {name: value for name, value in checkpoint.tensors.items() if name.startswith("state.model.")}
     if half:
         kept = {name: value.half() if value.dtype == torch.float32 else value for name, value in kept.items()}
     skeleton = checkpoint.state
     model = skeleton["model"] if isinstance(skeleton, dict) else None
-    meta = replace(checkpoint.meta, recipe=_anonymous(checkpoint.meta.recipe), weights_only=True)
+    meta = replace(
+        checkpoint.meta, recipe=_anonymous(checkpoint.meta.recipe), weights_only=True, class_names=tuple(names)
+    )
     state = {"model": model, "optimizer": None, "schedule": None}
     return Checkpoint(kept | dict(zip(EXAMPLES, examples or (), strict=False)), meta, state)
 

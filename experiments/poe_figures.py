@@ -8,13 +8,14 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import cast
 
+import torch
+
+from torchcaps.data import subset
 from torchcaps.errors import RecipeError
-from torchcaps.models.poe import PoE
-from torchcaps.systems import system_of
-from torchcaps.systems.poe.figures import FigureOptions, picture
-from torchcaps.train import load_run
+from torchcaps.systems import System, system_of
+from torchcaps.systems.figure_context import FigureOptions, draw_figure
+from torchcaps.train import TrainedRun, load_run
 from torchcaps.utils.files import write_atomically
 
 SWEPT = 14
@@ -28,16 +29,23 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("runs", nargs="+", type=Path, help="folders of runs of poe-mnist and poe-fashion")
     for folder in parser.parse_args(words).runs:
         run = load_run(folder)
-        if system_of(run.recipe).name != "poe":
+        system = system_of(run.recipe)
+        if system.name != "poe":
             raise RecipeError(f"'{folder}' holds no products of expert capsules; name the folder of a run that does")
-        model = cast(PoE, run.model)
         name = run.recipe.name
-        _write(f"{name}-samples", picture("samples", model, FigureOptions(count=4)), "samples-empirical")
+        _write(f"{name}-samples", _draw(system, run, "samples", FigureOptions(count=4)), "samples-empirical")
         if name == "poe-mnist":
-            test = run.recipe.data.load().test.model_input(slice(10))
-            _write(f"{name}-completion", picture("completion", model, FigureOptions(), test), "completion")
-            sweeps = picture("sweeps", model, FigureOptions(capsules=(SWEPT,)))
+            _write(f"{name}-completion", _draw(system, run, "completion", FigureOptions(count=10)), "completion")
+            sweeps = _draw(system, run, "sweeps", FigureOptions(capsules=(SWEPT,)))
             _write(f"{name}-sweeps", sweeps, next(key for key in sweeps if key.endswith("-axes")))
+
+
+def _draw(system: System, run: TrainedRun, kind: str, options: FigureOptions) -> dict[str, bytes]:
+    """Draw a figure from the model, and from the first test images if it needs any."""
+    context = system.figure_context(
+        run.model, options, lambda: subset(run.recipe.data.load().test, torch.arange(options.count))
+    )
+    return draw_figure(system.figures, kind, context)
 
 
 def _write(name: str, drawn: dict[str, bytes], which: str) -> None:

@@ -26,7 +26,7 @@ from torchcaps.evaluate.baselines import fit_pca
 from torchcaps.evaluate.svm_probe import GAMMA, build_probe_data, fit_svm
 from torchcaps.models.sparse import SparseModel
 from torchcaps.systems import system_of
-from torchcaps.systems.sparse.metrics import Look, Seen, capsules, encode_dataset
+from torchcaps.systems.sparse.metrics import ImageCodes, ImageEncoder, capsule_encoder, encode_dataset
 from torchcaps.train.run import TrainedRun, load_run
 from torchcaps.utils.progress import progress
 
@@ -59,8 +59,8 @@ def main(words: Sequence[str] | None = None) -> None:
         raise RecipeError(f"--images {max(numbers)} came; there are only {material.read} images to fit to")
     train, test = (material.sets[name] for name in material.protocols[material.main])
     rows = [["accuracy (%) after", *(f"{count:,} images" for count in numbers)]]
-    for title, look, gamma in progress(list(_looks(runs, material.shown)), "fitting"):
-        rows.append([title, *_curve(look, gamma, train, test, numbers)])
+    for title, encoder, gamma in progress(list(_encoders(runs, material.shown)), "fitting"):
+        rows.append([title, *_curve(encoder, gamma, train, test, numbers)])
     before = _before(cast(SparseModel, runs[0].model))
     same = _moved_again(runs[0], max(numbers))
     rows.append(
@@ -70,19 +70,19 @@ def main(words: Sequence[str] | None = None) -> None:
 
 
 @torch.no_grad()
-def _looks(runs: list[TrainedRun], shown: Tensor) -> Iterator[tuple[str, Look, float | None]]:
+def _encoders(runs: list[TrainedRun], shown: Tensor) -> Iterator[tuple[str, ImageEncoder, float | None]]:
     """Yield row label, encoder and the kernel that suits its codes, as in torchcaps.systems.sparse.metrics."""
     sparse, dense = (cast(SparseModel, run.model.eval()) for run in runs)
-    yield f"{runs[0].recipe.name}, behind the mask", capsules(sparse), GAMMA
+    yield f"{runs[0].recipe.name}, behind the mask", capsule_encoder(sparse), GAMMA
     yield f"{runs[0].recipe.name}, before the mask", _before(sparse), GAMMA
-    yield runs[1].recipe.name, capsules(dense), GAMMA
+    yield runs[1].recipe.name, capsule_encoder(dense), GAMMA
     axes = fit_pca(shown.flatten(1), *sparse.encode(shown[:1]).pose.shape[1:])
-    yield "principal components", lambda images: Seen(axes.codes(images.flatten(1)), None), None
+    yield "principal components", lambda images: ImageCodes(axes.codes(images.flatten(1)), None), None
 
 
-def _before(model: SparseModel) -> Look:
+def _before(model: SparseModel) -> ImageEncoder:
     """Encode by the capsules before their mask."""
-    return lambda images: capsules(model)(images).before()
+    return lambda images: capsule_encoder(model)(images).before_mask()
 
 
 def _moved_again(run: TrainedRun, count: int) -> Dataset:
@@ -94,9 +94,9 @@ def _moved_again(run: TrainedRun, count: int) -> Dataset:
 
 
 @torch.no_grad()
-def _curve(look: Look, gamma: float | None, train: Dataset, test: Dataset, numbers: list[int]) -> list[str]:
+def _curve(encoder: ImageEncoder, gamma: float | None, train: Dataset, test: Dataset, numbers: list[int]) -> list[str]:
     """Fit an SVM to the first images of `train`, for each number of them; accuracies (%) on `test`."""
-    codes, asked = (cast(Tensor, encode_dataset(look, data).codes) for data in (train, test))
+    codes, asked = (cast(Tensor, encode_dataset(encoder, data).codes) for data in (train, test))
     machines = (fit_svm(codes[:count], train.labels[:count], gamma=gamma) for count in numbers)
     return [f"{100 * machine.accuracy(asked, test.labels):.1f}" for machine in machines]
 

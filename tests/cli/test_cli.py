@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -254,8 +255,12 @@ def test_demo_trains_evaluates_and_reports(capsys, tmp_path, monkeypatch):
     for row in ("poe-glyphs", "paper", "offset only", "random W", "PCA", "k-means", "RBM"):
         assert f"\n{row} " in out
     page = (tmp_path / "demo" / "report.html").read_text()
-    assert page.count("data:image/png;base64,") == 11
+    assert page.count("data:image/png;base64,") == 10
     assert "http" not in page
+    *_, report, explore, evaluate = (shlex.split(line, comments=True) for line in out.splitlines())
+    assert report[1:3] == ["-m", "webbrowser"] and report[3] == (tmp_path / "demo" / "report.html").as_uri()
+    assert explore[-2:] == ["explore", str(tmp_path / "demo" / "poe-glyphs")]
+    assert run(capsys, "evaluate", str(tmp_path / "demo"))[1].strip() in out and evaluate[-2] == "evaluate"
     again = run(capsys, *words)
     assert again[0] == 0 and again[1] == out
 

@@ -14,11 +14,13 @@ from support.cli import talk
 from support.tiny_recipe import TINY, tiny
 from torchcaps.models import CapsNet, PoE, SparseCaps
 from torchcaps.systems import figure_registry
+from torchcaps.systems.capsnet.system import CapsNetSystem
+from torchcaps.systems.poe.system import PoESystem
 from torchcaps.train import train
 from torchcaps.train.recipe import recipe_of
 
 ALL = {
-    "samples-empirical", "pairs-empirical", "wins-empirical", "reconstructions", "interpolation", "completion",
+    "samples-empirical", "wins-empirical", "reconstructions", "interpolation", "completion",
     "completion-steps", "routing",
 }  # fmt: skip
 
@@ -98,11 +100,11 @@ def test_sweeps_of_chosen_capsules_and_all_of_one(capsys, folder, tmp_path):
     assert list(sweeps) == [f"sweeps-{j}-{kind}" for j in (2, 0) for kind in ("axes", "numbers")]
     assert len(set(sweeps.values())) == 4
     single = set(drawn(capsys, folder, "--capsule", 1, "--count", 1, "--out", tmp_path))
-    assert single == ALL - {"pairs-empirical", "interpolation"} | {"sweeps-1-axes", "sweeps-1-numbers"}
+    assert single == ALL - {"interpolation"} | {"sweeps-1-axes", "sweeps-1-numbers"}
 
 
 def test_samples_need_no_data(capsys, folder, tmp_path, monkeypatch):
-    monkeypatch.setattr("torchcaps.systems.figure_registry._test_images", lambda recipe: pytest.fail("loaded the data"))
+    monkeypatch.setattr(PoESystem, "figure_images", lambda *_: pytest.fail("loaded the data"))
     assert set(drawn(capsys, folder, "--what", "pairs", "-n", 1, "--out", tmp_path)) == {"pairs-empirical"}
 
 
@@ -135,7 +137,7 @@ def test_pictures_of_a_capsnet(capsys, classes, tmp_path):
 def test_of_very_many_test_images_some_are_looked_at(capsys, classes, tmp_path, monkeypatch):
     words = (classes, "--what", "calibration", "--out", tmp_path)
     whole = drawn(capsys, *words)
-    monkeypatch.setattr("torchcaps.systems.figure_registry.LOOKED_AT", 20)
+    monkeypatch.setattr(CapsNetSystem, "max_figure_images", 20)
     part = drawn(capsys, *words)
     assert part == drawn(capsys, *words) and part != whole and part != drawn(capsys, *words, "--seed", 1)
 
@@ -173,7 +175,7 @@ def test_what_sparse_capsules_do_not_draw_is_refused(capsys, sparse, classes, fo
     assert "0 to 4" in refused(capsys, sparse, "--capsule", 5, *out)
     assert "leave it out" in refused(capsys, sparse, "--what", "parts", "--beside", classes, *out)
     assert "leave it out" in refused(capsys, classes, "--beside", sparse, *out)
-    assert "wants sparse capsules or a CapsNet" in refused(capsys, sparse, "--beside", folder, *out)
+    assert "wants sparse capsules or CapsNets" in refused(capsys, sparse, "--beside", folder, *out)
     assert "a name of its own" in refused(capsys, sparse, "--beside", classes, sparse, *out)
     assert "checkpoint" in refused(capsys, sparse, "--beside", tmp_path, *out)
     assert not list(tmp_path.glob("*.png"))
@@ -189,7 +191,7 @@ def test_a_run_of_another_model_is_refused(capsys, tmp_path):
         }
     )
     train(recipe, tmp_path / "run", quiet=True)
-    assert "product of experts" in refused(capsys, tmp_path / "run")
+    assert "products of expert capsules" in refused(capsys, tmp_path / "run")
     assert not (tmp_path / "run" / "pictures").exists()
 
 

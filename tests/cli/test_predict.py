@@ -15,7 +15,7 @@ from support.tiny_recipe import tiny
 from torchcaps.data import DATASETS, Dataset, GlyphsConfig, MultiMnistConfig, Splits
 from torchcaps.data.multimnist import multimnist
 from torchcaps.errors import DataError, ShapeError
-from torchcaps.systems.predict import class_names, fitted, pictures_of, predict
+from torchcaps.systems.prediction import class_names, classify, letterbox, read_pictures
 from torchcaps.train import TrainedRun, load_run, train
 from torchcaps.train.recipe import recipe_of
 from torchcaps.types import ImageSpec
@@ -230,21 +230,21 @@ def test_a_run_that_sees_a_view_is_shown_the_middle_and_standardized_if_it_was_t
 
     noise = np.random.default_rng(0).integers(0, 256, (48, 48, 3), dtype=np.uint8)
     photo = loaded({"name": "cifar10", "view": 24}, ImageSpec(3, 24, 24, 10))
-    seen = pictures_of(photo, [saved(tmp_path / "a.png", noise[:32, :32])]).model_input()
+    seen = read_pictures(photo, [saved(tmp_path / "a.png", noise[:32, :32])]).model_input()
     assert np.array_equal((255 * seen[0]).round().permute(1, 2, 0).numpy(), noise[4:28, 4:28])
     with pytest.raises(ShapeError, match=r"24x24 .* 32x32"):
-        pictures_of(photo, [saved(tmp_path / "b.png", noise[:24, :24])])
+        read_pictures(photo, [saved(tmp_path / "b.png", noise[:24, :24])])
     toy = loaded({"name": "smallnorb", "view": 32, "standardize": True}, ImageSpec(2, 32, 32, 5))
     with pytest.raises(ShapeError, match="of 2 channels"):
-        pictures_of(toy, [saved(tmp_path / "c.png", noise[..., 0])])
-    both = pictures_of(toy, [tmp_path / "c.png"], fit=True)
+        read_pictures(toy, [saved(tmp_path / "c.png", noise[..., 0])])
+    both = read_pictures(toy, [tmp_path / "c.png"], fit=True)
     assert both.model_input().shape == (1, 2, 32, 32) and both.names[1] == "human"
-    assert abs(float(both.model_input().mean())) < 1e-6 and len(predict(toy, both)) == 1
+    assert abs(float(both.model_input().mean())) < 1e-6 and len(classify(toy, both)) == 1
 
 
 def test_fitted_is_the_mean_of_areas_in_proportion_with_the_border_s_median_around():
     picture = torch.randint(0, 256, (3, 12, 24), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
-    small = fitted(picture, 8, 8)  # a third of it: 4x8, in the middle
+    small = letterbox(picture, 8, 8)  # a third of it: 4x8, in the middle
     assert small.shape == (3, 8, 8) and small.dtype == torch.uint8
     for c in range(3):
         border = [int(picture[c, y, x]) for y in (0, 11) for x in range(24)]
@@ -259,6 +259,6 @@ def test_fitted_is_the_mean_of_areas_in_proportion_with_the_border_s_median_arou
 @pytest.mark.parametrize("size", [(1, 1), (1, 40), (7, 3), (16, 16), (50, 20)])
 def test_fitted_keeps_an_even_picture_even_at_any_size(size):
     even = torch.full((1, *size), 77, dtype=torch.uint8)
-    assert torch.equal(fitted(even, 16, 16), torch.full((1, 16, 16), 77, dtype=torch.uint8))
+    assert torch.equal(letterbox(even, 16, 16), torch.full((1, 16, 16), 77, dtype=torch.uint8))
     whole = torch.randint(0, 256, (1, 16, 16)).to(torch.uint8)
-    assert torch.equal(fitted(whole, 16, 16), whole)
+    assert torch.equal(letterbox(whole, 16, 16), whole)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -101,9 +102,10 @@ def test_an_angle_of_a_whole_turn_is_tracked_by_its_sine_or_cosine():
 def test_controls_are_measured_alike_and_the_same_again(model_and_test):
     model, test = model_and_test
     torch.manual_seed(1)
-    controls = f.factor_controls(model, test, seed=4)
-    assert tuple(controls) == f.CONTROLS and controls == f.factor_controls(model, test, seed=4)
-    assert controls != f.factor_controls(model, test, seed=5)
+    dimension = model.config.dimension
+    controls = f.factor_controls(test, dimension, seed=4)
+    assert tuple(controls) == f.PIXEL_CONTROLS and controls == f.factor_controls(test, dimension, seed=4)
+    assert controls != f.factor_controls(test, dimension, seed=5)
     for factors in controls.values():
         numbers = f.factor_metrics(factors)
         each = [numbers[f"factor_correlation_{name}"] for name in test.factors]
@@ -132,7 +134,7 @@ def test_data_that_cannot_be_measured_get_one_line(model_and_test):
         (replace(test, factors={"instance": test.labels}), "no factors"),
         (labeled(6, x=torch.rand(6)), "no class has 8"),
     ]:
-        for measure in (f.factor_correlation, f.factor_controls):
+        for measure in (partial(f.factor_correlation, model), partial(f.factor_controls, dimension=4)):
             with pytest.raises(DataError, match=words) as caught:
-                measure(model, data)
+                measure(data)
             assert "\n" not in str(caught.value)

@@ -10,14 +10,17 @@ from support.tiny_recipe import tiny
 from torchcaps.data import AffnistConfig, Splits
 from torchcaps.errors import DataError, RecipeError
 from torchcaps.evaluate import Result, class_scores, classification, read_result, write_result
-from torchcaps.evaluate.classification import classifier_metrics, nearest_mean_metrics, pose_controls, untrained_metrics
+from torchcaps.evaluate.classification import classifier_metrics, nearest_mean_metrics
 from torchcaps.evaluate.results import gather
 from torchcaps.models import Model
-from torchcaps.systems import evaluate_runs
+from torchcaps.systems import SYSTEMS, evaluate_runs
+from torchcaps.systems.base import EvaluationOptions
 from torchcaps.systems.report import html_report, rows_of, text_table
-from torchcaps.train import train
+from torchcaps.train import TrainedRun, train
 from torchcaps.train.train_state import build_model
 from torchcaps.types import ImageSpec
+
+CAPSNET = SYSTEMS["capsnet"]
 
 
 def some(**change) -> Result:
@@ -103,18 +106,24 @@ def test_nearest_mean_by_loops():
 
 
 def test_untrained_is_about_chance():
-    assert untrained_metrics(tiny(), tiny().data.load())["test_error"] > 0.6
+    recipe = tiny()
+    splits = recipe.data.load()
+    untrained = CAPSNET.measure(build_model(recipe, splits.train.spec), recipe, splits, EvaluationOptions())
+    assert untrained["test_error"] > 0.6
 
 
 def test_what_is_asked_depends_on_the_data():
     """Pairs of labels, moved digits, known factors: each has its own names."""
     splits = tiny(data={"train": 120, "test": 120}).data.load()
     model = build_model(tiny(), splits.train.spec)
-    assert {"test_error", "calibration_error", "factor_correlation"} < classifier_metrics(model, tiny(), splits).keys()
-    assert set(pose_controls(model, splits.test)) == {"untrained", "pixel components", "pixel directions"}
+    run = TrainedRun(model, tiny(), 0, 0.0)
+    options = EvaluationOptions()
+    names = {"test_error", "calibration_error"}
+    assert names | {"factor_correlation"} < CAPSNET.measure(model, tiny(), splits, options).keys()
+    assert set(CAPSNET.measure_controls([run], splits, options)) == set(CAPSNET.controls)
     few = tiny(data={"test": 7}).data.load()
-    assert set(classifier_metrics(model, tiny(), few)) == {"test_error", "calibration_error"}
-    assert pose_controls(model, few.test) == {}
+    assert set(CAPSNET.measure(model, tiny(), few, options)) == names
+    assert set(CAPSNET.measure_controls([run], few, options)) == {"untrained", "nearest mean"}
 
 
 def test_pairs_of_labels_are_asked_for_both():
@@ -151,7 +160,7 @@ def test_runs_of_several_seeds_beside_a_control(tmp_path):
     assert list(result.controls)[:3] == ["other", "untrained", "nearest mean"]
     assert all(len(v) == 2 for v in result.metrics.values())
     assert result.config["model"]["name"] == "capsnet"
-    with pytest.raises(RecipeError, match="as a control"):
+    with pytest.raises(RecipeError, match="--control"):
         evaluate_runs([tmp_path / "s0", tmp_path / "cnn"])
 
 

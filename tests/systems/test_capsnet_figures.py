@@ -14,11 +14,28 @@ from torchcaps.data.multimnist import multimnist
 from torchcaps.errors import DataError, RecipeError, ShapeError
 from torchcaps.evaluate.factors import class_capsules
 from torchcaps.models import CapsNet
-from torchcaps.systems import figure_context
+from torchcaps.systems import SYSTEMS, figure_context
 from torchcaps.systems.capsnet import figures as c
-from torchcaps.systems.poe.figures import FigureOptions
+from torchcaps.systems.figure_context import ClassFigureContext, FigureOptions, draw_figure
 from torchcaps.train.train_state import build_model
 from torchcaps.types import Capsules
+
+FIGURES = SYSTEMS["capsnet"].figures
+FROM_ALL = ("reconstructions", "multimnist", "calibration")
+"""Figures that encode all test images, some to find the wrong answers; the others encode a few."""
+
+
+def context_of(model: CapsNet, options: FigureOptions, data: Dataset, classes: Capsules | None = None):
+    return ClassFigureContext(model, options, lambda: data, known=classes)
+
+
+def picture(kind: str, model: CapsNet, options: FigureOptions, data: Dataset, classes: Capsules | None = None):
+    return draw_figure(FIGURES, kind, context_of(model, options, data, classes))
+
+
+def kinds_of(data: Dataset) -> list[str]:
+    context = context_of(made(data), FigureOptions(), data)
+    return [kind for kind, figure in FIGURES.items() if not figure.obstacle(context)]
 
 
 def made(data: Dataset) -> CapsNet:
@@ -48,35 +65,35 @@ def sure(model: CapsNet, data: Dataset, answers: torch.Tensor) -> Capsules:
     return Capsules(pose, torch.full(pose.shape[:2], 0.1).scatter(1, answers.view(len(data), -1), 0.9))
 
 
-@pytest.mark.parametrize("kind", c.FIGURES)
+@pytest.mark.parametrize("kind", FIGURES)
 def test_every_figure_is_the_same_again_and_depends_on_the_model(single, pairs, kind):
     model, data = pairs if kind == "multimnist" else single
     wish = FigureOptions(capsules=(2, 0), count=3, seed=1)
-    drawn = c.picture(kind, model, wish, data)
+    drawn = picture(kind, model, wish, data)
     assert drawn and all(png.startswith(b"\x89PNG") for png in drawn.values())
-    assert drawn == c.picture(kind, model, wish, data)
+    assert drawn == picture(kind, model, wish, data)
     kept = {name: value.clone() for name, value in model.state_dict().items()}
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(3)
-        other = c.picture(kind, model, wish, data)
+        other = picture(kind, model, wish, data)
     model.load_state_dict(kept)
     assert all(other[name] != png for name, png in drawn.items() if name in other)
 
 
 def test_wrong_answers_have_a_picture_if_there_are_any(single):
     model, data = single
-    right = c.picture("reconstructions", model, FigureOptions(count=4), data, sure(model, data, data.labels))
+    right = picture("reconstructions", model, FigureOptions(count=4), data, sure(model, data, data.labels))
     assert list(right) == ["reconstructions", "reconstructions-worst"] and panels(right["reconstructions"]) == 12
     answers = data.labels.clone()
     answers[[3, 8]] = (answers[[3, 8]] + 1) % 10
-    drawn = c.picture("reconstructions", model, FigureOptions(count=4), data, sure(model, data, answers))
+    drawn = picture("reconstructions", model, FigureOptions(count=4), data, sure(model, data, answers))
     assert panels(drawn.pop("reconstructions-wrong")) == 6 and drawn.keys() == right.keys()
 
 
 def test_the_worst_are_those_whose_pixels_are_furthest_from_the_label_s(single):
     model, data = single
-    scene = c.FigureContext(model, FigureOptions(), data, class_capsules(model, data))
+    scene = context_of(model, FigureOptions(), data, class_capsules(model, data))
     with torch.no_grad():
         for n, error in enumerate(c._errors(scene).tolist()):
             alone = torch.zeros(1, 10, 4)
@@ -102,16 +119,16 @@ def test_perturbed_moves_one_number_at_a_time(single):
 
 def test_perturbations_have_a_sheet_a_class_and_one_of_all(single):
     model, data = single
-    drawn = c.picture("perturbations", model, FigureOptions(capsules=(4, 1)), data)
+    drawn = picture("perturbations", model, FigureOptions(capsules=(4, 1)), data)
     assert list(drawn) == ["perturbations", "perturbations-4", "perturbations-1"]
     assert [panels(png) for png in drawn.values()] == [2 * 11, 4 * 11, 4 * 11]
     present = sorted(set(data.labels.tolist()))
-    everything = c.picture("perturbations", model, FigureOptions(), data)
+    everything = picture("perturbations", model, FigureOptions(), data)
     assert list(everything) == ["perturbations", *(f"perturbations-{j}" for j in present)]
     few = replace(data, images=data.images[:1], labels=data.labels[:1], factors={})
     absent = (int(data.labels[0]) + 1) % 10
     with pytest.raises(DataError, match=f"shows class {absent}"):
-        c.picture("perturbations", model, FigureOptions(capsules=(absent,)), few)
+        picture("perturbations", model, FigureOptions(capsules=(absent,)), few)
 
 
 def test_the_overview_takes_the_dimension_that_changes_most(single, monkeypatch):
@@ -121,7 +138,7 @@ def test_the_overview_takes_the_dimension_that_changes_most(single, monkeypatch)
     titles = []
     monkeypatch.setattr(c, "perturbed", lambda *_: strips)
     monkeypatch.setattr(c, "image_grid", lambda rows, *_: titles.append([title for title, _ in rows]) or b"")
-    c.picture("perturbations", model, FigureOptions(capsules=(3,)), data)
+    picture("perturbations", model, FigureOptions(capsules=(3,)), data)
     assert ["3\ndimension 2"] in titles
 
 
@@ -159,13 +176,13 @@ def test_the_first_is_red_the_second_green_and_both_are_yellow():
 
 def test_pairs_are_drawn_apart_and_wrong_ones_beside_their_labels(pairs):
     model, data = pairs
-    right = c.picture("multimnist", model, FigureOptions(count=3), data, sure(model, data, data.labels.flip(-1)))
+    right = picture("multimnist", model, FigureOptions(count=3), data, sure(model, data, data.labels.flip(-1)))
     assert list(right) == ["multimnist"] and panels(right["multimnist"]) == 6 * 3
-    without = c.picture("multimnist", model, FigureOptions(count=3), replace(data, components=None))
+    without = picture("multimnist", model, FigureOptions(count=3), replace(data, components=None))
     assert panels(without["multimnist"]) == 5 * 3
     answers = data.labels.clone()
     answers[5, 0] = next(j for j in range(10) if j not in answers[5].tolist())
-    wrong = c.picture("multimnist", model, FigureOptions(count=3), data, sure(model, data, answers))
+    wrong = picture("multimnist", model, FigureOptions(count=3), data, sure(model, data, answers))
     assert panels(wrong["multimnist-wrong"]) == 4
 
 
@@ -175,28 +192,28 @@ def test_answers_stand_where_their_labels_do():
 
 
 def test_labels_decide_what_can_be_drawn(single, pairs):
-    assert c.kinds_of(single[1]) == ["reconstructions", "perturbations", "routing", "calibration"]
-    assert c.kinds_of(pairs[1]) == ["perturbations", "routing", "multimnist"]
+    assert kinds_of(single[1]) == ["reconstructions", "perturbations", "routing", "calibration"]
+    assert kinds_of(pairs[1]) == ["perturbations", "routing", "multimnist"]
     assert {"perturbations-3", "perturbations"} == set(
-        c.picture("perturbations", pairs[0], FigureOptions((3,)), pairs[1])
+        picture("perturbations", pairs[0], FigureOptions((3,)), pairs[1])
     )
     with pytest.raises(RecipeError, match="ask for: reconstructions"):
-        c.picture("multimnist", *single[:1], FigureOptions(), single[1])
+        picture("multimnist", *single[:1], FigureOptions(), single[1])
     with pytest.raises(RecipeError, match="ask for: perturbations"):
-        c.picture("calibration", pairs[0], FigureOptions(), pairs[1])
+        picture("calibration", pairs[0], FigureOptions(), pairs[1])
     with pytest.raises(RecipeError, match="did you mean 'routing'"):
-        c.picture("routin", single[0], FigureOptions(), single[1])
+        picture("routin", single[0], FigureOptions(), single[1])
     with pytest.raises(ShapeError, match="0 to 9"):
-        c.picture("perturbations", single[0], FigureOptions((10,)), single[1])
+        picture("perturbations", single[0], FigureOptions((10,)), single[1])
 
 
-@pytest.mark.parametrize("kind", c.FIGURES)
+@pytest.mark.parametrize("kind", FIGURES)
 def test_all_images_are_looked_at_only_where_it_is_said(single, pairs, kind, monkeypatch):
     model, data = pairs if kind == "multimnist" else single
     seen = []
     monkeypatch.setattr(figure_context, "class_capsules", lambda *given: seen.append(given) or class_capsules(*given))
-    c.picture(kind, model, FigureOptions(count=1), data)
-    assert len(seen) == (kind in c.FROM_ALL)
+    picture(kind, model, FigureOptions(count=1), data)
+    assert len(seen) == (kind in FROM_ALL)
 
 
 def test_color_and_crops_are_drawn(single):
@@ -204,5 +221,5 @@ def test_color_and_crops_are_drawn(single):
     images = torch.randint(0, 256, (6, 3, 20, 20), dtype=torch.uint8)
     data = Dataset(images, torch.arange(6), 10, names=tuple("abcdefghij"), preprocess=Preprocess(16, standardize=True))
     model = made(data)
-    for kind in c.kinds_of(data):
-        assert c.picture(kind, model, FigureOptions(count=2), data)
+    for kind in kinds_of(data):
+        assert picture(kind, model, FigureOptions(count=2), data)

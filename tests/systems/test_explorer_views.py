@@ -325,7 +325,8 @@ def test_histograms_are_of_em_routing_alone(kind):
     torch.testing.assert_close(found.counts[-1], wanted, rtol=1e-3, atol=1e-5)
     assert found.counts.shape == (view.iterations, len(wanted)) and edges[0] == 0
     with torch.no_grad():
-        own = vote_distances(getattr(view.model, "matrix", view.model), IMAGE[None])
+        network = getattr(view.model, "matrix", view.model)
+        own = vote_distances(network, network(IMAGE[None], trace=True))
     bars = histogram(*(x[:, 0] for x in own), edges[-1], len(wanted))  # [t j n]
     torch.testing.assert_close(found.counts, bars[:, 1], rtol=1e-3, atol=1e-5)
     everything = [view.routing(IMAGE, j).histogram for j in range(view.capsules)]

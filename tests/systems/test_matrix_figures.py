@@ -14,10 +14,14 @@ from torchcaps.evaluate.factors import class_capsules
 from torchcaps.evaluate.figures import image_grid
 from torchcaps.models import MatrixCaps, MatrixConfig, TinyMatrixConfig
 from torchcaps.routing import EM
-from torchcaps.systems import figure_context
+from torchcaps.systems import SYSTEMS, figure_context
+from torchcaps.systems.figure_context import FigureOptions, draw_figure
 from torchcaps.systems.matrix import figures as m
-from torchcaps.systems.poe.figures import FigureOptions
+from torchcaps.types import Capsules
 
+FIGURES = SYSTEMS["matrix"].figures
+FROM_ALL = ("calibration",)
+"""Figures that encode all test images; the others encode a few."""
 CONFIG = replace(TinyMatrixConfig(), sizes=(4, 2, 3, 2), routing=EM(3, 0.1, damping=0.1))
 VARIANTS = {
     "matrix": CONFIG,
@@ -40,14 +44,27 @@ def made(data: Dataset, config: MatrixConfig = CONFIG) -> MatrixCaps:
     return config.build(data.spec).eval()
 
 
+def context_of(model: MatrixCaps, options: FigureOptions, data: Dataset, classes: Capsules | None = None):
+    return m.MatrixFigureContext(model, options, lambda: data, known=classes)
+
+
+def picture(kind: str, model: MatrixCaps, options: FigureOptions, data: Dataset, classes: Capsules | None = None):
+    return draw_figure(FIGURES, kind, context_of(model, options, data, classes))
+
+
+def kinds_of(data: Dataset) -> list[str]:
+    context = context_of(made(data), FigureOptions(), data)
+    return [kind for kind, figure in FIGURES.items() if not figure.obstacle(context)]
+
+
 @pytest.mark.parametrize("name", VARIANTS)
 def test_distances_are_those_of_each_vote_to_the_weighted_mean(data, name):
     """Votes and means from the record of the routing, child by child; damping keeps a part of the mean before."""
     model = made(data, VARIANTS[name])
     images = data.model_input(slice(0, 2))
     with torch.no_grad():
-        distances, share = m.vote_distances(model, images)
         out = model(images, trace=True)
+        distances, share = m.vote_distances(model, out)
     coupling, below, layer = out.infos[-1].coupling, out.below[-1], model.classes
     torch.testing.assert_close(share, coupling)
     t, b, i, j = distances.shape
@@ -99,28 +116,29 @@ def test_the_figures_look_as_far_as_the_votes_of_this_network_are(scale):
 
 
 def test_at_the_first_iteration_every_class_gets_an_equal_share(data):
-    _, share = m.vote_distances(made(data), data.model_input(slice(0, 3)))
+    model = made(data)
+    _, share = m.vote_distances(model, model(data.model_input(slice(0, 3)), trace=True))
     torch.testing.assert_close(share[0], torch.full_like(share[0], 1 / 3))
     torch.testing.assert_close(share.sum(-1), torch.ones(share.shape[:3]))
 
 
-@pytest.mark.parametrize("kind", m.FIGURES)
+@pytest.mark.parametrize("kind", FIGURES)
 def test_every_figure_is_the_same_again_and_depends_on_the_model(data, kind):
     model, wish = made(data), FigureOptions(capsules=(2, 0), count=2, seed=1)
-    drawn = m.picture(kind, model, wish, data)
+    drawn = picture(kind, model, wish, data)
     assert drawn and all(png.startswith(b"\x89PNG") for png in drawn.values())
-    assert drawn == m.picture(kind, model, wish, data)
+    assert drawn == picture(kind, model, wish, data)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(1.5)
-    other = m.picture(kind, model, wish, data)
+    other = picture(kind, model, wish, data)
     assert drawn.keys() == other.keys() and all(other[name] != png for name, png in drawn.items())
 
 
 def test_votes_have_two_pictures_an_image_and_a_column_a_class(data, monkeypatch):
     shapes = []
     monkeypatch.setattr(m, "_sheet", lambda bars, reach, titles, label, log: shapes.append((*bars.shape, titles, log)))
-    drawn = m.picture("votes", made(data), FigureOptions(capsules=(2, 0), count=3), data)
+    drawn = picture("votes", made(data), FigureOptions(capsules=(2, 0), count=3), data)
     rows = sorted({name.split("-")[1] for name in drawn})
     assert len(rows) == 3 and set(drawn) == {f"votes-{row}{end}" for row in rows for end in ("", "-all")}
     assert shapes[:2] == [
@@ -128,7 +146,7 @@ def test_votes_have_two_pictures_an_image_and_a_column_a_class(data, monkeypatch
         (3, 2, m.FAR_BINS, ["truck", "car"], True),
     ]
     shapes.clear()
-    m.picture("votes", made(data), FigureOptions(count=1), data)
+    picture("votes", made(data), FigureOptions(count=1), data)
     assert [shape[1] for shape in shapes] == [3, 3]
 
 
@@ -140,35 +158,35 @@ def test_routing_is_drawn_for_two_classes_by_iteration(data, monkeypatch):
         return image_grid(rows, *more)
 
     monkeypatch.setattr(m, "image_grid", seen)
-    [png] = m.picture("routing", made(data), FigureOptions(count=2), data).values()
+    [png] = picture("routing", made(data), FigureOptions(count=2), data).values()
     assert titles[0] == "image" and len(titles) == 1 + 2 * 3 and panels(png) > 0
 
 
 def test_wrong_wishes_are_one_line(data):
     with pytest.raises(RecipeError, match="did you mean 'votes'"):
-        m.picture("vote", made(data), FigureOptions(), data)
+        picture("vote", made(data), FigureOptions(), data)
     with pytest.raises(ShapeError, match="0 to 2"):
-        m.picture("votes", made(data), FigureOptions(capsules=(3,)), data)
+        picture("votes", made(data), FigureOptions(capsules=(3,)), data)
 
 
 def test_labels_decide_what_can_be_drawn(data, monkeypatch):
-    assert m.kinds_of(data) == ["votes", "routing", "calibration"]
+    assert kinds_of(data) == ["votes", "routing", "calibration"]
     pairs = replace(data, labels=torch.stack([data.labels, (data.labels + 1) % 3], 1))
-    assert m.kinds_of(pairs) == ["votes", "routing"]
+    assert kinds_of(pairs) == ["votes", "routing"]
     with pytest.raises(RecipeError, match=r"not drawn of labels \[9, 2\]; ask for: votes, routing"):
-        m.picture("calibration", made(data), FigureOptions(), pairs)
+        picture("calibration", made(data), FigureOptions(), pairs)
     said = []
     monkeypatch.setattr(m, "_sheet", lambda bars, reach, titles, label, log: said.append(label))
-    m.picture("votes", made(data), FigureOptions(count=9), pairs)
+    picture("votes", made(data), FigureOptions(count=9), pairs)
     assert set(said) == {"car, plane", "plane, truck", "truck, car"}
 
 
-@pytest.mark.parametrize("kind", m.FIGURES)
+@pytest.mark.parametrize("kind", FIGURES)
 def test_all_images_are_looked_at_only_where_it_is_said(data, kind, monkeypatch):
     seen = []
     monkeypatch.setattr(m, "_sheet", lambda *_, log: b"")
     monkeypatch.setattr(figure_context, "class_capsules", lambda *given: seen.append(given) or class_capsules(*given))
-    m.picture(kind, made(data), FigureOptions(count=1), data)
-    assert len(seen) == (kind in m.FROM_ALL)
-    m.picture(kind, made(data), FigureOptions(count=1), data, class_capsules(made(data), data))
-    assert len(seen) == (kind in m.FROM_ALL)
+    picture(kind, made(data), FigureOptions(count=1), data)
+    assert len(seen) == (kind in FROM_ALL)
+    picture(kind, made(data), FigureOptions(count=1), data, class_capsules(made(data), data))
+    assert len(seen) == (kind in FROM_ALL)

@@ -8,12 +8,15 @@ import itertools
 import pytest
 import torch
 
+from torchcaps.data import Dataset
 from torchcaps.errors import DataError, RecipeError, ShapeError
 from torchcaps.evaluate.figures import pixels
 from torchcaps.math.squash import squash
 from torchcaps.models.poe import PoE, PoEConfig, pose_sampling
+from torchcaps.systems import SYSTEMS
+from torchcaps.systems.figure_context import FigureOptions, draw_figure
 from torchcaps.systems.poe import generation as g
-from torchcaps.systems.poe.figures import FIGURES, FROM_IMAGES, FigureOptions, picture
+from torchcaps.systems.poe.figures import PoEFigureContext
 from torchcaps.train import train
 from torchcaps.train.recipe import recipe_of
 from torchcaps.types import ImageSpec
@@ -22,6 +25,21 @@ SMALL = {
     "name": "poe", "capsules": 4, "dimension": 3, "child_dimension": 4,
     "autoencoder": {"channels": [8, 8], "kernel": 5}, "energy": {"ramp": 10, "loosen": 20},
 }  # fmt: skip
+
+
+FIGURES = SYSTEMS["poe"].figures
+FROM_MODEL = ("samples", "pairs", "sweeps")
+"""Figures that need no data."""
+
+
+def picture(kind: str, model: PoE, options: FigureOptions, images: torch.Tensor | None = None) -> dict[str, bytes]:
+    """Draw a figure from some images [b c h w] in [0, 1], each once, in a picked order."""
+
+    def load() -> Dataset:
+        assert images is not None, "this figure loads data"
+        return Dataset((255 * images).round().byte(), torch.zeros(len(images)).long(), 10)
+
+    return draw_figure(FIGURES, kind, PoEFigureContext(model, options, load))
 
 
 def trained(folder, **energy) -> tuple[PoE, torch.Tensor]:
@@ -271,19 +289,40 @@ def test_figures_show_what_is_wished(uniform):
     assert set(picture("completion", model, FigureOptions(), images[:1])) == {"completion", "completion-steps"}
 
 
-def test_a_figure_from_images_says_so_without_any(uniform):
+def test_figures_of_the_model_alone_load_no_data(uniform):
+    model, _ = uniform
+    for kind in FIGURES:
+        if kind in FROM_MODEL:
+            assert picture(kind, model, FigureOptions(count=2))
+        else:
+            with pytest.raises(AssertionError, match="loads data"):
+                picture(kind, model, FigureOptions(count=2))
+
+
+def test_what_cannot_be_drawn_is_one_line(uniform):
     model, images = uniform
-    for kind in FROM_IMAGES:
-        with pytest.raises(ShapeError, match="none came"):
-            picture(kind, model, FigureOptions())
-    with pytest.raises(ShapeError, match="needs 2 images"):
+    with pytest.raises(RecipeError, match=r"needs 2 images, 1 came.*ask for: samples"):
         picture("interpolation", model, FigureOptions(), images[:1])
     with pytest.raises(RecipeError, match="did you mean 'samples'"):
         picture("sample", model, FigureOptions())
-    with pytest.raises(RecipeError, match="two capsules"):
-        picture("pairs", model, FigureOptions((1,)))
+    with pytest.raises(RecipeError, match="needs two capsules"):
+        picture("pairs", model, FigureOptions((1,), count=2), images)
+    with pytest.raises(RecipeError, match="domain"):
+        picture("samples", model, FigureOptions(domain="nowhere"))
     with pytest.raises(ShapeError, match="capsule 9"):
         picture("routing", model, FigureOptions((9,)), images)
+
+
+def test_images_are_inferred_once_for_all_figures(uniform, monkeypatch):
+    model, images = uniform
+    inferred = []
+    infer = PoE.infer
+    monkeypatch.setattr(PoE, "infer", lambda self, x: inferred.append(len(x)) or infer(self, x))
+    data = Dataset((255 * images).round().byte(), torch.zeros(len(images)).long(), 10)
+    context = PoEFigureContext(model, FigureOptions(count=4), lambda: data)
+    for kind in ("reconstructions", "interpolation", "routing"):
+        assert draw_figure(FIGURES, kind, context)
+    assert inferred == [4]
 
 
 def test_color_stays_color_and_two_channels_become_gray():

@@ -16,9 +16,10 @@ from torchcaps.evaluate.reference_classifier import reference_probabilities
 from torchcaps.evaluate.sample_metrics import cross_capsule_cka, sample_confidence
 from torchcaps.math.squash import squash
 from torchcaps.models import CNN, CNNConfig
-from torchcaps.systems import evaluate_runs, evaluation
+from torchcaps.systems import SYSTEMS, evaluate_runs, evaluation
 from torchcaps.systems.poe import metrics as poe_metrics
-from torchcaps.systems.poe.metrics import CONTROLS, SAMPLES, PoEEncoder, build_evaluation_data, measure, select_controls
+from torchcaps.systems.poe import system as poe_system
+from torchcaps.systems.poe.metrics import CONTROLS, SAMPLES, EncodedFeatures, PoEEncoder, build_evaluation_data, measure
 from torchcaps.systems.report import rows_of, text_table
 from torchcaps.train import Recipe, load, load_run, train
 from torchcaps.train.recipe import OptimizerConfig, recipe_of
@@ -51,7 +52,7 @@ def experts(**over) -> Recipe:
 def _short_judge():
     """A judge of a few steps: what it thinks is of no matter here."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(evaluation, "JUDGE_STEPS", 20)
+        patch.setattr(poe_system, "REFERENCE_STEPS", 20)
         yield
 
 
@@ -95,8 +96,8 @@ def test_every_row_has_every_metric(result):
 
 def test_results_do_not_say_where_a_machine_keeps_its_data():
     recipe = replace(experts(), data=MnistConfig(data_dir="somewhere"))
-    assert evaluation._config(recipe) == to_dict(replace(recipe, data=MnistConfig()))
-    assert evaluation._config(experts()) == to_dict(experts())
+    assert evaluation._portable_config(recipe) == to_dict(replace(recipe, data=MnistConfig()))
+    assert evaluation._portable_config(experts()) == to_dict(experts())
 
 
 def test_a_repetition_trains_nothing_and_finds_the_same(shelf, result):
@@ -135,10 +136,12 @@ def test_controls_stand_on_the_autoencoder_of_the_run_and_train_a_quarter_as_lon
 def test_a_control_of_another_autoencoder_is_refused(shelf, result, material):
     other = load(shelf / "s1")
     with pytest.raises(TrainingError, match="another autoencoder"):
-        poe_metrics._trained(poe_metrics._variant(experts(), "paper", 256), shelf / "s0" / "controls" / "paper", other)
+        poe_metrics._train_control(
+            poe_metrics._variant(experts(), "paper", 256), shelf / "s0" / "controls" / "paper", other
+        )
     with pytest.raises(TrainingError, match=r"dimension = 4, now it is 2.*; for this control: delete"):
         changed = replace(experts(), model=replace(experts().model, dimension=2))
-        poe_metrics._trained(
+        poe_metrics._train_control(
             poe_metrics._variant(changed, "paper", 256), shelf / "s0" / "controls" / "paper", material.model
         )
 
@@ -155,7 +158,7 @@ def test_the_run_s_numbers_are_those_of_the_model_itself(material):
         assert row["autoencoder_mse"] == pytest.approx(float((drawn - pixels).square().mean()), 1e-5)
         assert row["cka"] == pytest.approx(cross_capsule_cka(squash(seen.z)), 1e-4)
         assert torch.allclose(PoEEncoder(model).codes(material.features), capsules_.pose, atol=1e-6)
-        verdicts = reference_probabilities(material.judge, samples.flatten(0, 1)).view(4, SAMPLES, -1)
+        verdicts = reference_probabilities(material.reference, samples.flatten(0, 1)).view(4, SAMPLES, -1)
     assert verdicts.shape[:2] == (4, 50)
     assert {name: row[name] for name in METRICS[:3]} == sample_confidence(verdicts)
 
@@ -171,17 +174,9 @@ class Knows:
         labels = self.m.fitted_labels if f is self.m.fitted else self.m.labels
         return torch.nn.functional.one_hot(labels, 10).float()
 
-    def views(self, f):
-        return self.codes(f)[: len(f), :2, None]
-
-    def winners(self, f):
-        return self.seen
-
-    def rebuild(self, f):
-        return f
-
-    def rebuild_tied(self, f):
-        return None
+    def encode(self, f):
+        codes = self.codes(f)
+        return EncodedFeatures(codes, poses=codes[:, :2, None], winners=self.seen, rebuilt=f, rebuilt_tied=None)
 
     def samples(self, n, seed):
         self.asked.append(n)
@@ -205,26 +200,26 @@ class Sure(CNN):
 def test_a_subject_that_knows_the_classes_has_known_numbers(material):
     judge = Sure(ImageSpec(1, 16, 16, 10), material.images, material.labels)
     knows = Knows(material)
-    row = measure(knows, replace(material, judge=judge))
+    row = measure(knows, replace(material, reference=judge))
     assert knows.asked == [SAMPLES]
     for name in ("confident_fraction", "consistency", "argmax_nmi", "purity", "knn", "linear_probe"):
         assert row[name] == pytest.approx(1.0), name
     assert row["classes_covered"] == 10 and row["capsules_used"] == len(material.labels.unique())
     assert row["bottleneck_mse"] == pytest.approx(row["autoencoder_mse"]) and "tied_mse" not in row
-    blind = measure(Knows(material, torch.zeros_like(material.labels)), replace(material, judge=judge))
+    blind = measure(Knows(material, torch.zeros_like(material.labels)), replace(material, reference=judge))
     assert blind["argmax_nmi"] == 0 and blind["capsules_used"] == 1
 
 
 def test_random_weights_are_the_initial_ones_times_a_number(material):
     recipe = experts()
-    model = poe_metrics._random(recipe, material).model
+    model = poe_metrics._random_encoder(recipe, material).model
     start = build_model(replace(recipe, model=model.config), material.model.spec).energy.W
     ratio = model.energy.W / start
     assert torch.allclose(ratio, ratio.mean(), rtol=1e-4) and model.energy.mask is None
     z = model.energy.infer(model.energy.visible(material.fitted)).z
     assert float(z.square().sum(-1).mean()) == pytest.approx(1, abs=1e-4)
     assert torch.allclose(model.energy.offset, material.fitted.mean(0), atol=1e-4)
-    again = poe_metrics._random(recipe, material).model
+    again = poe_metrics._random_encoder(recipe, material).model
     assert torch.equal(model.energy.W, again.energy.W) and torch.equal(model.decoder.U, again.decoder.U)
     with torch.no_grad():  # least squares do better on what they were fitted to than the mean does
         rebuilt = model.decoder(model.energy.infer(model.energy.visible(material.fitted)).hidden)
@@ -232,20 +227,20 @@ def test_random_weights_are_the_initial_ones_times_a_number(material):
         assert (rebuilt - material.fitted).square().mean() < 0.9 * spread.square().mean()
 
 
-def test_views_of_rivals_have_no_gate(material):
+def test_poses_of_baselines_have_no_gate(material):
     f = material.features
     local = fit_local_pca(material.fitted.flatten(1), 4, 4)
-    views = poe_metrics._BaselineEncoder(local, material.model).views(f)
+    views = poe_metrics._BaselineEncoder(local, material.model).encode(f).poses
     winners, codes = local.winners(f.flatten(1)), local.codes(f.flatten(1))
     rows = torch.arange(len(f))
     assert torch.allclose(views[rows, winners], codes[rows, winners], atol=1e-4)
     assert (views != 0).any(-1).all() and views.shape == codes.shape
     means = fit_kmeans(material.fitted.flatten(1), 4, 4)
-    assert poe_metrics._BaselineEncoder(means, material.model).views(f).shape == (len(f), 4, 1)
+    assert poe_metrics._BaselineEncoder(means, material.model).encode(f).poses.shape == (len(f), 4, 1)
 
 
 def test_images_bounds_what_is_measured_and_the_sample_is_fixed(shelf, material):
-    few = build_evaluation_data(material.model, experts().data.load(), material.judge, images=10)
+    few = build_evaluation_data(material.model, experts().data.load(), material.reference, images=10)
     assert few.features.shape[0] == 10 and torch.equal(few.images, material.images[:10])
     assert len(few.real) == 64 and len(few.fitted) == 256
     assert evaluate_runs([shelf / "s0"], images=10, only=()).controls.keys() == {"real images"}
@@ -255,23 +250,23 @@ def test_images_bounds_what_is_measured_and_the_sample_is_fixed(shelf, material)
 
 def test_names_of_controls_are_checked_before_any_work(monkeypatch, shelf):
     assert (
-        select_controls(None) == CONTROLS
-        and select_controls(["RBM", "paper"]) == ("paper", "RBM")
-        and select_controls([]) == ()
+        SYSTEMS["poe"].select_controls(None) == CONTROLS
+        and SYSTEMS["poe"].select_controls(["RBM", "paper"]) == ("paper", "RBM")
+        and SYSTEMS["poe"].select_controls([]) == ()
     )
     with pytest.raises(RecipeError, match="did you mean 'local PCA'"):
         evaluate_runs([shelf / "s0"], only=["locl PCA"])
     monkeypatch.setitem(sys.modules, "sklearn", None)
-    assert select_controls(["PCA", "paper"]) == ("paper", "PCA")
+    assert SYSTEMS["poe"].select_controls(["PCA", "paper"]) == ("paper", "PCA")
     with pytest.raises(RecipeError, match="scikit-learn"):
-        select_controls(None)
+        SYSTEMS["poe"].select_controls(None)
 
 
 def test_a_run_of_another_recipe_is_a_row_and_the_run_itself_is_none(shelf, tmp_path):
     own = experts(name="plain", energy={"mode": "offset"})
     train(own, tmp_path / "plain", quiet=True)
     judge = next(shelf.glob("judge-*")) if list(shelf.glob("judge-*")) else shelf / "judge"
-    result = evaluate_runs([tmp_path / "plain"], [shelf / "s0"], only=["offset only", "PCA"], judge=judge)
+    result = evaluate_runs([tmp_path / "plain"], [shelf / "s0"], only=["offset only", "PCA"], reference=judge)
     assert list(result.controls) == ["experts", "PCA", "real images"]  # "offset only" would be the run itself
     assert not (tmp_path / "plain" / "controls").exists() and not list(tmp_path.glob("judge-*"))
 
@@ -285,7 +280,7 @@ def test_what_cannot_be_compared_is_refused(shelf, tmp_path):
     train(tiny(train={"epochs": 0.2}), tmp_path / "classifier", quiet=True)
     with pytest.raises(RecipeError, match="another kind of model"):
         evaluate_runs([shelf / "s0"], [tmp_path / "classifier"])
-    with pytest.raises(RecipeError, match="is a classifier"):
+    with pytest.raises(RecipeError, match="--images is for products of expert capsules and sparse capsules"):
         evaluate_runs([tmp_path / "classifier"], images=5)
     assert {"untrained", "nearest mean"} <= evaluate_runs([tmp_path / "classifier"]).controls.keys()
 
@@ -298,11 +293,11 @@ def test_a_run_that_was_cut_off_is_refused(shelf, monkeypatch):
 
 
 def test_the_judge_belongs_to_the_data_not_to_the_run(tmp_path):
-    here = evaluation.judge_folder(experts(), tmp_path / "a")
+    here = poe_system.reference_folder(experts(), tmp_path / "a")
     assert here.parent == tmp_path and here.name.startswith("judge-glyphs-")
-    assert here == evaluation.judge_folder(experts(name="b", seed=4), tmp_path / "b")
+    assert here == poe_system.reference_folder(experts(name="b", seed=4), tmp_path / "b")
     data = {**to_dict(experts())["data"], "test": 32}
-    assert here != evaluation.judge_folder(experts(data=data), tmp_path / "a")
+    assert here != poe_system.reference_folder(experts(data=data), tmp_path / "a")
 
 
 def test_a_wide_table_goes_on_below(result):

@@ -16,10 +16,12 @@ from torchcaps.errors import DataError, RecipeError, ShapeError
 from torchcaps.models import CapsNet, Model, SparseCaps, SparseConfig
 from torchcaps.models.sparse import SparseModel
 from torchcaps.models.sparse_matrix import SparseMatrixConfig
-from torchcaps.systems.poe.figures import FigureOptions
+from torchcaps.systems import SYSTEMS
+from torchcaps.systems.figure_context import ComparedRun, FigureOptions, draw_figure
 from torchcaps.systems.sparse import figures as s
 from torchcaps.train.train_state import build_model
 
+FIGURES = SYSTEMS["sparse"].figures
 SIZES: dict[str, Any] = {
     "capsules": 5, "dimension": 4, "channels": 4, "kernel": 5, "types": 2, "type_dimension": 4, "primary_kernel": 5,
     "decoder": (8,),
@@ -41,8 +43,12 @@ def data() -> Dataset:
     return tiny().data.load().test
 
 
-def scene(data: Dataset, model: Any = None, **wish: Any) -> s.SparseFigureContext:
-    return s.SparseFigureContext(model or made(data), FigureOptions(**wish), data)
+def scene(data: Dataset, model: Any = None, **options: Any) -> s.SparseFigureContext:
+    return s.SparseFigureContext(model or made(data), FigureOptions(**options), lambda: data)
+
+
+def picture(kind: str, context: s.SparseFigureContext) -> dict[str, bytes]:
+    return draw_figure(FIGURES, kind, context)
 
 
 @pytest.fixture
@@ -74,9 +80,9 @@ def test_parts_are_decoded_from_one_capsule_and_from_all_others(data, sparse):
 
 
 def test_parts_have_a_picture_an_image_and_a_column_a_capsule(data):
-    drawn = s.picture("parts", scene(data, count=2))
+    drawn = picture("parts", scene(data, count=2))
     assert len(drawn) == 2 and all(panels(png) == 3 + 3 * 5 for png in drawn.values())
-    [png] = s.picture("parts", scene(data, count=1, capsules=(4, 1))).values()
+    [png] = picture("parts", scene(data, count=1, capsules=(4, 1))).values()
     assert panels(png) == 3 + 3 * 2
 
 
@@ -84,7 +90,7 @@ def test_notes_say_each_capsule_s_rank_and_the_change_it_makes(data, monkeypatch
     grids: list[Any] = []
     monkeypatch.setattr(s, "image_grid", lambda *given: grids.append(given) or b"")
     model = made(data)
-    [name] = s.picture("parts", scene(data, model, count=1, capsules=(2, 0)))
+    [name] = picture("parts", scene(data, model, count=1, capsules=(2, 0)))
     row = int(name.removeprefix("parts-"))
     rows, _, notes = grids[0]
     out = model(data.model_input(slice(row, row + 1)))
@@ -100,7 +106,7 @@ def test_notes_say_each_capsule_s_rank_and_the_change_it_makes(data, monkeypatch
 def test_ranking_is_that_of_each_image_by_itself(data, batch):
     model = made(data)
     model.mask.boost.copy_(torch.tensor([1.0, 1.4, 1.0, 1.2, 1.0]))
-    found = s.ranking(model, data, batch)
+    found = s.rank_sparse(model, data, batch)
     for n in range(len(data)):
         out = model(data.model_input(slice(n, n + 1)))
         torch.testing.assert_close(found.support[n], out.support[0])
@@ -111,7 +117,7 @@ def test_ranking_is_that_of_each_image_by_itself(data, batch):
 def test_the_support_of_a_supervised_capsnet_is_read_in_the_same_way(data):
     model = build_model(tiny(), data.spec).eval()
     assert isinstance(model, CapsNet)
-    found, out = s.ranking(model, data), model(data.model_input(slice(0, 2)))
+    found, out = s.rank_classes(model, data), model(data.model_input(slice(0, 2)))
     coupling, (h, w, types) = out.info.coupling[-1], out.primary.activation.shape[1:]
     for b in range(2):
         for j in range(10):
@@ -133,7 +139,7 @@ def test_ranked_support_is_in_units_of_the_largest_and_falls():
 
 
 def test_rank_frequency_counts_images(data):
-    ranks = s.ranking(made(data), data).ranks
+    ranks = s.rank_sparse(made(data), data).ranks
     found = s.rank_frequency(ranks)
     for j in range(5):
         for r in range(5):
@@ -143,19 +149,20 @@ def test_rank_frequency_counts_images(data):
 def test_ranked_has_a_curve_a_run(data, shown):
     dense, capsnet = made(data, sparse=False), build_model(tiny(), data.spec)
     few = replace(data, images=data.images[:9], labels=data.labels[:9], factors={})
-    beside = {"dense": (dense, data), "supervised": (capsnet, few)}
-    s.picture("ranked", replace(scene(data), name="sparse", beside=beside))
+    compared = (ComparedRun("dense", "sparse", dense, data), ComparedRun("supervised", "capsnet", capsnet, few))
+    picture("ranked", replace(scene(data), name="sparse", compared=compared))
     lines = shown[0].get_lines()
     assert [line.get_label() for line in lines] == ["sparse, 40 images", "dense, 40 images", "supervised, 9 images"]
-    for line, run in zip(lines[1:], beside.values(), strict=True):
-        assert line.get_ydata().tolist() == pytest.approx(s.ranked_support(s.ranking(*run).support).tolist())
+    for line, run in zip(lines[1:], compared, strict=True):
+        ranking = s.RANKINGS[run.system](run.model, run.data)
+        assert line.get_ydata().tolist() == pytest.approx(s.ranked_support(ranking.support).tolist())
 
 
 def test_frequencies_have_a_curve_a_capsule_and_count_those_in_the_band(data, shown):
     model = made(data, band=(0.1, 0.3))
-    share = s.rank_frequency(s.ranking(model, data).ranks)
-    s.picture("frequencies", scene(data, model))
-    s.picture("frequencies", scene(data, model, capsules=(3, 1)))
+    share = s.rank_frequency(s.rank_sparse(model, data).ranks)
+    picture("frequencies", scene(data, model))
+    picture("frequencies", scene(data, model, capsules=(3, 1)))
     every, some = (axes.get_lines() for axes in shown)
     assert [line.get_label() for line in some] == ["capsule 3", "capsule 1"]
     for j, line in enumerate(every):
@@ -184,19 +191,19 @@ def test_swept_sets_one_number_at_a_time(data, frames):
 
 def test_equivariances_are_those_of_images_in_which_the_capsule_is_first(data):
     model = made(data)
-    first = s.ranking(model, data).ranks.argmin(-1)
+    first = s.rank_sparse(model, data).ranks.argmin(-1)
     here = sorted(set(first.tolist()))
     assert 1 < len(here) < 5  # one is never first
-    drawn = s.picture("equivariances", scene(data, model))
+    drawn = picture("equivariances", scene(data, model))
     assert list(drawn) == ["equivariances", *(f"equivariances-{j}" for j in here)]
     assert [panels(png) for png in drawn.values()] == [11 * len(here), *([2 + 4 * 11] * len(here))]
     assert all(int(first[row]) == j for j, row in s._examples(scene(data, model, seed=4)).items())
     absent = next(j for j in range(5) if j not in here)
-    assert list(s.picture("equivariances", scene(data, model, capsules=(absent, here[0])))) == [
+    assert list(picture("equivariances", scene(data, model, capsules=(absent, here[0])))) == [
         "equivariances", f"equivariances-{here[0]}",
     ]  # fmt: skip
     with pytest.raises(DataError, match=f"capsule {absent} is first in no test image"):
-        s.picture("equivariances", scene(data, model, capsules=(absent,)))
+        picture("equivariances", scene(data, model, capsules=(absent,)))
 
 
 def test_the_overview_takes_the_number_that_changes_most(data, monkeypatch):
@@ -206,8 +213,8 @@ def test_the_overview_takes_the_number_that_changes_most(data, monkeypatch):
     monkeypatch.setattr(s, "swept", lambda *_: strips)
     monkeypatch.setattr(s, "image_grid", lambda *given: grids.append(given) or b"")
     model = made(data)
-    j = int(s.ranking(model, data).ranks.argmin(-1)[0])
-    s.picture("equivariances", scene(data, model, capsules=(j,)))
+    j = int(s.rank_sparse(model, data).ranks.argmin(-1)[0])
+    picture("equivariances", scene(data, model, capsules=(j,)))
     rows, _, notes = grids[-1]
     assert [title for title, _ in rows] == [f"capsule {j}\nnumber 2"]
     assert notes[0] == ["-1.0", "-0.8", "-0.6", "-0.4", "-0.2", "0.0", "0.2", "0.4", "0.6", "0.8", "1.0"]
@@ -215,15 +222,16 @@ def test_the_overview_takes_the_number_that_changes_most(data, monkeypatch):
 
 def test_all_images_are_looked_at_once_and_only_where_it_is_needed(data, monkeypatch):
     seen: list[Any] = []
-    ranking = s.ranking
-    monkeypatch.setattr(s, "ranking", lambda *given: seen.append(given) or ranking(*given))
+    ranking = s.rank_sparse
+    monkeypatch.setattr(s, "rank_sparse", lambda model, data: seen.append(len(data)) or ranking(model, data))
     monkeypatch.setattr(s, "image_grid", lambda *_: b"")
     one = scene(data, count=1)
-    s.picture("parts", one)
-    assert not seen
-    for kind in s.FIGURES:
-        s.picture(kind, one)
-    assert len(seen) == 1
+    picture("parts", one)
+    assert seen == [1]
+    seen.clear()
+    for kind in ("ranked", *FIGURES):
+        picture(kind, one)
+    assert seen == [len(data)]
 
 
 def with_em(data: Dataset) -> Model:
@@ -232,7 +240,7 @@ def with_em(data: Dataset) -> Model:
     return config.build(data.spec).eval()
 
 
-@pytest.mark.parametrize("kind", s.FIGURES)
+@pytest.mark.parametrize("kind", FIGURES)
 @pytest.mark.parametrize("build", [made, with_em])
 def test_every_figure_is_the_same_again_and_depends_on_the_model(data, kind, build):
     """Stereo pairs that are cropped and standardized, whatever routes them."""
@@ -241,27 +249,27 @@ def test_every_figure_is_the_same_again_and_depends_on_the_model(data, kind, bui
     pairs = Dataset(images, torch.arange(20) % 3, 3, preprocess=Preprocess(16, standardize=True))
     model = build(pairs)
     assert isinstance(model, SparseModel)
-    drawn = s.picture(kind, scene(pairs, model, count=2, seed=1))
+    drawn = picture(kind, scene(pairs, model, count=2, seed=1))
     assert drawn and all(png.startswith(b"\x89PNG") for png in drawn.values())
-    assert drawn == s.picture(kind, scene(pairs, model, count=2, seed=1))
+    assert drawn == picture(kind, scene(pairs, model, count=2, seed=1))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(1.5 * parameter.flip(0))
-    assert s.picture(kind, scene(pairs, model, count=2, seed=1)) != drawn
+    assert picture(kind, scene(pairs, model, count=2, seed=1)) != drawn
 
 
 def test_standardized_images_are_drawn_with_their_own_light(data):
     even = torch.cat([data.images[:5], torch.full_like(data.images[:1], 90)])
     level = Dataset(even, data.labels[:6], 10, preprocess=Preprocess(standardize=True))
     for row in range(6):
-        found = scene(level).levels(level.model_input(slice(row, row + 1)), row)
+        found = scene(level).to_pixels(level.model_input(slice(row, row + 1)), row)
         torch.testing.assert_close(found, even[row : row + 1].float() / 255, rtol=1e-4, atol=1e-5)
-    assert scene(data).levels(torch.tensor([-1.0, 0.3, 2.0]), 0).tolist() == pytest.approx([0.0, 0.3, 1.0])
+    assert scene(data).to_pixels(torch.tensor([-1.0, 0.3, 2.0]), 0).tolist() == pytest.approx([0.0, 0.3, 1.0])
 
 
 def test_wrong_wishes_are_one_line(data):
     with pytest.raises(RecipeError, match="did you mean 'ranked'"):
-        s.picture("rankd", scene(data))
+        picture("rankd", scene(data))
     with pytest.raises(ShapeError, match="0 to 4"):
-        scene(data, capsules=(5,))
+        picture("parts", scene(data, capsules=(5,)))
     assert not isinstance(build_model(tiny(), data.spec), SparseModel)

@@ -15,9 +15,17 @@ from torchcaps.errors import RecipeError
 from torchcaps.evaluate.results import Result
 from torchcaps.evaluate.svm_probe import AFFNIST, ProbeData, build_probe_data, fit_svm
 from torchcaps.models import MODELS, SmallSparseConfig, SparseConfig
-from torchcaps.systems import evaluate_runs
+from torchcaps.systems import SYSTEMS, evaluate_runs
 from torchcaps.systems.papers import paper_tables
-from torchcaps.systems.sparse.metrics import CONTROLS, Look, Seen, capsules, chosen, in_band, measure, see_all
+from torchcaps.systems.sparse.metrics import (
+    CONTROLS,
+    ImageCodes,
+    ImageEncoder,
+    capsule_encoder,
+    count_in_band,
+    encode_sets,
+    measure,
+)
 from torchcaps.train import Recipe, create, load, load_recipe, total_steps, train
 from torchcaps.types import ImageSpec
 
@@ -93,7 +101,7 @@ def test_a_row_is_what_the_read_out_says_of_the_masked_capsules(shelf, result):
     svm = fit_svm(codes["train"], m.sets["train"].labels)
     assert result.metrics["glyphs_svm"][1] == svm.accuracy(codes["test"], m.sets["test"].labels)
     winners = torch.tensor([row.index(0) for row in ranks.tolist()])
-    assert torch.equal(capsules(model)(m.sets["test"].model_input()).groups, winners)
+    assert torch.equal(capsule_encoder(model)(m.sets["test"].model_input()).groups, winners)
     assert result.metrics["purity"][1] == pytest.approx(purity_by_loops(winners, m.sets["test"].labels))
 
 
@@ -111,11 +119,11 @@ def test_capsules_in_the_band_by_loops(shelf):
         firsts = [row.index(0) for row in model(images).ranks.tolist()]
     low, high = 0.64 / 4, 1.6 / 4
     wanted = sum(low <= firsts.count(j) / len(firsts) <= high for j in range(4))
-    assert in_band(model, images) == wanted
+    assert count_in_band(model, images) == wanted
     model.mask.low, model.mask.high = 0.0, 1.0
-    assert in_band(model, images) == 4
+    assert count_in_band(model, images) == 4
     model.mask.low, model.mask.high = 1.1, 1.2
-    assert in_band(model, images) == 0
+    assert count_in_band(model, images) == 0
 
 
 def knows(m: ProbeData, told: dict[str, torch.Tensor]):
@@ -123,15 +131,15 @@ def knows(m: ProbeData, told: dict[str, torch.Tensor]):
     known = torch.cat([data.model_input().flatten(1) for data in m.sets.values()])
     said = torch.cat([told[name] for name in m.sets])
 
-    def look(images: torch.Tensor) -> Seen:
+    def look(images: torch.Tensor) -> ImageCodes:
         which = torch.cdist(images.flatten(1), known).argmin(-1)
-        return Seen(torch.nn.functional.one_hot(said[which], 16).float(), said[which])
+        return ImageCodes(torch.nn.functional.one_hot(said[which], 16).float(), said[which])
 
     return look
 
 
-def told_of(look: Look, m: ProbeData) -> dict[str, float]:
-    return measure(see_all(look, m), m)
+def told_of(look: ImageEncoder, m: ProbeData) -> dict[str, float]:
+    return measure(encode_sets(look, m), m)
 
 
 def test_who_knows_the_classes_has_known_numbers():
@@ -139,7 +147,7 @@ def test_who_knows_the_classes_has_known_numbers():
     row = told_of(knows(m, {name: data.labels for name, data in m.sets.items()}), m)
     assert row.pop("argmax_nmi_place") < 0.8
     assert row == dict.fromkeys(["glyphs_svm", *READERS, "argmax_nmi", "purity"], pytest.approx(1.0))
-    blind = told_of(lambda images: Seen(images.new_ones(len(images), 2), torch.zeros(len(images)).long()), m)
+    blind = told_of(lambda images: ImageCodes(images.new_ones(len(images), 2), torch.zeros(len(images)).long()), m)
     assert blind["argmax_nmi"] == 0 and blind["glyphs_svm"] < 0.3
 
 
@@ -176,7 +184,7 @@ def test_before_the_mask_the_read_out_sees_all_capsules(shelf, result):
     assert row["glyphs_svm"][1] == svm.accuracy(codes["test"], m.sets["test"].labels)
     assert any(row[name] != result.metrics[name] for name in ("glyphs_svm", *READERS)), "it reads another code"
     with torch.no_grad():
-        seen = capsules(model)(m.sets["test"].model_input()).before()
+        seen = capsule_encoder(model)(m.sets["test"].model_input()).before_mask()
     assert torch.equal(seen.codes, codes["test"]) and (seen.codes != 0).any(-1).all() and seen.groups is None
 
 
@@ -268,7 +276,8 @@ def test_small_networks_have_the_paper_s_places_and_latent_capsules():
 
 
 def test_names_of_controls_are_checked_before_any_work(shelf):
-    assert chosen(None) == CONTROLS and chosen(["PCA", "untrained"]) == ("untrained", "PCA") and chosen([]) == ()
+    select = SYSTEMS["sparse"].select_controls
+    assert select(None) == CONTROLS and select(["PCA", "untrained"]) == ("untrained", "PCA") and select([]) == ()
     with pytest.raises(RecipeError, match="did you mean 'k-means'"):
         evaluate_runs([shelf / "s0"], only=["kmeans"])
 
@@ -276,8 +285,8 @@ def test_names_of_controls_are_checked_before_any_work(shelf):
 def test_what_cannot_be_compared_is_refused(shelf, tmp_path, monkeypatch):
     with pytest.raises(RecipeError, match="0 images"):
         evaluate_runs([shelf / "s0"], images=0)
-    with pytest.raises(RecipeError, match="no samples to judge"):
-        evaluate_runs([shelf / "s0"], judge=tmp_path)
+    with pytest.raises(RecipeError, match="--reference is for products of expert capsules"):
+        evaluate_runs([shelf / "s0"], reference=tmp_path)
     train(tiny(train={"epochs": 0.2}), tmp_path / "classifier", quiet=True)
     with pytest.raises(RecipeError, match="another kind of model"):
         evaluate_runs([shelf / "s0"], [tmp_path / "classifier"])

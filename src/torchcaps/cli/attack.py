@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
 if TYPE_CHECKING:
     from torchcaps.evaluate.attacks import AttackCurves
+    from torchcaps.systems.attack_runs import AttackSettings
 
 __all__ = ["Attack"]
 
@@ -55,21 +56,24 @@ class Attack:
     def run(self) -> int:
         from torchcaps.evaluate.figures import require_matplotlib
         from torchcaps.systems.attack_runs import attack_runs, load_attack_runs, to_plain_data
+        from torchcaps.systems.run_folders import find_run
 
         require_matplotlib()
         settings = self._settings()
-        contest = load_attack_runs((self.folder, *self.against), self.source)
-        folders = [_made(folder) for folder in (self.out or self.folder / "attacks", self.results) if folder]
-        curves = attack_runs(contest, **settings)
-        recipe = next(iter(contest.runs.values()))[0].recipe.name
-        paths = [folders[0] / "attacks.json", *(folder / f"{recipe}-attacks.json" for folder in folders[1:])]
-        self._write(curves, to_plain_data(contest, curves, settings), paths)
+        folder = find_run(self.folder)
+        attacked = load_attack_runs((folder, *self.against), self.source)
+        outputs = [_made(path) for path in (self.out or folder / "attacks", self.results) if path]
+        curves = attack_runs(attacked, settings)
+        recipe = next(iter(attacked.runs.values())).run.recipe.name
+        paths = [outputs[0] / "attacks.json", *(path / f"{recipe}-attacks.json" for path in outputs[1:])]
+        self._write(curves, to_plain_data(attacked, curves, settings), paths)
         return 0
 
-    def _settings(self) -> dict[str, Any]:
-        """What `attack_curves` takes, checked before anything is loaded."""
+    def _settings(self) -> AttackSettings:
+        """Check the options before anything is loaded."""
         from torchcaps.errors import RecipeError
         from torchcaps.evaluate.attacks.curves import select_attacks, sorted_epsilons
+        from torchcaps.systems.attack_runs import AttackSettings
 
         if self.images < 1 or self.queries < 1:
             raise RecipeError(f"--images {self.images} --queries {self.queries} came; at least 1 is wanted of each")
@@ -77,16 +81,16 @@ class Attack:
             raise RecipeError("transfer attacks with images made on another run; name its folder with --source")
         if self.source is not None and self.attacks and "transfer" not in self.attacks:
             raise RecipeError("--source is where transfer makes its images; add transfer to --attacks, or leave it out")
-        return {
-            "attacks": select_attacks(self.attacks or None, self.source is not None),
-            "epsilons": sorted_epsilons(self.epsilons),
-            "images": self.images,
-            "seed": self.seed,
-            "loss": self.loss,
-            "queries": self.queries,
-        }
+        return AttackSettings(
+            attacks=select_attacks(self.attacks or None, self.source is not None),
+            epsilons=sorted_epsilons(self.epsilons),
+            images=self.images,
+            seed=self.seed,
+            loss=self.loss,
+            queries=self.queries,
+        )
 
-    def _write(self, curves: dict[str, AttackCurves], data: dict[str, Any], paths: list[Path]) -> None:
+    def _write(self, curves: dict[str, AttackCurves], data: dict[str, object], paths: list[Path]) -> None:
         import json
 
         from torchcaps.evaluate.attacks import curve_plot

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import shlex
+import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 if TYPE_CHECKING:
     from torchcaps.evaluate import Result
     from torchcaps.train import Recipe
 
-__all__ = ["Demo"]
+__all__ = ["Demo", "next_commands"]
 
 _RECIPES = {"mnist": "poe-quick", "glyphs": "poe-glyphs"}
 
@@ -55,14 +58,13 @@ class Demo:
     def run(self) -> int:
         from torchcaps.evaluate import write_result
         from torchcaps.evaluate.figures import require_matplotlib
-        from torchcaps.systems import evaluate_runs
-        from torchcaps.systems.poe.metrics import select_controls
+        from torchcaps.systems import evaluate_runs, system_of
         from torchcaps.systems.report import rows_of, text_table
         from torchcaps.train import train
 
         require_matplotlib()
-        select_controls(None)  # asks for scikit-learn before anything is trained
         recipe = self._recipe()
+        system_of(recipe).select_controls(None)  # asks for scikit-learn before anything is trained
         folder = self.out / recipe.name
         if not train(recipe, folder, resume="auto", quiet=self.quiet).finished:
             print("stopped; torchcaps demo goes on from here")
@@ -70,7 +72,9 @@ class Demo:
         result = evaluate_runs([folder])
         write_result(self.out, result)
         print(text_table(rows_of(result)))
-        print(f"\nreport: {self._report(recipe, folder, result)}")
+        report = self._report(recipe, folder, result)
+        print(f"\nreport: {report}\n\nnext, copy any of these lines:\n")
+        print(*next_commands(report, folder), sep="\n")
         return 0
 
     def _recipe(self) -> Recipe:
@@ -110,16 +114,15 @@ class Demo:
 
     def _report(self, recipe: Recipe, folder: Path, result: Result) -> Path:
         from torchcaps.models import PoE
-        from torchcaps.systems.poe.figures import FigureOptions
+        from torchcaps.systems.figure_context import FigureOptions
         from torchcaps.systems.poe.metrics import SAMPLES
         from torchcaps.systems.report import report_of, rows_of
         from torchcaps.train import load_run
         from torchcaps.utils.files import write_atomically
 
         run = load_run(folder)
-        assert isinstance(run.model, PoE)
         facts = {
-            "capsules": run.model.capsules,
+            "capsules": cast(PoE, run.model).capsules,
             "images": len(recipe.data.load().train),
             "samples": SAMPLES,
             "confident": result.metrics["confident_fraction"][0],
@@ -130,3 +133,39 @@ class Demo:
         page = report_of(folder, run, FigureOptions(), title="torchcaps demo", text=text, rows=rows_of(result))
         write_atomically(path, [page.encode()])
         return path
+
+
+def next_commands(report: Path, folder: Path) -> list[str]:
+    """Return what to run after the demo, each a line for a shell of this folder that works as it is.
+
+    Args:
+        report: The report that the demo wrote.
+        folder: Of the demo's run.
+    """
+    torchcaps = _this_command()
+    run = shlex.quote(str(folder))
+    lines = {
+        f"{_shown(sys.executable)} -m webbrowser {report.resolve().as_uri()}": "open the report",
+        f"{torchcaps} explore {run}": "look inside the capsules in the browser",
+        f"{torchcaps} evaluate {run}": "the table above, again",
+    }
+    width = max(map(len, lines))
+    return [f"    {command:{width}}  # {purpose}" for command, purpose in lines.items()]
+
+
+def _this_command() -> str:
+    """How this program was started: by name if the shell finds it there, else by its path or as a module."""
+    started = Path(sys.argv[0])
+    if started.stem != "torchcaps":
+        return f"{_shown(sys.executable)} -m torchcaps"
+    found = shutil.which("torchcaps")
+    if found and started.exists() and Path(found).resolve() == started.resolve():
+        return "torchcaps"
+    return _shown(sys.argv[0])
+
+
+def _shown(program: str) -> str:
+    """The path of a program, relative to this folder if it lies below, quoted for a shell."""
+    path = os.path.abspath(program)  # noqa: PTH100 (resolve would leave a virtual environment by its symbolic links)
+    relative = os.path.relpath(path)
+    return shlex.quote(path if relative.startswith("..") else relative)

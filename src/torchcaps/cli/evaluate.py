@@ -10,6 +10,9 @@ import tyro
 
 __all__ = ["Evaluate"]
 
+KEYWORDS: dict[tuple[str, ...], tuple[str, ...] | None] = {("all",): None, ("none",): ()}
+"""What --only may say instead of names."""
+
 
 @dataclass(frozen=True)
 class Evaluate:
@@ -21,18 +24,19 @@ class Evaluate:
     """
 
     runs: tyro.conf.Positional[tuple[Path, ...]]
-    """Folders of runs of the same recipe."""
+    """Folders of runs of the same recipe, one a seed. A run that is not trained to its end is marked."""
     control: tuple[Path, ...] = ()
     """Folders of runs of other recipes, to compare with."""
     results: Path | None = None
     """Folder to write RECIPE.json into."""
     images: int | None = None
     """Products of expert capsules: how many test images to measure (2000).
-    Sparse capsules: how many training images the read-out learns from (10,000)."""
+    Sparse capsules: how many training images the SVM learns from (10,000)."""
     only: tuple[str, ...] = ("all",)
     """Products of expert capsules, sparse capsules: controls to measure, by the names in the table, or none."""
-    judge: Path | None = None
-    """Products of expert capsules: folder of the judge, trained there if it is not (beside the run)."""
+    reference: Path | None = None
+    """Products of expert capsules: folder of the classifier that judges samples, trained there if it is not
+    (beside the run)."""
     views: Annotated[int, tyro.conf.arg(metavar="1-13")] = 13
     """Classifiers of images that are larger than what they see: how many views of each to average, too."""
     json: bool = False
@@ -48,10 +52,16 @@ class Evaluate:
         from torchcaps.systems.report import rows_of, text_table
 
         if not self.runs:
-            raise RecipeError("no run to evaluate; name the folder of one, as in: torchcaps evaluate runs/demo")
-        only = None if self.only == ("all",) else () if self.only == ("none",) else self.only
+            raise RecipeError(
+                "no run to evaluate; name the folder of one, as in: torchcaps evaluate runs/capsnet-glyphs-0"
+            )
         result = evaluate_runs(
-            self.runs, self.control, images=self.images, only=only, judge=self.judge, views=self.views
+            self.runs,
+            self.control,
+            images=self.images,
+            only=KEYWORDS.get(self.only, self.only),
+            reference=self.reference,
+            views=self.views,
         )
         if self.results:
             path = write_result(self.results, result)

@@ -9,39 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 if TYPE_CHECKING:
-    from torchcaps.models import Model
-    from torchcaps.systems.figure_registry import Figures
+    from torchcaps.systems.figure_registry import PlannedFigure
 
 __all__ = ["Generate"]
 
-MOST = 64
-"""More images in a row are no picture any more."""
-
-What = Literal[
-    "all",
-    "samples",
-    "pairs",
-    "sweeps",
-    "wins",
-    "reconstructions",
-    "interpolation",
-    "completion",
-    "routing",
-    "perturbations",
-    "multimnist",
-    "calibration",
-    "votes",
-    "parts",
-    "ranked",
-    "frequencies",
-    "equivariances",
-    "curves",
-]
+MAX_COUNT = 64
+"""The most images in a row of a figure."""
 
 
 @dataclass(frozen=True)
 class Generate:
-    """Draw what the capsules of a trained product of experts, CapsNet, matrix or sparse network do, as PNG files.
+    """Draw figures of a trained run as PNG files: what its capsules stand for and how routing finds them.
 
     Example: torchcaps generate runs/poe-quick-0 --what samples --domain restricted --count 4
 
@@ -54,8 +32,9 @@ class Generate:
     """Folder of the run."""
     out: Path | None = None
     """Folder to draw into; RUN/pictures if not given."""
-    what: What = "all"
-    """Of any run - curves: how training went.
+    what: Annotated[str, tyro.conf.arg(metavar="KIND")] = "all"
+    """all: every kind that the run's model has, but pairs.
+    Of any run - curves: how training went.
     Of products of experts - samples: each capsule alone, a column each; pairs: two together; sweeps: each number of
     a capsule's pose moved; wins: the mean of the test images that a capsule wins, beside its samples; reconstructions,
     interpolation, completion, routing: of test images.
@@ -81,43 +60,36 @@ class Generate:
 
     def run(self) -> int:
         from torchcaps.evaluate.figures import require_matplotlib
+        from torchcaps.systems.figure_context import FigureOptions
         from torchcaps.systems.figure_registry import figures_of
-        from torchcaps.systems.poe.figures import FigureOptions
+        from torchcaps.systems.run_folders import find_run
         from torchcaps.train import load_run
 
         require_matplotlib()
         self._check()
-        run = load_run(self.folder)
-        self._check_domain(run.model)
-        wish = FigureOptions(self.capsule, self.count, self.domain or "empirical", self.seed)
-        self._draw(figures_of(self.folder, run, wish, self.what, self.beside))
+        folder = find_run(self.folder)
+        options = FigureOptions(self.capsule, self.count, self.domain, self.seed)
+        figures = figures_of(folder, load_run(folder), options, self.what, self.beside)
+        self._draw(figures, self.out or folder / "pictures")
         return 0
 
     def _check(self) -> None:
         from torchcaps.errors import RecipeError
 
-        if not 1 <= self.count <= MOST:
-            raise RecipeError(f"--count {self.count} is asked for; 1 to {MOST} is wanted")
+        if not 1 <= self.count <= MAX_COUNT:
+            raise RecipeError(f"--count {self.count} is asked for; 1 to {MAX_COUNT} is wanted")
         if len(set(self.capsule)) < len(self.capsule):
             raise RecipeError(f"--capsule {' '.join(map(str, self.capsule))} names one twice; name each once")
 
-    def _check_domain(self, model: Model) -> None:
-        from torchcaps.errors import RecipeError
-        from torchcaps.models import PoE
-
-        if self.domain is not None and not isinstance(model, PoE):
-            raise RecipeError("--domain is where experts take samples from, and this model draws none; leave it out")
-
-    def _draw(self, pictures: Figures) -> None:
+    def _draw(self, figures: list[PlannedFigure], folder: Path) -> None:
         """Write every figure as soon as it is drawn; print the paths when the progress bar is gone."""
         from torchcaps.utils.files import write_atomically
         from torchcaps.utils.progress import progress
 
-        folder = self.out or self.folder / "pictures"
         _make(folder)
         paths = []
-        for kind in progress(pictures.kinds, "drawing"):
-            for name, png in pictures.draw(kind).items():
+        for figure in progress(figures, "drawing"):
+            for name, png in figure.draw().items():
                 paths.append(folder / f"{name}.png")
                 write_atomically(paths[-1], [png])
         print(*paths, sep="\n")

@@ -5,21 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
 if TYPE_CHECKING:
     from torchcaps.data import Dataset
-    from torchcaps.models import CapsNet, Model
-    from torchcaps.systems.predict import Answer
+    from torchcaps.models import Model
+    from torchcaps.systems import System
+    from torchcaps.systems.prediction import Prediction
 
 __all__ = ["Predict"]
 
 
 @dataclass(frozen=True)
 class Predict:
-    """Say what a trained classifier sees in pictures: PNG, JPEG, GIF or WebP files.
+    """Classify pictures, PNG, JPEG, GIF or WebP files, with a trained run.
 
     Example: torchcaps predict runs/capsnet-mnist-0 digit.png --fit --invert --out redrawn
     """
@@ -40,23 +41,29 @@ class Predict:
     out: Path | None = None
     """CapsNet: folder for a PNG file a picture, which shows it beside what the longest capsule redraws."""
     json: bool = False
-    """Print the answers as JSON."""
+    """Print the predictions as JSON."""
 
     def run(self) -> int:
         from torchcaps.evaluate.classification import load_classifier
-        from torchcaps.systems.predict import pictures_of, predict
+        from torchcaps.systems import system_of
+        from torchcaps.systems.prediction import read_pictures
+        from torchcaps.systems.run_folders import find_run
 
         self._check()
-        run = load_classifier(self.folder)
+        run = load_classifier(find_run(self.folder))
+        system = system_of(run.recipe)
         if self.out is not None:
-            self._check_drawing(run.model)
-        data = pictures_of(run, self.pictures, fit=self.fit, invert=self.invert)
-        answers = predict(run, data, self.threshold)
-        sheets = self._draw(cast("CapsNet", run.model), self.out, data, answers) if self.out is not None else []
+            self._check_drawing(run.model, system)
+        data = read_pictures(run, self.pictures, fit=self.fit, invert=self.invert)
+        predictions = system.predict(run, data, self.threshold)
+        sheets: list[Path] = []
+        if self.out is not None:
+            sheets = _targets(_made(self.out), self.pictures)
+            self._draw(system, run.model, data, predictions, sheets)
         if self.json:
-            self._print_json(data, answers, sheets)
+            self._print_json(data, predictions, sheets)
         else:
-            self._print_table(data, answers)
+            self._print_table(data, predictions)
             print(*sheets, sep="\n", end="\n" if sheets else "")
         return 0
 
@@ -68,58 +75,67 @@ class Predict:
         if self.threshold is not None and not 0 <= self.threshold <= 1:
             raise RecipeError(f"--threshold {self.threshold:g} is asked for; 0 to 1 is wanted")
 
-    def _check_drawing(self, model: Model) -> None:
+    def _check_drawing(self, model: Model, system: System) -> None:
         from torchcaps.errors import RecipeError
         from torchcaps.evaluate.figures import require_matplotlib
-        from torchcaps.models import CapsNet
 
         require_matplotlib()
-        if not isinstance(model, CapsNet):
+        if not system.redraws:
             raise RecipeError(f"'{self.folder}' is a run of {type(model).__name__}, which redraws nothing; omit --out")
 
-    def _draw(self, model: CapsNet, out: Path, data: Dataset, answers: Sequence[Answer]) -> list[Path]:
-        """Write the sheets; their paths."""
-        from torchcaps.errors import RecipeError
-        from torchcaps.systems.predict import redrawn_sheet
+    def _draw(
+        self,
+        system: System,
+        model: Model,
+        data: Dataset,
+        predictions: Sequence[Prediction],
+        sheets: Sequence[Path],
+    ) -> None:
+        """Write a sheet a picture."""
         from torchcaps.utils.files import write_atomically
         from torchcaps.utils.progress import progress
 
-        try:
-            out.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise RecipeError(f"cannot make the folder '{out}': {error.strerror}; choose another --out") from None
-        paths = _targets(out, self.pictures)
-        for n, path in enumerate(progress(paths, "drawing")):
-            write_atomically(path, [redrawn_sheet(model, data, n, answers[n])])
-        return paths
+        for n, path in enumerate(progress(sheets, "drawing")):
+            write_atomically(path, [system.draw_prediction(model, data, n, predictions[n])])
 
-    def _print_table(self, data: Dataset, answers: Sequence[Answer]) -> None:
+    def _print_table(self, data: Dataset, predictions: Sequence[Prediction]) -> None:
         from torchcaps.systems.report import text_table
 
         names = data.names if self.all else ()
         rows = [["picture", "class", "score", *names]]
-        for path, answer in zip(self.pictures, answers, strict=True):
-            named = ", ".join(data.name_of(j) for j in answer.named) or "none"
-            scores = ", ".join(f"{answer.scores[j]:.3f}" for j in answer.named) or "-"
-            rows.append([str(path), named, scores, *(f"{s:.3f}" for s in answer.scores[: len(names)].tolist())])
+        for path, one in zip(self.pictures, predictions, strict=True):
+            named = ", ".join(data.name_of(j) for j in one.named) or "none"
+            scores = ", ".join(f"{one.scores[j]:.3f}" for j in one.named) or "-"
+            rows.append([str(path), named, scores, *(f"{s:.3f}" for s in one.scores[: len(names)].tolist())])
         print(text_table(rows))
 
-    def _print_json(self, data: Dataset, answers: Sequence[Answer], sheets: Sequence[Path]) -> None:
-        """A list: picture, classes [{class, score}]; with --all scores {class: score}, with --out sheet."""
+    def _print_json(self, data: Dataset, predictions: Sequence[Prediction], sheets: Sequence[Path]) -> None:
+        """Print a list: picture, classes [{class, score}]; with --all scores {class: score}, with --out sheet."""
         import json
 
-        entries: list[dict[str, Any]] = []
-        for n, (path, answer) in enumerate(zip(self.pictures, answers, strict=True)):
-            scores = [round(score, 6) for score in answer.scores.tolist()]
-            named = [{"class": data.name_of(j), "score": scores[j]} for j in answer.named]
+        entries = []
+        for n, (path, one) in enumerate(zip(self.pictures, predictions, strict=True)):
+            scores = [round(score, 6) for score in one.scores.tolist()]
+            named = [{"class": data.name_of(j), "score": scores[j]} for j in one.named]
             every = {"scores": dict(zip(data.names, scores, strict=True))} if self.all else {}
             sheet = {"sheet": str(sheets[n])} if sheets else {}
             entries.append({"picture": str(path), "classes": named, **every, **sheet})
         print(json.dumps(entries, indent=2))
 
 
+def _made(folder: Path) -> Path:
+    """Make a folder."""
+    from torchcaps.errors import RecipeError
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RecipeError(f"cannot make the folder '{folder}': {error.strerror}; choose another --out") from None
+    return folder
+
+
 def _targets(out: Path, pictures: Sequence[Path]) -> list[Path]:
-    """A file for each picture's sheet, numbered where two would have one name, or a picture has it."""
+    """Choose a file for each picture's sheet, numbered where two would have one name, or a picture has it."""
     taken = {path.resolve() for path in pictures}
     targets = []
     for picture in pictures:

@@ -32,22 +32,24 @@ class Report:
     """Other samples and other test images."""
 
     def run(self) -> int:
-        from torchcaps.cli.generate import MOST
+        from torchcaps.cli.generate import MAX_COUNT
         from torchcaps.errors import RecipeError
         from torchcaps.evaluate.figures import require_matplotlib
         from torchcaps.evaluate.results import read_result
-        from torchcaps.systems.poe.figures import FigureOptions
+        from torchcaps.systems.figure_context import FigureOptions
         from torchcaps.systems.report import report_of, rows_of
+        from torchcaps.systems.run_folders import find_run
         from torchcaps.train import load_run
         from torchcaps.utils.files import write_atomically
 
         require_matplotlib()
-        if not 1 <= self.count <= MOST:
-            raise RecipeError(f"--count {self.count} is asked for; 1 to {MOST} is wanted")
-        run = load_run(self.folder)
-        path = self.out or self.folder / "report.html"
+        if not 1 <= self.count <= MAX_COUNT:
+            raise RecipeError(f"--count {self.count} is asked for; 1 to {MAX_COUNT} is wanted")
+        folder = find_run(self.folder)
+        run = load_run(folder)
+        path = self.out or folder / "report.html"
         rows = rows_of(read_result(self.result)) if self.result else ()
-        page = report_of(self.folder, run, FigureOptions(count=self.count, seed=self.seed), rows=rows)
+        page = report_of(folder, run, FigureOptions(count=self.count, seed=self.seed), rows=rows)
         write_atomically(path, [page.encode()])
         print(path)
         return 0

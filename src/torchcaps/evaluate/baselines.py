@@ -42,6 +42,9 @@ class Baseline(Protocol):
     def codes(self, f: Tensor) -> Tensor:
         """[n j k] or [n j] the numbers that stand for each row."""
 
+    def poses(self, f: Tensor) -> Tensor:
+        """[n j k] what each group says of each row, whether or not it wins."""
+
     def winners(self, f: Tensor) -> Tensor:
         """[n] the group that each row belongs to."""
 
@@ -66,6 +69,9 @@ class PCA:
 
     def codes(self, f: Tensor) -> Tensor:
         return ((f - self.mean) @ self.axes.T).view(len(f), self.capsules, -1)  # [n j k]
+
+    def poses(self, f: Tensor) -> Tensor:
+        return self.codes(f)
 
     def winners(self, f: Tensor) -> Tensor:
         """The one of the first J components with the largest |score| / deviation."""
@@ -96,6 +102,9 @@ class KMeans:
         """Distances to the centroids: J numbers, since k-means has no more."""
         return torch.cdist(f, self.centroids)  # [n j]
 
+    def poses(self, f: Tensor) -> Tensor:
+        return self.codes(f).unsqueeze(-1)
+
     def winners(self, f: Tensor) -> Tensor:
         return self.codes(f).argmin(-1)
 
@@ -122,8 +131,11 @@ class LocalPCA:
     scores: tuple[Tensor, ...]  # [n k] of each group
 
     def codes(self, f: Tensor) -> Tensor:
-        scores = torch.einsum("np,jkp->njk", f, self.axes) - torch.einsum("jp,jkp->jk", self.means, self.axes)
-        return scores * torch.nn.functional.one_hot(self.winners(f), len(self.means)).unsqueeze(-1)
+        return self.poses(f) * torch.nn.functional.one_hot(self.winners(f), len(self.means)).unsqueeze(-1)
+
+    def poses(self, f: Tensor) -> Tensor:
+        """The codes before all groups but the winner are put to 0."""
+        return torch.einsum("np,jkp->njk", f, self.axes) - torch.einsum("jp,jkp->jk", self.means, self.axes)
 
     def winners(self, f: Tensor) -> Tensor:
         return torch.cdist(f, self.means).argmin(-1)
@@ -152,6 +164,9 @@ class RBM:
         """P(h | v)."""
         v = torch.where(self.width > 0, (f - self.low) / self.width, 0.0).clamp(0, 1)
         return (torch.einsum("np,jkp->njk", v, self.W) + self.hidden).sigmoid()
+
+    def poses(self, f: Tensor) -> Tensor:
+        return self.codes(f)
 
     def winners(self, f: Tensor) -> Tensor:
         """The group whose mean activation is farthest above what it is on average."""

@@ -6,7 +6,6 @@ What is asked depends on the data, and so do the names of the answers:
     affNIST                   affnist_accuracy on moved digits, mnist_accuracy on the validation digits as trained on
     several labels            multimnist_error: not all of them right; digit_error: one of them missed;
                               threshold_error: those above a threshold, chosen on validation images or .5, are others
-    CapsNet, known factors    factor_correlation, see `factors`
 """
 
 from __future__ import annotations
@@ -18,25 +17,21 @@ from torch import Tensor
 
 from torchcaps.data import AffnistConfig, Dataset, Splits
 from torchcaps.errors import RecipeError
-from torchcaps.evaluate.factors import CONTROLS, factor_controls, factor_correlation, factor_metrics, has_factors
 from torchcaps.evaluate.multilabel import best_threshold, pair_error, single_error, threshold_error
 from torchcaps.evaluate.viewpoints import VIEWS, novel_errors, viewpoint_metrics
 from torchcaps.metrics import accuracy, expected_calibration_error
-from torchcaps.models import CapsNet, Model
+from torchcaps.models import Model
 from torchcaps.train.recipe import Recipe
 from torchcaps.train.run import TrainedRun, load_run
-from torchcaps.train.train_state import build_model
 from torchcaps.utils.progress import progress
 
 __all__ = [
-    "check_classifier",
     "class_scores",
     "classification",
     "classifier_metrics",
     "load_classifier",
     "nearest_mean_metrics",
-    "pose_controls",
-    "untrained_metrics",
+    "require_classifier",
 ]
 
 THRESHOLD = 0.5
@@ -44,15 +39,25 @@ THRESHOLD = 0.5
 
 
 def load_classifier(folder: Path) -> TrainedRun:
-    """The run in a folder, if it is one of a classifier."""
-    return check_classifier(load_run(folder), folder)
+    """Load the run in a folder.
+
+    Raises:
+        RecipeError: If its model is no classifier.
+    """
+    run = load_run(folder)
+    require_classifier(run, folder)
+    return run
 
 
-def check_classifier(run: TrainedRun, folder: Path) -> TrainedRun:
-    """The run itself, or one line."""
-    if run.model.is_classifier:
-        return run
-    raise RecipeError(f"'{folder}' is a run of {type(run.model).__name__}, which is no classifier; name one that is")
+def require_classifier(run: TrainedRun, folder: Path) -> None:
+    """Refuse a run, loaded from a folder, whose model has no scores of classes.
+
+    Raises:
+        RecipeError: If it has none.
+    """
+    if not run.model.is_classifier:
+        kind = type(run.model).__name__
+        raise RecipeError(f"'{folder}' is a run of {kind}, which is no classifier; name one that is")
 
 
 @torch.inference_mode()
@@ -68,27 +73,33 @@ def classification(model: Model, data: Dataset) -> dict[str, float]:
     return _measure(class_scores(model, data), data.labels)
 
 
-def classifier_metrics(model: Model, recipe: Recipe, splits: Splits, views: int = VIEWS) -> dict[str, float]:
-    """Whatever is asked of a classifier on these data; of images larger than a view, also by so many `views`."""
-    scores = class_scores(model, splits.test)
+def classifier_metrics(
+    model: Model, recipe: Recipe, splits: Splits, views: int = VIEWS, *, scores: Tensor | None = None
+) -> dict[str, float]:
+    """Compute every metric of a classifier that its data allow, see the module's docstring.
+
+    Args:
+        model: The classifier.
+        recipe: That it was built by.
+        splits: Its data; metrics are of the test images.
+        views: How many views to average of images that are larger than the model's input; 1 for none.
+        scores: [n j] of the test images, if they are known already.
+
+    Returns:
+        Metric name -> value.
+    """
     test = splits.test
+    scores = class_scores(model, test) if scores is None else scores
     held = splits.validation
     if test.labels.ndim == 2:
         found = _several(scores, test.labels, class_scores(model, held) if held else None, held)
     else:
         found = _measure(scores, test.labels) | viewpoint_metrics(model, test, scores, views)
-    if isinstance(model, CapsNet) and has_factors(test):
-        found |= factor_metrics(factor_correlation(model, test))
     if isinstance(recipe.data, AffnistConfig):
         moved = {"affnist_accuracy": 1 - found.pop("test_error")}
         placed = {"mnist_accuracy": accuracy(class_scores(model, held), held.labels)} if held else {}
         return moved | placed | found
     return found
-
-
-def untrained_metrics(recipe: Recipe, splits: Splits) -> dict[str, float]:
-    """Control: the recipe's own network before its first step, which sees no more in many views than in one."""
-    return classifier_metrics(build_model(recipe, splits.train.spec), recipe, splits, views=1)
 
 
 def nearest_mean_metrics(recipe: Recipe, splits: Splits) -> dict[str, float]:
@@ -105,14 +116,6 @@ def nearest_mean_metrics(recipe: Recipe, splits: Splits) -> dict[str, float]:
     if isinstance(recipe.data, AffnistConfig):
         return {"affnist_accuracy": 1 - found.pop("test_error")} | found
     return found
-
-
-def pose_controls(model: Model, data: Dataset) -> dict[str, dict[str, float]]:
-    """What codes that learned nothing would say of the factors, where those are measured."""
-    if not isinstance(model, CapsNet) or not has_factors(data):
-        return {}
-    found = factor_controls(model, data)
-    return {name: factor_metrics(found[name]) for name in CONTROLS}
 
 
 def _mean_image(data: Dataset, label: int) -> Tensor:

@@ -24,7 +24,7 @@ from torchcaps.utils.progress import progress
 from torchcaps.utils.random import normal, permutation
 
 __all__ = [
-    "CONTROLS",
+    "PIXEL_CONTROLS",
     "Factor",
     "class_capsules",
     "factor_controls",
@@ -34,7 +34,8 @@ __all__ = [
     "has_factors",
 ]
 
-CONTROLS = ("untrained", "pixel components", "pixel directions")
+PIXEL_CONTROLS = ("pixel components", "pixel directions")
+"""Codes that know nothing of the factors, see `factor_controls`."""
 
 LEAST = 8
 """A class with fewer images is left out."""
@@ -63,7 +64,7 @@ class Factor(NamedTuple):
 def class_capsules(model: CapsNet | MatrixCaps, data: Dataset, batch: int = 250) -> Capsules:
     """The class capsules [n j k] of every image and their activations [n j], a bounded batch at a time."""
     model.eval()
-    batches = progress(torch.split(torch.arange(len(data)), batch), "looking at images")
+    batches = progress(torch.split(torch.arange(len(data)), batch), "encoding images")
     seen = [model.encode(data.model_input(rows)) for rows in batches]
     return Capsules(torch.cat([c.pose for c in seen]), torch.cat([c.activation for c in seen]))
 
@@ -76,7 +77,8 @@ def has_factors(data: Dataset) -> bool:
 def factor_correlation(model: CapsNet, data: Dataset) -> dict[str, Factor]:
     """For each known factor of the data, what the capsule of the true class says of it."""
     _check(data)
-    return factor_tracking(_own(model, data), data)
+    poses = class_capsules(model, data).pose  # [n j k]
+    return factor_tracking(poses[torch.arange(len(data)), data.labels], data)
 
 
 def factor_metrics(factors: Mapping[str, Factor]) -> dict[str, float]:
@@ -85,17 +87,21 @@ def factor_metrics(factors: Mapping[str, Factor]) -> dict[str, float]:
     return {"factor_correlation": sum(each.values()) / len(each), **each}
 
 
-def factor_controls(model: CapsNet, data: Dataset, seed: int = 0) -> dict[str, dict[str, Factor]]:
-    """The same measure of codes that know nothing of the factors, of as many numbers an image as a pose has.
+def factor_controls(data: Dataset, dimension: int, seed: int = 0) -> dict[str, dict[str, Factor]]:
+    """Measure codes that know nothing of the factors in the same way.
 
-    untrained         the same network before its first step
-    pixel components  the first principal components of the pixels of the image's class
-    pixel directions  random directions in pixel space
+    Args:
+        data: Images with known factors.
+        dimension: How many numbers an image has, as many as the poses that the codes are compared with.
+        seed: Of the random directions.
+
+    Returns:
+        "pixel components": the first principal components of the pixels of the image's class. "pixel directions":
+        random directions in pixel space. Each with its factors by name.
     """
     _check(data)
-    k = model.config.dimension
-    codes = _fresh(model, data, seed), _components(data, k), _directions(data, k, seed)
-    return {name: factor_tracking(code, data) for name, code in zip(CONTROLS, codes, strict=True)}
+    codes = {"pixel components": _components(data, dimension), "pixel directions": _directions(data, dimension, seed)}
+    return {name: factor_tracking(codes[name], data) for name in PIXEL_CONTROLS}
 
 
 def factor_tracking(codes: Tensor, data: Dataset) -> dict[str, Factor]:
@@ -139,18 +145,6 @@ def _halves(rows: Tensor) -> tuple[Tensor, Tensor]:
     """Two halves of the rows, the same ones whenever they are asked for."""
     mixed = rows[permutation(0, 0, len(rows))]
     return mixed[: len(rows) // 2], mixed[len(rows) // 2 :]
-
-
-def _own(model: CapsNet, data: Dataset) -> Tensor:
-    """[n k] the pose of each image's true class."""
-    return class_capsules(model, data).pose[torch.arange(len(data)), data.labels]
-
-
-def _fresh(model: CapsNet, data: Dataset, seed: int) -> Tensor:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        untrained = model.config.build(model.spec)
-    return _own(untrained, data)
 
 
 def _components(data: Dataset, k: int) -> Tensor:

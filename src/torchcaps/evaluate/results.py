@@ -21,9 +21,16 @@ from torchcaps import __version__
 from torchcaps.errors import DataError
 from torchcaps.utils.files import write_atomically
 
-__all__ = ["Metrics", "Result", "gather", "read_result", "versions", "write_result"]
+__all__ = ["UNFINISHED", "UNFINISHED_LABEL", "Metrics", "Result", "gather", "read_result", "versions", "write_result"]
 
 Metrics = dict[str, list[float]]
+"""Metric name -> values over the seeds."""
+
+UNFINISHED = "unfinished_runs"
+"""Entry of a result's budget: how many of its runs were not trained to their end. Absent if all were."""
+
+UNFINISHED_LABEL = "unfinished"
+"""Stands in brackets behind the name of a row whose runs were not trained to their end."""
 
 
 @dataclass(frozen=True)

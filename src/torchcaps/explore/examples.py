@@ -13,7 +13,7 @@ from torch import Tensor
 from torchcaps.data import DataConfig, Dataset, FolderConfig, GlyphsConfig, NpzConfig, subset
 from torchcaps.errors import ShapeError, TorchcapsError
 from torchcaps.math.pixels import standardize
-from torchcaps.systems.predict import class_names
+from torchcaps.systems.prediction import class_names
 from torchcaps.train import Recipe
 from torchcaps.train.weights_export import EXAMPLES
 from torchcaps.types import ImageSpec

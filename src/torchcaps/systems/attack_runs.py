@@ -6,76 +6,169 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import torch
 
 from torchcaps.data import Dataset
 from torchcaps.errors import DataError, RecipeError
-from torchcaps.evaluate.attacks.curves import FREE, GRADIENT, AttackCurves, attack_curves, find_masking, select_attacks
+from torchcaps.evaluate.attacks.curves import (
+    EPSILONS,
+    FREE,
+    GRADIENT,
+    AttackCurves,
+    attack_curves,
+    find_masking,
+    select_attacks,
+)
 from torchcaps.evaluate.results import versions
-from torchcaps.systems.sparse.svm_classifier import SVMClassifier, load_classifier_or_sparse, with_svm
-from torchcaps.train.run import TrainedRun
+from torchcaps.systems.registry import system_of
+from torchcaps.systems.run_folders import find_run
+from torchcaps.train.run import TrainedRun, load_run
 
-__all__ = ["AttackRuns", "attack_rows", "attack_runs", "curves_of", "load_attack_runs", "to_plain_data", "verdicts"]
+__all__ = [
+    "AttackRuns",
+    "AttackSettings",
+    "AttackedRun",
+    "attack_rows",
+    "attack_runs",
+    "curves_of",
+    "load_attack_runs",
+    "to_plain_data",
+    "verdicts",
+]
+
+
+class AttackedRun(NamedTuple):
+    """A run to attack: its model is a classifier, and `test` are the images to change."""
+
+    run: TrainedRun
+    test: Dataset
 
 
 @dataclass(frozen=True)
 class AttackRuns:
-    """Runs by their labels, each with its test set, all of the same images; and the run that transfer comes from."""
+    """Runs that are attacked on the same images.
 
-    runs: Mapping[str, tuple[TrainedRun, Dataset]]
+    Attributes:
+        runs: Label -> run.
+        source: The run on which the images of the attack "transfer" are made.
+    """
+
+    runs: Mapping[str, AttackedRun]
     source: TrainedRun | None
 
 
+class AttackSettings(NamedTuple):
+    """What `attack_curves` is asked for.
+
+    Attributes:
+        attacks: Names of attacks; None for all, "transfer" only where there is a source.
+        epsilons: Largest changes of a pixel, in [0, 1].
+        images: How many test images.
+        seed: Picks the images and the random numbers.
+        loss: What attacks along the gradient climb.
+        queries: How often the attack "square" may ask about an image.
+    """
+
+    attacks: Sequence[str] | None = None
+    epsilons: Sequence[float] = EPSILONS
+    images: int = 500
+    seed: int = 0
+    loss: Literal["cross-entropy", "own"] = "cross-entropy"
+    queries: int = 300
+
+
 def load_attack_runs(folders: Sequence[Path], source: Path | None = None) -> AttackRuns:
-    """Load and check runs; they are called by their recipe, and by their seed too where a recipe has several."""
-    runs = [load_classifier_or_sparse(folder) for folder in folders]
+    """Load and check the runs to attack; models that are no classifiers become such as their system says.
+
+    Args:
+        folders: Folders of runs that were tested on the same images.
+        source: Folder of the run on which the images of "transfer" are made.
+
+    Returns:
+        The runs by their recipe, and by their seed too where a recipe has several.
+
+    Raises:
+        RecipeError: If they cannot be compared.
+        DataError: If their images have several labels.
+    """
+    runs = [_load(folder) for folder in folders]
     first = runs[0].recipe.data.load().test
     if first.labels.ndim != 1:
         raise DataError(f"'{folders[0]}' tells several things in an image apart; attacks need one label an image")
-    tests = [_test(run, folder, first, runs[0]) for run, folder in zip(runs, folders, strict=True)]
+    tests = [_test_images(run, folder, first, runs[0]) for run, folder in zip(runs, folders, strict=True)]
     labels = _labels([(run.recipe.name, run.recipe.seed) for run in runs])
     if len(set(labels)) < len(labels):
         raise RecipeError(f"the runs are {', '.join(labels)}; each recipe and seed is attacked once")
-    maker = None if source is None else load_classifier_or_sparse(source)
-    if maker is not None and source is not None:
-        for test in (_test(maker, source, first, runs[0]), *tests):
-            _check_shown_alike(test, tests[0])
-    readers = [with_svm(run) for run in runs]
-    return AttackRuns(dict(zip(labels, zip(readers, tests, strict=True), strict=True)), maker and with_svm(maker))
+    source_run = None if source is None else _load(source)
+    if source_run is not None and source is not None:
+        for test in (_test_images(source_run, source, first, runs[0]), *tests):
+            _check_same_preprocessing(test, tests[0])
+    # Only now: an SVM may take minutes to fit.
+    attacked = [AttackedRun(_classifier(run), test) for run, test in zip(runs, tests, strict=True)]
+    return AttackRuns(dict(zip(labels, attacked, strict=True)), None if source_run is None else _classifier(source_run))
 
 
-def attack_runs(contest: AttackRuns, attacks: Sequence[str] | None = None, **settings: Any) -> dict[str, AttackCurves]:
-    """`attack_curves` of every run by its label, with its settings; nothing is transferred to the source itself."""
-    source = contest.source
-    found = {}
-    if settings.get("loss") == "own" and any(isinstance(run.model, SVMClassifier) for run, _ in contest.runs.values()):
+def _load(folder: Path) -> TrainedRun:
+    found = find_run(folder)
+    run = load_run(found)
+    system_of(run.recipe).check_classifier(run, found)
+    return run
+
+
+def _classifier(run: TrainedRun) -> TrainedRun:
+    return system_of(run.recipe).classifier(run)
+
+
+def attack_runs(attacked: AttackRuns, settings: AttackSettings) -> dict[str, AttackCurves]:
+    """Attack every run with the same settings; nothing is transferred to the source itself.
+
+    Returns:
+        Label of a run -> its curves.
+
+    Raises:
+        RecipeError: If attacks shall climb a loss that a model does not have.
+    """
+    source = attacked.source
+    systems = [system_of(one.run.recipe) for one in attacked.runs.values()]
+    if settings.loss == "own" and not all(system.attacked_by_own_loss for system in systems):
         raise RecipeError("a read-out was trained by no loss that an attack could climb; leave --loss out")
-    wanted = {label: _own_attacks(label, run, source, attacks) for label, (run, _) in contest.runs.items()}
-    for label, (run, test) in contest.runs.items():
-        model = source.model if source is not None and "transfer" in wanted[label] else None
-        found[label] = attack_curves(run.model, test, wanted[label], source=model, **settings)
-    return found
+    names = {label: _attacks_on(label, one.run, source, settings.attacks) for label, one in attacked.runs.items()}
+    curves = {}
+    for label, (run, test) in attacked.runs.items():
+        curves[label] = attack_curves(
+            run.model,
+            test,
+            names[label],
+            settings.epsilons,
+            images=settings.images,
+            seed=settings.seed,
+            source=source.model if source is not None and "transfer" in names[label] else None,
+            queries=settings.queries,
+            loss=settings.loss,
+        )
+    return curves
 
 
 def to_plain_data(
-    contest: AttackRuns, curves: Mapping[str, AttackCurves], settings: Mapping[str, Any]
-) -> dict[str, Any]:
-    """All that is known of the attacks, for JSON: the settings, then each run with its numbers."""
+    attacked: AttackRuns, curves: Mapping[str, AttackCurves], settings: AttackSettings
+) -> dict[str, object]:
+    """Return all that is known of the attacks, for JSON: the settings, then each run with its numbers."""
     runs = [
         {**_origin(run), **asdict(curves[label]), "masked": _masked(curves[label])}
-        for label, (run, _) in contest.runs.items()
+        for label, (run, _) in attacked.runs.items()
     ]
-    source = None if contest.source is None else _origin(contest.source)
-    return {**settings, "source": source, "runs": runs, "versions": versions()}
+    source = None if attacked.source is None else _origin(attacked.source)
+    return {**settings._asdict(), "source": source, "runs": runs, "versions": versions()}
 
 
-def curves_of(found: Mapping[str, Any]) -> dict[str, AttackCurves]:
-    """The curves that `plain` was given, by the same labels."""
-    own = [field.name for field in fields(AttackCurves)]
-    labels = _labels([(run["recipe"], run["seed"]) for run in found["runs"]])
-    return {label: AttackCurves(**{n: run[n] for n in own}) for label, run in zip(labels, found["runs"], strict=True)}
+def curves_of(plain: Mapping[str, Any]) -> dict[str, AttackCurves]:
+    """Return the curves that `to_plain_data` was given, by the same labels."""
+    names = [field.name for field in fields(AttackCurves)]
+    runs = plain["runs"]
+    labels = _labels([(run["recipe"], run["seed"]) for run in runs])
+    return {label: AttackCurves(**{n: run[n] for n in names}) for label, run in zip(labels, runs, strict=True)}
 
 
 def attack_rows(curves: Mapping[str, AttackCurves]) -> list[list[str]]:
@@ -114,8 +207,8 @@ def _verdict(one: AttackCurves) -> str:
     )
 
 
-def _own_attacks(label: str, run: TrainedRun, source: TrainedRun | None, attacks: Sequence[str] | None) -> list[str]:
-    """The attacks on one run: images made on the run itself would be those of FGSM."""
+def _attacks_on(label: str, run: TrainedRun, source: TrainedRun | None, attacks: Sequence[str] | None) -> list[str]:
+    """The attacks on one run: without "transfer" from the run itself, which would be FGSM again."""
     names = select_attacks(attacks, source is not None)
     if source is not None and run.recipe == source.recipe:
         names = [name for name in names if name != "transfer"]
@@ -125,27 +218,27 @@ def _own_attacks(label: str, run: TrainedRun, source: TrainedRun | None, attacks
 
 
 def _labels(runs: Sequence[tuple[str, int]]) -> list[str]:
-    """Of recipes and seeds."""
-    named = Counter(recipe for recipe, _ in runs)
-    return [recipe + (f" seed {seed}" if named[recipe] > 1 else "") for recipe, seed in runs]
+    """Name runs by their recipe, and by their seed where a recipe has several."""
+    counts = Counter(recipe for recipe, _ in runs)
+    return [recipe + (f" seed {seed}" if counts[recipe] > 1 else "") for recipe, seed in runs]
 
 
-def _masked(one: AttackCurves) -> dict[str, dict[str, Any]]:
+def _masked(one: AttackCurves) -> dict[str, dict[str, object]]:
     return {e: found._asdict() for e, found in find_masking(one.attack_accuracy).items()}
 
 
-def _origin(run: TrainedRun) -> dict[str, Any]:
+def _origin(run: TrainedRun) -> dict[str, object]:
     return {"recipe": run.recipe.name, "model": type(run.model).__name__, "seed": run.recipe.seed, "steps": run.step}
 
 
-def _test(run: TrainedRun, folder: Path, first: Dataset, reference: TrainedRun) -> Dataset:
-    """The run's test set, if it shows the same images as the first run's."""
+def _test_images(run: TrainedRun, folder: Path, first: Dataset, reference: TrainedRun) -> Dataset:
+    """The run's test images, if they are those of the first run."""
     test = first if run.recipe.data == reference.recipe.data else run.recipe.data.load().test
     if not (torch.equal(test.cropped, first.cropped) and torch.equal(test.labels, first.labels)):
         raise RecipeError(f"'{folder}' is tested on other images than the first run; attack it by itself")
     return test
 
 
-def _check_shown_alike(test: Dataset, other: Dataset) -> None:
+def _check_same_preprocessing(test: Dataset, other: Dataset) -> None:
     if test.preprocess.standardize != other.preprocess.standardize:
         raise RecipeError("one run sees standardized images, another not; transfer needs runs that see the same")

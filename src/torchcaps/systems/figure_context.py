@@ -1,80 +1,174 @@
-"""What pictures of classifiers share: the scene that is drawn, and the front door that refuses what cannot be."""
+"""What a figure is, and what it is drawn from: a trained model, options, and test images.
+
+A system lists its figures as `Figure` records. All figures of one run share one context, which loads the test images
+and runs the network over them at most once.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from torchcaps.data import Dataset
 from torchcaps.errors import RecipeError, ShapeError, suggestion
 from torchcaps.evaluate.factors import class_capsules
 from torchcaps.evaluate.figures import pixels
-from torchcaps.models.capsnet import CapsNet
-from torchcaps.models.matrix import MatrixCaps
-from torchcaps.systems.poe.figures import FigureOptions
+from torchcaps.models import CapsNet, MatrixCaps, Model
 from torchcaps.types import Capsules
 from torchcaps.utils.random import permutation
 
-__all__ = ["FigureContext", "draw_figure"]
+__all__ = ["ClassFigureContext", "ComparedRun", "Figure", "FigureContext", "FigureOptions", "draw_figure"]
 
-M = TypeVar("M", CapsNet, MatrixCaps)
+M = TypeVar("M", bound=Model)
+C = TypeVar("C", CapsNet, MatrixCaps)
+F = TypeVar("F", bound="FigureContext[Any]")
+
+
+@dataclass(frozen=True)
+class FigureOptions:
+    """What the user asks of a figure.
+
+    Attributes:
+        capsules: Indices of capsules to draw; empty for the figure's own choice.
+        count: How many samples of a capsule, and how many test images.
+        domain: Where poses are sampled, for systems that sample; None for the system's default.
+        seed: Picks samples and test images.
+    """
+
+    capsules: tuple[int, ...] = ()
+    count: int = 8
+    domain: str | None = None
+    seed: int = 0
+
+
+class ComparedRun(NamedTuple):
+    """Another run that a figure shows beside the run it is drawn of, with test images of its own."""
+
+    name: str
+    system: str
+    model: Model
+    data: Dataset
 
 
 @dataclass(frozen=True)
 class FigureContext(Generic[M]):
-    """What is drawn: a model, what is wished, test images, and the class capsules of all of them if they are known."""
+    """What all figures of one run are drawn from.
+
+    Attributes:
+        model: The trained model.
+        options: What the user asks for.
+        load: Loads the test images; called when a figure needs them, once.
+        name: What legends call the run.
+        compared: Other runs to show beside it.
+    """
 
     model: M
-    wish: FigureOptions
-    data: Dataset
-    known: Capsules | None = None
+    options: FigureOptions
+    load: Callable[[], Dataset]
+    name: str = "this run"
+    compared: tuple[ComparedRun, ...] = ()
+
+    @property
+    def capsule_count(self) -> int:
+        """How many capsules there are to choose from: one for each class, unless a subclass says otherwise."""
+        return self.model.spec.classes
 
     @cached_property
-    def classes(self) -> Capsules:
-        """The class capsules of all images: those that are known, or else computed."""
-        return class_capsules(self.model, self.data) if self.known is None else self.known
+    def data(self) -> Dataset:
+        """The test images."""
+        return self.load()
 
     @property
     def rows(self) -> Tensor:
-        """As many images as are wished, picked by the seed."""
+        """[b] indices of as many test images as the options ask for, picked by the seed."""
         return self.pick(torch.arange(len(self.data)))
 
     def pick(self, rows: Tensor) -> Tensor:
-        """As many of the rows as are wished, picked by the seed."""
-        return rows[permutation(self.wish.seed, 0, len(rows))[: self.wish.count]]
+        """Choose as many of the indices [n] as the options ask for, by the seed."""
+        return rows[permutation(self.options.seed, 0, len(rows))[: self.options.count]]
 
     def images(self, rows: Tensor) -> Tensor:
-        """[b h w] or [b h w 3] the images as they are, whatever the model is shown of them."""
+        """[b h w] or [b h w 3] test images as they are stored, whatever the model's input format is."""
         return pixels(self.data.pixels(rows))
 
     def names(self, classes: Tensor) -> list[str]:
-        """Of classes [b] or [b m]."""
+        """Name the classes [b], or the several classes [b m] of each image."""
         return [", ".join(map(self.data.name_of, row)) for row in classes.view(len(classes), -1).tolist()]
 
 
+@dataclass(frozen=True)
+class ClassFigureContext(FigureContext[C], Generic[C]):
+    """The context of a system that has one capsule for each class.
+
+    Attributes:
+        known: The class capsules of all test images, if they have been computed already.
+    """
+
+    known: Capsules | None = field(default=None, kw_only=True)
+
+    @cached_property
+    def classes(self) -> Capsules:
+        """The class capsules [n j k] of all test images."""
+        return class_capsules(self.model, self.data) if self.known is None else self.known
+
+    def encode(self, rows: Tensor) -> Capsules:
+        """Return the class capsules [b j k] of some test images [b], taken from `classes` if those are computed."""
+        if self.known is not None or "classes" in self.__dict__:
+            return Capsules(self.classes.pose[rows], self.classes.activation[rows])
+        capsules: Capsules = self.model.encode(self.data.model_input(rows))
+        return capsules
+
+
+def _always_available(context: object) -> None:
+    return None
+
+
+@dataclass(frozen=True)
+class Figure(Generic[F]):
+    """One kind of figure.
+
+    Attributes:
+        caption: What it shows, in one sentence.
+        draw: Context -> PNG files by name (without .png). Called in evaluation mode, without gradients.
+        by_default: False if it is drawn only when it is asked for by name.
+        obstacle: Context -> why it cannot be drawn of these options or data, None if it can.
+    """
+
+    caption: str
+    draw: Callable[[F], dict[str, bytes]]
+    by_default: bool = True
+    obstacle: Callable[[F], str | None] = _always_available
+
+
 @torch.inference_mode()
-def draw_figure(
-    kind: str,
-    figures: Mapping[str, Callable[[FigureContext[M]], dict[str, bytes]]],
-    possible: Sequence[str],
-    scene: FigureContext[M],
-) -> dict[str, bytes]:
-    """File name (without .png) -> PNG of one kind of the figures, of which the scene's data have some `possible`."""
-    classes = scene.model.spec.classes
-    labels = scene.data.labels
+def draw_figure(figures: Mapping[str, Figure[F]], kind: str, context: F) -> dict[str, bytes]:
+    """Draw one kind of figure, or say in one line why it cannot be drawn.
+
+    Args:
+        figures: Kind -> figure, those of the model's system.
+        kind: Which of them.
+        context: What it is drawn from.
+
+    Returns:
+        PNG files by name (without .png).
+
+    Raises:
+        RecipeError: If the kind is unknown, or cannot be drawn of the options or data at hand.
+        ShapeError: If the options name a capsule that does not exist.
+    """
     if kind not in figures:
         raise RecipeError(f"unknown figure '{kind}'{suggestion(kind, figures)}")
-    if kind not in possible:
-        raise RecipeError(
-            f"figure '{kind}' is not drawn of labels {list(labels.shape)}; ask for: {', '.join(possible)}"
-        )
-    for j in scene.wish.capsules:
-        if not 0 <= j < classes:
-            raise ShapeError(f"capsule {j} is wanted; there are 0 to {classes - 1}")
-    scene.model.eval()
-    return figures[kind](scene)
+    for j in context.options.capsules:
+        if not 0 <= j < context.capsule_count:
+            raise ShapeError(f"capsule {j} is wanted; there are 0 to {context.capsule_count - 1}")
+    if reason := figures[kind].obstacle(context):
+        possible = [name for name, figure in figures.items() if not figure.obstacle(context)]
+        raise RecipeError(f"figure '{kind}' {reason}; ask for: {', '.join(possible)}")
+    model: nn.Module = context.model
+    model.eval()
+    return figures[kind].draw(context)

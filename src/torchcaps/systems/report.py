@@ -8,33 +8,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean, stdev
 
-from torchcaps.evaluate.results import Result
-from torchcaps.systems.figure_registry import CAPTIONS, figures_of
-from torchcaps.systems.poe.figures import FigureOptions
+from torchcaps.evaluate.results import UNFINISHED, UNFINISHED_LABEL, Result
+from torchcaps.systems.base import Metric, Table
+from torchcaps.systems.figure_context import FigureOptions
+from torchcaps.systems.figure_registry import CURVES, figures_of
+from torchcaps.systems.registry import SYSTEMS
 from torchcaps.train.run import TrainedRun
 from torchcaps.utils.progress import progress
 
-__all__ = ["html_report", "report_of", "rows_of", "text_table"]
+__all__ = ["html_report", "metric_of", "report_of", "rows_of", "text_table"]
 
-PERCENT = (
-    "test_error",
-    "rising_steps",
-    "affnist_accuracy",
-    "mnist_accuracy",
-    "multimnist_error",
-    "digit_error",
-    "threshold_error",
-    "test_error_13crop",
-    "novel_error",
-    "familiar_error",
-    "mnist_svm",
-    "affnist_svm_a",
-    "affnist_svm_b",
-)
-"""Metrics that are shown as such."""
+DIGITS = {"percent": 2, "count": 1, "number": 4}
+"""Form of a metric -> decimals in tables."""
 
-COUNTS = ("classes_covered", "capsules_used", "capsules_in_band")
-"""Metrics that count, and need no four decimals."""
+STUDY_METRICS = (Metric("rising_steps", "lower", "percent"),)
+"""Metrics of results that are of no run, as that of `experiments/em_free_energy.py`."""
 
 _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 46rem; margin: 2rem auto; padding: 0 1rem; color: #222; }
@@ -45,16 +33,36 @@ th, td { border-color: #444; } }
 """
 
 
-def rows_of(result: Result, percent: Sequence[str] = PERCENT) -> list[list[str]]:
-    """Header, the result, its controls: mean and deviation over seeds; metrics named in `percent` as such."""
-    names = list(result.metrics)
-    rows = [["", *(f"{n.replace('_', ' ')}{' (%)' if n in percent else ''}" for n in names)]]
-    for label, metrics in [(result.recipe, result.metrics), *result.controls.items()]:
-        rows.append([label, *(_cell(metrics.get(n, []), n, n in percent) for n in names)])
+def rows_of(result: Result) -> Table:
+    """Lay out a result as a table.
+
+    Args:
+        result: Of runs of any system.
+
+    Returns:
+        A header, the result, its controls, and the paper's numbers if it has any: mean and standard deviation over
+        seeds, each in the form that its metric is declared with.
+    """
+    metrics = [metric_of(name) for name in result.metrics]
+    titles = [name.replace("_", " ") for name in result.metrics]
+    header = [f"{title} (%)" if one.form == "percent" else title for title, one in zip(titles, metrics, strict=True)]
+    label = f"{result.recipe} ({UNFINISHED_LABEL})" if result.budget.get(UNFINISHED) else result.recipe
+    named = [(label, result.metrics), *result.controls.items()]
     if result.paper:
-        told = {name: [value] for name, value in result.paper.items()}
-        rows.append(["in the paper", *(_cell(told.get(n, []), n, n in percent) for n in names)])
+        named.append(("in the paper", {name: [value] for name, value in result.paper.items()}))
+    rows = [["", *header]]
+    for row_label, values in named:
+        cells = [_cell(values.get(name, []), one) for name, one in zip(result.metrics, metrics, strict=True)]
+        rows.append([row_label, *cells])
     return rows
+
+
+def metric_of(name: str) -> Metric:
+    """Find the declaration of a metric among those of all systems; a plain number if there is none."""
+    declared = [metric for system in SYSTEMS.values() for metric in system.metrics]
+    fitting = [metric for metric in (*declared, *STUDY_METRICS) if metric.covers(name)]
+    exact = [metric for metric in fitting if metric.name == name]
+    return next(iter([*exact, *fitting]), Metric(name, "neither"))
 
 
 def text_table(rows: Sequence[Sequence[str]], width: int = 120) -> str:
@@ -84,19 +92,30 @@ def _block(rows: Sequence[Sequence[str]]) -> str:
 def report_of(
     folder: Path,
     run: TrainedRun,
-    wish: FigureOptions,
+    options: FigureOptions,
     *,
     title: str | None = None,
     text: Sequence[str] = (),
     rows: Sequence[Sequence[str]] = (),
 ) -> str:
-    """One page of a run in a folder: what was trained, how it did if there are rows, and all pictures of it."""
-    galleries = [figures_of(folder, run, wish)]
+    """Write one page about a run: what was trained, how it did, and the figures that its system draws by default.
+
+    Args:
+        folder: The run's folder.
+        run: The run in it.
+        options: What the figures shall show.
+        title: Heading; the folder's name if not given.
+        text: Paragraphs to begin with.
+        rows: A table of results, see `rows_of`; empty for none.
+
+    Returns:
+        HTML that loads nothing from anywhere.
+    """
+    planned = figures_of(folder, run, options)
     if (folder / "journal.jsonl").is_file():
-        galleries.append(figures_of(folder, run, wish, "curves"))
-    wanted = [(kind, each.draw) for each in galleries for kind in each.kinds]
-    figures = [(CAPTIONS[kind], png) for kind, draw in progress(wanted, "drawing") for png in draw(kind).values()]
-    return html_report(title or folder.resolve().name, [*text, _facts(run)], rows, figures)
+        planned += figures_of(folder, run, options, CURVES)
+    drawn = [(one.caption, png) for one in progress(planned, "drawing") for png in one.draw().values()]
+    return html_report(title or folder.resolve().name, [*text, _facts(run)], rows, drawn)
 
 
 def _facts(run: TrainedRun) -> str:
@@ -130,10 +149,11 @@ def _row(tag: str, cells: Sequence[str]) -> str:
     return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells) + "</tr>"
 
 
-def _cell(values: Sequence[float], name: str, percent: bool) -> str:
+def _cell(values: Sequence[float], metric: Metric) -> str:
+    """Format mean and standard deviation over seeds; "-" without values."""
     if not values:
         return "-"
-    scaled = [100 * v if percent else v for v in values]
-    digits = 2 if percent else 1 if name in COUNTS else 4
+    scaled = [100 * value if metric.form == "percent" else value for value in values]
+    digits = DIGITS[metric.form]
     text = f"{mean(scaled):.{digits}f}"
     return f"{text} ± {stdev(scaled):.{digits}f}" if len(scaled) > 1 else text

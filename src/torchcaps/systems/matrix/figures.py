@@ -1,24 +1,32 @@
-"""Pictures of matrix capsules and their test images, drawn with matplotlib (the `plot` extra), as PNG bytes.
+"""Figures of matrix capsules and their test images, drawn with matplotlib (the `plot` extra), as PNG bytes.
 
-`picture(kind, ...)` is the front door, as in `capsnet_figures`; `torchcaps generate` draws through it.
+The `draw_...` functions belong to the figures that `MatrixSystem` lists.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from torchcaps.data import Dataset
 from torchcaps.evaluate.figures import image_grid, png, pyplot, reliability_diagram
 from torchcaps.models.matrix import MatrixCaps, MatrixOutput
 from torchcaps.systems.capsnet.figures import maps_of
-from torchcaps.systems.figure_context import FigureContext, draw_figure
-from torchcaps.systems.poe.figures import FigureOptions
-from torchcaps.types import Capsules
+from torchcaps.systems.figure_context import ClassFigureContext
 
-__all__ = ["FIGURES", "FROM_ALL", "histogram", "kinds_of", "picture", "reaches", "vote_distances"]
+__all__ = [
+    "MatrixFigureContext",
+    "VoteDistances",
+    "draw_calibration",
+    "draw_routing",
+    "draw_votes",
+    "histogram",
+    "reaches",
+    "vote_distances",
+]
 
 NEAR = 0.25
 """Figure 2 looks as far as this share of the votes is at first. Hinton 2018 looks up to .05, and in figure B.2 up to
@@ -32,31 +40,29 @@ LEAST = 1e-3
 """The least sum of assignments that is worth a bar on a logarithmic scale."""
 
 
-def picture(
-    kind: str, model: MatrixCaps, wish: FigureOptions, data: Dataset, classes: Capsules | None = None
-) -> dict[str, bytes]:
-    """File name (without .png) -> PNG of one kind of figure.
+@dataclass(frozen=True)
+class MatrixFigureContext(ClassFigureContext[MatrixCaps]):
+    """What the figures of matrix capsules are drawn from."""
 
-    `classes` are the capsules of all images of the data, for the figures `FROM_ALL`; computed if they are not given.
-    """
-    return draw_figure(kind, FIGURES, kinds_of(data), FigureContext(model, wish, data, classes))
-
-
-def kinds_of(data: Dataset) -> list[str]:
-    """The figures that can be drawn of data with so many labels an image: calibration asks for a single one."""
-    return [kind for kind in FIGURES if kind != "calibration" or data.labels.ndim == 1]
+    @cached_property
+    def traced(self) -> MatrixOutput:
+        """The network's output for the picked test images, with the record of every iteration of routing."""
+        output: MatrixOutput = self.model(self.data.model_input(self.rows), trace=True)
+        return output
 
 
-def _votes(scene: FigureContext[MatrixCaps]) -> dict[str, bytes]:
+def draw_votes(context: MatrixFigureContext) -> dict[str, bytes]:
     """Figures 2 and B.2: two pictures an image, one of the votes that are near, one of all on a logarithmic scale.
 
     Votes are counted by their assignment: at first all classes get the same, at last those that found a cluster.
     """
-    chosen = scene.wish.capsules or tuple(range(scene.model.spec.classes))
-    distances, share = vote_distances(scene.model, scene.data.model_input(scene.rows))  # [t b i j] each
+    chosen = context.options.capsules or tuple(range(context.model.spec.classes))
+    distances, share = vote_distances(context.model, context.traced)  # [t b i j] each
     drawn = {}
-    titles = scene.names(torch.tensor(chosen))
-    for n, (row, label) in enumerate(zip(scene.rows.tolist(), scene.names(scene.data.labels[scene.rows]), strict=True)):
+    titles = context.names(torch.tensor(chosen))
+    rows = context.rows
+    labels = context.names(context.data.labels[rows])
+    for n, (row, label) in enumerate(zip(rows.tolist(), labels, strict=True)):
         for reach, bins, end in zip(reaches(distances[:, n]), (NEAR_BINS, FAR_BINS), ("", "-all"), strict=True):
             bars = histogram(distances[:, n], share[:, n], reach, bins)  # [t j n]
             drawn[f"votes-{row}{end}"] = _sheet(bars[:, list(chosen)], reach, titles, label, log=end == "-all")
@@ -70,15 +76,30 @@ def reaches(distances: Tensor) -> tuple[float, float]:
     return max(near, 1e-6), max(far * (1 + 1e-6), 2e-6)
 
 
-def vote_distances(model: MatrixCaps, images: Tensor) -> tuple[Tensor, Tensor]:
-    """[t b i j] after every iteration: how far child i's vote is from the mean of class capsule j, |V_ij - mu_j|, and
-    the assignment R_ij of which that mean was made."""
-    out: MatrixOutput = model(images, trace=True)
-    votes = model.classes.votes(out.below[-1])  # [b i j k]
-    info = out.infos[-1]
-    assert info.parents is not None, "a trace has the parents of every iteration"
+class VoteDistances(NamedTuple):
+    """How far votes are from what they vote for, after every iteration of routing.
+
+    Attributes:
+        distances: [t b i j], |V_ij - mu_j|, from child i's vote to the mean of class capsule j.
+        assignment: [t b i j], the R_ij of which that mean was made.
+    """
+
+    distances: Tensor
+    assignment: Tensor
+
+
+def vote_distances(model: MatrixCaps, output: MatrixOutput) -> VoteDistances:
+    """Measure the distance of every vote for a class capsule from the capsule's mean.
+
+    Args:
+        model: The network.
+        output: What it returned for images [b c h w] with `trace=True`.
+    """
+    info = output.infos[-1]
+    assert info.parents is not None, "a trace records the parents"
+    votes = model.classes.votes(output.below[-1])  # [b i j k]
     distances = [(votes - mean.unsqueeze(1)).norm(dim=-1) for mean in info.parents.pose]  # [b i j] each
-    return torch.stack(distances), info.coupling
+    return VoteDistances(torch.stack(distances), info.coupling)
 
 
 def histogram(distances: Tensor, weights: Tensor, reach: float, bins: int) -> Tensor:
@@ -115,29 +136,19 @@ def _sheet(bars: Tensor, reach: float, titles: list[str], label: str, *, log: bo
     return png(figure)
 
 
-def _routing(scene: FigureContext[MatrixCaps]) -> dict[str, bytes]:
+def draw_routing(context: MatrixFigureContext) -> dict[str, bytes]:
     """Where in the image the most active class capsule, and the next, get their children from, by iteration."""
-    out: MatrixOutput = scene.model(scene.data.model_input(scene.rows), trace=True)
+    out = context.traced
     maps, ranked = maps_of(out.classes, out.below[-1], out.infos[-1].coupling)  # [b 2 t h w], [b 2]
-    grid = [("image", scene.images(scene.rows))]
-    notes = {0: scene.names(scene.data.labels[scene.rows])}
+    grid = [("image", context.images(context.rows))]
+    notes = {0: context.names(context.data.labels[context.rows])}
     for n, word in enumerate(("most active", "second")[: ranked.shape[1]]):
-        notes[len(grid)] = scene.names(ranked[:, n])
+        notes[len(grid)] = context.names(ranked[:, n])
         grid += [(f"{word},\niteration {t + 1}", maps[:, n, t]) for t in range(maps.shape[2])]
     return {"routing": image_grid(grid, 0.7, notes)}
 
 
-def _calibration(scene: FigureContext[MatrixCaps]) -> dict[str, bytes]:
+def draw_calibration(context: MatrixFigureContext) -> dict[str, bytes]:
     """How often the most active capsule is right, by its activation."""
-    activation, answers = scene.classes.activation.max(-1)
-    return {"calibration": reliability_diagram(activation, answers == scene.data.labels)}
-
-
-FIGURES: Mapping[str, Callable[[FigureContext[MatrixCaps]], dict[str, bytes]]] = {
-    "votes": _votes,
-    "routing": _routing,
-    "calibration": _calibration,
-}
-
-FROM_ALL = ("calibration",)
-"""The figures that look at all images; the others take a few."""
+    activation, answers = context.classes.activation.max(-1)
+    return {"calibration": reliability_diagram(activation, answers == context.data.labels)}

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, cast
+
+from torchcaps.data import Dataset
+from torchcaps.models import MatrixCaps, Model
 from torchcaps.systems.base import PaperBudget, System
+from torchcaps.systems.capsnet.figures import needs_one_label
+from torchcaps.systems.figure_context import ComparedRun, Figure, FigureOptions
+from torchcaps.systems.matrix import figures as matrix_figures
 from torchcaps.systems.matrix.explorer import MatrixView
 
 __all__ = ["MatrixSystem"]
@@ -20,4 +28,30 @@ class MatrixSystem(System):
         batch=64,
         text="the authors' code runs for 2,000,000 of 64 unless it is stopped, and the paper names no number",
     )
+    figures: ClassVar[Mapping[str, Figure[Any]]] = {
+        "votes": Figure(
+            "How far the votes for each class capsule are from its mean, iteration by iteration.",
+            matrix_figures.draw_votes,
+        ),
+        "routing": Figure(
+            "Where in the image the winning capsule gets its evidence from.",
+            matrix_figures.draw_routing,
+        ),
+        "calibration": Figure(
+            "How often the answer is right when the network is how sure.",
+            matrix_figures.draw_calibration,
+            obstacle=needs_one_label,
+        ),
+    }
     explorer_view = MatrixView
+
+    def figure_context(
+        self,
+        model: Model,
+        options: FigureOptions,
+        load: Callable[[], Dataset],
+        name: str = "this run",
+        compared: Sequence[ComparedRun] = (),
+    ) -> matrix_figures.MatrixFigureContext:
+        """Build a context that traces the routing of the picked test images once for all figures."""
+        return matrix_figures.MatrixFigureContext(cast(MatrixCaps, model), options, load, name, tuple(compared))

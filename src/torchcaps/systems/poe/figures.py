@@ -1,24 +1,40 @@
-"""Pictures of products of expert capsules, drawn with matplotlib (the `plot` extra), as PNG bytes by file name.
+"""Figures of products of expert capsules, drawn with matplotlib (the `plot` extra), as PNG bytes by file name.
 
-`picture(kind, ...)` is the front door: `torchcaps generate` and the report draw through it. The figures that need
-images take some (`images`, one a column) and for `wins` a whole set; the others come from the model alone.
+The `draw_...` functions belong to the figures that `PoESystem` lists. Some come from the model alone and load no data;
+the others show a few test images, one a column, and `wins` counts over all of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import cast
 
 import torch
 from torch import Tensor
 
-from torchcaps.errors import RecipeError, ShapeError, suggestion
-from torchcaps.evaluate.figures import Rows, image_grid, pixels
+from torchcaps.evaluate.figures import image_grid, pixels
 from torchcaps.models.poe import PoE
+from torchcaps.models.poe.encoder import CapsuleState
+from torchcaps.models.poe.pose_sampling import check_domain
+from torchcaps.systems.figure_context import FigureContext
 from torchcaps.systems.poe import generation
 from torchcaps.systems.poe.generation import HALVES, Domain
 
-__all__ = ["FIGURES", "FROM_IMAGES", "FigureOptions", "picture"]
+__all__ = [
+    "PoEFigureContext",
+    "draw_completion",
+    "draw_interpolation",
+    "draw_pairs",
+    "draw_reconstructions",
+    "draw_routing",
+    "draw_samples",
+    "draw_sweeps",
+    "draw_wins",
+    "needs_two_capsules",
+    "needs_two_images",
+]
 
 _PAIRED = 4
 """Of so many capsules, the most used ones, all pairs are drawn unless capsules are named."""
@@ -28,79 +44,105 @@ _SHOWN_STEPS = (0, 1, 2, 4, 10)
 
 
 @dataclass(frozen=True)
-class FigureOptions:
-    """What a picture shall show: which capsules (none = the figure's own choice), how many images, from where."""
+class PoEFigureContext(FigureContext[PoE]):
+    """What the figures of products of experts are drawn from; each inference is made once for all figures."""
 
-    capsules: tuple[int, ...] = ()
-    count: int = 8
-    domain: Domain = "empirical"
-    seed: int = 0
+    @property
+    def capsule_count(self) -> int:
+        return self.model.capsules
+
+    @property
+    def domain(self) -> Domain:
+        """Where poses are sampled: as the options say, or from the poses seen in training."""
+        domain = self.options.domain or "empirical"
+        check_domain(domain)
+        return cast(Domain, domain)
+
+    @cached_property
+    def all_images(self) -> Tensor:
+        """[n c h w] all test images in [0, 1]."""
+        return self.data.model_input()
+
+    @cached_property
+    def picked_images(self) -> Tensor:
+        """[b c h w] as many test images as the options ask for."""
+        return self.all_images[self.rows]
+
+    @cached_property
+    def state(self) -> CapsuleState:
+        """What the capsules infer from `picked_images`."""
+        return self.model.infer(self.picked_images)
+
+    def samples(self, capsules: Sequence[int] | None) -> Tensor:
+        """[n j c h w] samples of each of the capsules, or of all, as many as the options ask for."""
+        options = self.options
+        return generation.capsule_samples(self.model, options.count, self.domain, options.seed, capsules)
 
 
-def picture(kind: str, model: PoE, wish: FigureOptions, images: Tensor | None = None) -> dict[str, bytes]:
-    """File name (without .png) -> PNG of one kind of figure; `images` [b c h w] in [0, 1] for those that need them."""
-    if kind not in FIGURES:
-        raise RecipeError(f"unknown figure '{kind}'{suggestion(kind, FIGURES)}")
-    for j in wish.capsules:
-        if not 0 <= j < model.capsules:
-            raise ShapeError(f"capsule {j} is wanted; there are 0 to {model.capsules - 1}")
-    if images is None:
-        if kind in FROM_IMAGES:
-            raise ShapeError(f"figure '{kind}' is drawn from images [b c h w]; none came")
-        images = torch.empty(0)
-    return {name: image_grid(rows) for name, rows in FIGURES[kind](model, wish, images).items()}
+def needs_two_capsules(context: PoEFigureContext) -> str | None:
+    """Why pairs cannot be drawn."""
+    chosen = context.options.capsules or range(context.capsule_count)
+    return None if len(chosen) > 1 else f"needs two capsules, {len(chosen)} came: name two or more, or none"
 
 
-def _samples(model: PoE, wish: FigureOptions, _: Tensor) -> dict[str, Rows]:
+def needs_two_images(context: PoEFigureContext) -> str | None:
+    """Why an interpolation cannot be drawn."""
+    count = min(context.options.count, len(context.data))
+    return None if count > 1 else f"needs 2 images, {count} came: ask for more"
+
+
+def draw_samples(context: PoEFigureContext) -> dict[str, bytes]:
     """Figure 2 of the paper: a column a capsule."""
-    grid = generation.capsule_samples(model, wish.count, wish.domain, wish.seed, wish.capsules or None)
+    grid = context.samples(context.options.capsules or None)
     rows = [(f"sample {n + 1}", pixels(row)) for n, row in enumerate(grid)]
-    return {f"samples-{wish.domain}": rows}
+    return {f"samples-{context.domain}": image_grid(rows)}
 
 
-def _pairs(model: PoE, wish: FigureOptions, _: Tensor) -> dict[str, Rows]:
+def draw_pairs(context: PoEFigureContext) -> dict[str, bytes]:
     """Two capsules at once."""
-    chosen = wish.capsules or sorted(generation.most_used(model, _PAIRED))
-    if len(chosen) < 2:
-        raise RecipeError(f"pairs need two capsules, {len(chosen)} came; name two or more, or none")
-    pairs = generation.pair_samples(model, chosen, wish.count, wish.domain, wish.seed)
-    return {f"pairs-{wish.domain}": [(f"{i} + {j}", pixels(drawn)) for (i, j), drawn in pairs.items()]}
+    options = context.options
+    chosen = options.capsules or sorted(generation.most_used(context.model, _PAIRED))
+    pairs = generation.pair_samples(context.model, chosen, options.count, context.domain, options.seed)
+    rows = [(f"{i} + {j}", pixels(drawn)) for (i, j), drawn in pairs.items()]
+    return {f"pairs-{context.domain}": image_grid(rows)}
 
 
-def _sweeps(model: PoE, wish: FigureOptions, _: Tensor) -> dict[str, Rows]:
+def draw_sweeps(context: PoEFigureContext) -> dict[str, bytes]:
     """Two pictures a capsule, a row a dimension of its pose: its principal axes, and its numbers as they are.
 
     Of the most used one unless capsules are named.
     """
-    drawn: dict[str, Rows] = {}
-    for j in wish.capsules or generation.most_used(model, 1):
+    drawn = {}
+    for j in context.options.capsules or generation.most_used(context.model, 1):
         for kind, word in (("axes", "axis"), ("numbers", "number")):
-            rows = generation.sweeps(model, j, reach=2.0, principal=kind == "axes")
-            drawn[f"sweeps-{j}-{kind}"] = [(f"{word} {k + 1}", pixels(row)) for k, row in enumerate(rows)]
+            strips = generation.sweeps(context.model, j, reach=2.0, principal=kind == "axes")
+            rows = [(f"{word} {k + 1}", pixels(strip)) for k, strip in enumerate(strips)]
+            drawn[f"sweeps-{j}-{kind}"] = image_grid(rows)
     return drawn
 
 
-def _interpolation(model: PoE, wish: FigureOptions, images: Tensor) -> dict[str, Rows]:
+def draw_interpolation(context: PoEFigureContext) -> dict[str, bytes]:
     """Between each image and the next: image, code ... code, image."""
-    if len(images) < 2:
-        raise ShapeError(f"an interpolation needs 2 images, {len(images)} came; ask for more")
-    won = generation.winners(model, images)
+    images = context.picked_images
+    codes = context.state.hidden  # [b j k]
+    winners = context.model.energy.winners(context.state)  # [b]
     rows = []
     for n in range(0, len(images) - 1, 2):
-        way = generation.interpolation(model, images[n], images[n + 1])
+        way = generation.interpolate_codes(context.model, codes[n], codes[n + 1])
         strip = torch.cat([images[n : n + 1], way, images[n + 1 : n + 2]])
-        rows.append((f"capsule {won[n]} to {won[n + 1]}", pixels(strip)))
-    return {"interpolation": rows}
+        rows.append((f"capsule {winners[n]} to {winners[n + 1]}", pixels(strip)))
+    return {"interpolation": image_grid(rows)}
 
 
-def _completion(model: PoE, wish: FigureOptions, images: Tensor) -> dict[str, Rows]:
+def draw_completion(context: PoEFigureContext) -> dict[str, bytes]:
     """Each half hidden and completed; and for the right half the way there."""
-    chains = {half: generation.completion(model, images, half, _SHOWN_STEPS[-1]) for half in HALVES}
+    images = context.picked_images
+    chains = {half: generation.completion(context.model, images, half, _SHOWN_STEPS[-1]) for half in HALVES}
     rows = [("image", pixels(images))]
     for half, chain in chains.items():
         rows += [(f"{half} hidden", pixels(_without(images, half))), ("completed", pixels(chain[-1]))]
     steps = [(f"step {t}", pixels(chains["right"][t])) for t in _SHOWN_STEPS]
-    return {"completion": rows, "completion-steps": [("image", pixels(images)), *steps]}
+    return {"completion": image_grid(rows), "completion-steps": image_grid([("image", pixels(images)), *steps])}
 
 
 def _without(images: Tensor, half: generation.Half) -> Tensor:
@@ -109,56 +151,41 @@ def _without(images: Tensor, half: generation.Half) -> Tensor:
     return images.masked_fill(hidden, 0.5)
 
 
-def _reconstructions(model: PoE, wish: FigureOptions, images: Tensor) -> dict[str, Rows]:
+def draw_reconstructions(context: PoEFigureContext) -> dict[str, bytes]:
     """Through the bottleneck, and through W in reverse: which, if the coupling was routed, knows more of the image."""
-    drawn = generation.redraw(model, images)
-    numbers = model.capsules * model.dimension
+    model = context.model
+    drawn = generation.redraw(model, context.picked_images, context.state)
     tied = "tied" if model.config.energy.couples_uniformly else "tied (leaks\nthe coupling)"
-    return {
-        "reconstructions": [
-            ("image", pixels(drawn.images)),
-            (f"from {numbers}\nnumbers", pixels(drawn.bottleneck)),
-            (tied, pixels(drawn.tied)),
-        ]
-    }
+    rows = [
+        ("image", pixels(drawn.images)),
+        (f"from {model.capsules * model.dimension}\nnumbers", pixels(drawn.bottleneck)),
+        (tied, pixels(drawn.tied)),
+    ]
+    return {"reconstructions": image_grid(rows)}
 
 
-def _wins(model: PoE, wish: FigureOptions, images: Tensor) -> dict[str, Rows]:
+def draw_wins(context: PoEFigureContext) -> dict[str, bytes]:
     """A row a capsule: the mean of the images that it wins, then its samples."""
-    counts, means = generation.wins(model, images)
-    chosen = wish.capsules or tuple(range(model.capsules))
-    drawn = generation.capsule_samples(model, wish.count, wish.domain, wish.seed, chosen)  # [n j c h w]
+    counts, means = generation.wins(context.model, context.all_images)
+    chosen = context.options.capsules or tuple(range(context.capsule_count))
+    drawn = context.samples(chosen)  # [n j c h w]
     rows = [
         (f"capsule {j}\nwins {counts[j]}", pixels(torch.cat([means[j : j + 1], drawn[:, column]])))
         for column, j in enumerate(chosen)
     ]
-    return {f"wins-{wish.domain}": rows}
+    return {f"wins-{context.domain}": image_grid(rows)}
 
 
-def _routing(model: PoE, wish: FigureOptions, images: Tensor) -> dict[str, Rows]:
+def draw_routing(context: PoEFigureContext) -> dict[str, bytes]:
     """Where each image's winner gets its evidence from; every map has its largest value white."""
-    maps = generation.routing(model, images)
+    images = context.picked_images
+    maps = generation.routing(context.model, images, context.state)
     rows = [("image", pixels(images)), ("contribution\nto the winner", _bright(maps.contribution))]
     if maps.coupling is not None:
         rows.append(("coupling\nto the winner", _bright(maps.coupling)))
-    return {"routing": rows}
+    return {"routing": image_grid(rows)}
 
 
 def _bright(maps: Tensor) -> Tensor:
     """[b h w] scaled so that the largest value of each map is 1."""
     return maps / maps.amax((1, 2), keepdim=True).clamp_min(torch.finfo(maps.dtype).tiny)
-
-
-FIGURES: dict[str, Callable[[PoE, FigureOptions, Tensor], dict[str, Rows]]] = {
-    "samples": _samples,
-    "pairs": _pairs,
-    "sweeps": _sweeps,
-    "wins": _wins,
-    "reconstructions": _reconstructions,
-    "interpolation": _interpolation,
-    "completion": _completion,
-    "routing": _routing,
-}
-
-FROM_IMAGES = ("wins", "reconstructions", "interpolation", "completion", "routing")
-"""The figures that are drawn from images; the others come from the model alone."""

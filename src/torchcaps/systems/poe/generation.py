@@ -31,6 +31,7 @@ __all__ = [
     "completion",
     "contributions",
     "hidden_half",
+    "interpolate_codes",
     "interpolation",
     "most_used",
     "pair_samples",
@@ -90,7 +91,13 @@ def interpolation(model: PoE, start: Tensor, end: Tensor, steps: int = 9) -> Ten
         raise ShapeError(f"images are {list(start.shape)} and {list(end.shape)}; two of [c h w] are wanted")
     with _at_rest(model):
         code = model.encode(torch.stack([start, end])).pose  # [2 j k]
-        return model.decode(pose_sampling.interpolate_poses(code[0], code[1], steps))
+        return interpolate_codes(model, code[0], code[1], steps)
+
+
+def interpolate_codes(model: PoE, start: Tensor, end: Tensor, steps: int = 9) -> Tensor:
+    """Draw the straight way [n c h w] from one code [j k] to another."""
+    with _at_rest(model):
+        return model.decode(pose_sampling.interpolate_poses(start, end, steps))
 
 
 def sweeps(model: PoE, capsule: int, steps: int = 9, reach: float = 2.5, principal: bool = False) -> Tensor:
@@ -143,10 +150,12 @@ class Redrawn(NamedTuple):
     tied: Tensor
 
 
-def redraw(model: PoE, images: Tensor) -> Redrawn:
-    """Images beside both of their reconstructions."""
+def redraw(model: PoE, images: Tensor, state: CapsuleState | None = None) -> Redrawn:
+    """Reconstruct images [b c h w] in both ways; `state` is what the capsules infer from them, if it is known."""
     with _at_rest(model):
-        return Redrawn(images, model.reconstruct(images), model.reconstruct_tied(images))
+        state = model.infer(images) if state is None else state
+        tied = model.energy.reconstruct_children(state.hidden, state.coupling) + model.energy.offset
+        return Redrawn(images, model.decode(state.hidden), model.draw_images(tied))
 
 
 def winners(model: PoE, images: Tensor) -> Tensor:
@@ -190,29 +199,35 @@ class Routing(NamedTuple):
     coupling: Tensor | None
 
 
-def routing(model: PoE, images: Tensor) -> Routing:
-    """Maps over the places of the features of what routing sent to the winner."""
+def routing(model: PoE, images: Tensor, state: CapsuleState | None = None) -> Routing:
+    """Map over the places of the features what routing sent to the winner.
+
+    Args:
+        model: The trained model.
+        images: [b c h w] in [0, 1].
+        state: What the capsules infer from the images, if it is known.
+    """
     with _at_rest(model):
-        seen = model.infer(images)
-        winner = model.energy.winners(seen)
-        contribution = _places(model, contributions(model, seen, winner).abs())
-        if not isinstance(seen.coupling, Tensor):
+        state = model.infer(images) if state is None else state
+        winner = model.energy.winners(state)
+        contribution = _sum_types(model, contributions(model, state, winner).abs())
+        if not isinstance(state.coupling, Tensor):
             return Routing(winner, contribution, None)
-        return Routing(winner, contribution, _places(model, seen.coupling[torch.arange(len(images)), :, winner]))
+        return Routing(winner, contribution, _sum_types(model, state.coupling[torch.arange(len(images)), :, winner]))
 
 
-def contributions(model: PoE, seen: CapsuleState, winner: Tensor) -> Tensor:
+def contributions(model: PoE, state: CapsuleState, winner: Tensor) -> Tensor:
     """[b i]: c_ij W_ij x_i . z_j, what child i adds to |z_j|² of capsule j = winner [b]; the sum is (z_j - b_j) . z_j.
 
     Computed as x_i . (c_ij W_ijᵀ z_j), which needs no votes.
     """
-    alone = torch.zeros_like(seen.z)  # [b j k]
+    alone = torch.zeros_like(state.z)  # [b j k]
     rows = torch.arange(len(winner))
-    alone[rows, winner] = seen.z[rows, winner]
-    return (seen.x * contrastive_ops.reverse(alone, model.energy.W, seen.coupling)).sum(-1)
+    alone[rows, winner] = state.z[rows, winner]
+    return (state.x * contrastive_ops.reverse(alone, model.energy.W, state.coupling)).sum(-1)
 
 
-def _places(model: PoE, values: Tensor) -> Tensor:
+def _sum_types(model: PoE, values: Tensor) -> Tensor:
     """Numbers of the children [b (h' w' n)], n types at every place -> their sums [b h' w']."""
     return values.reshape(len(values), *model.autoencoder.grid, -1).sum(-1)
 

@@ -2,10 +2,41 @@
 
 from __future__ import annotations
 
-from torchcaps.systems.base import System
-from torchcaps.systems.poe.explorer import PoEView
+import json
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, cast
 
-__all__ = ["PoESystem"]
+from torchcaps.data import Dataset, Splits
+from torchcaps.errors import RecipeError, TrainingError
+from torchcaps.evaluate.reference_classifier import RATE, reference_probabilities, train_reference_classifier
+from torchcaps.evaluate.results import gather
+from torchcaps.evaluate.sample_metrics import sample_confidence
+from torchcaps.metrics import accuracy
+from torchcaps.models import CNN, Model, PoE
+from torchcaps.systems.base import EvaluatedRun, EvaluationOptions, Measurements, Metric, System
+from torchcaps.systems.comparison import data_settings, peak_memory, require_comparable
+from torchcaps.systems.figure_context import ComparedRun, Figure, FigureOptions
+from torchcaps.systems.poe import figures as poe_figures
+from torchcaps.systems.poe.explorer import PoEView
+from torchcaps.systems.poe.metrics import (
+    CONTROLS,
+    IMAGES,
+    PoEEncoder,
+    build_evaluation_data,
+    measure,
+    require_controls,
+    run_and_controls,
+)
+from torchcaps.systems.run_folders import REFERENCE_PREFIX
+from torchcaps.train.recipe import Recipe
+
+__all__ = ["PoESystem", "reference_folder"]
+
+REFERENCE_STEPS = 300
+REFERENCE_EPOCHS = 5.0
+"""How long a reference classifier is trained: so many epochs, but of few images at least so many steps of 128."""
 
 
 class PoESystem(System):
@@ -15,4 +46,144 @@ class PoESystem(System):
     title = "products of expert capsules"
     paper = "Hauser 2019, Training Products of Expert Capsules with Mixing by Dynamic Routing"
     models = ("poe",)
+    metrics = (
+        Metric("confident_fraction", "higher"),
+        Metric("classes_covered", "higher", "count"),
+        Metric("consistency", "higher"),
+        Metric("argmax_nmi", "higher"),
+        Metric("purity", "higher"),
+        Metric("cka", "neither"),
+        Metric("bottleneck_mse", "lower"),
+        Metric("tied_mse", "lower"),
+        Metric("autoencoder_mse", "lower"),
+        Metric("knn", "higher"),
+        Metric("linear_probe", "higher"),
+        Metric("frechet", "lower"),
+        Metric("capsules_used", "higher", "count"),
+    )
+    controls = CONTROLS
+    evaluation_options = frozenset({"images", "only", "reference"})
+    figures: ClassVar[Mapping[str, Figure[Any]]] = {
+        "samples": Figure(
+            "Every capsule alone, a column each.",
+            poe_figures.draw_samples,
+        ),
+        "pairs": Figure(
+            "Two capsules drawing together.",
+            poe_figures.draw_pairs,
+            by_default=False,
+            obstacle=poe_figures.needs_two_capsules,
+        ),
+        "sweeps": Figure(
+            "The busiest capsule, each dimension of its pose moved in turn from -2 to 2 deviations: along the "
+            "principal axes of the poses it met, then one number at a time.",
+            poe_figures.draw_sweeps,
+        ),
+        "wins": Figure(
+            "What each capsule wins: the mean of its test images, then its drawings.",
+            poe_figures.draw_wins,
+        ),
+        "reconstructions": Figure(
+            "Test images, and what is redrawn from their capsules.",
+            poe_figures.draw_reconstructions,
+        ),
+        "interpolation": Figure(
+            "From the code of one image to that of another.",
+            poe_figures.draw_interpolation,
+            obstacle=poe_figures.needs_two_images,
+        ),
+        "completion": Figure(
+            "Half of an image hidden, and completed by going to and fro between image and capsules.",
+            poe_figures.draw_completion,
+        ),
+        "routing": Figure(
+            "Where in the image the winning capsule gets its evidence from.",
+            poe_figures.draw_routing,
+        ),
+    }
+    figure_options = frozenset({"domain"})
+    max_figure_images = None
     explorer_view = PoEView
+
+    def evaluate(
+        self, runs: Sequence[EvaluatedRun], others: Sequence[EvaluatedRun], options: EvaluationOptions
+    ) -> Measurements:
+        """Measure capsules, their samples and their codes beside controls on the same features.
+
+        A reference classifier, trained on the labels, judges the samples. Its accuracy on test images and the peak
+        memory (MB) are in the budget.
+        """
+        images = IMAGES if options.images is None else options.images
+        names = self.select_controls(options.only)
+        if images < 1:
+            raise RecipeError(f"{images} images are to be measured; at least 1 is wanted")
+        require_comparable(runs[0], [*runs, *others])
+        for one in (*runs, *others):
+            _require_finished(one)
+        recipe = runs[0].run.recipe
+        splits = recipe.data.load()
+        folder = options.reference or reference_folder(recipe, runs[0].folder)
+        reference = _train_reference(recipe, splits, folder)
+
+        # The runs, each with its own controls: these have its autoencoder.
+        rows = []
+        control_rows = []
+        for one in runs:
+            data = build_evaluation_data(cast(PoE, one.run.model), splits, reference, images)
+            found = run_and_controls(one.run.recipe, one.folder, data, names)
+            rows.append(found.run)
+            control_rows.append(found.controls)
+
+        # Other runs, a row a recipe.
+        named: dict[str, list[dict[str, float]]] = {}
+        for other in others:
+            model = cast(PoE, other.run.model)
+            row = measure(PoEEncoder(model), build_evaluation_data(model, splits, reference, images))
+            named.setdefault(other.run.recipe.name, []).append(row)
+        table = {name: gather(found) for name, found in named.items()}
+        table |= {name: gather(found[name] for found in control_rows) for name in control_rows[0]}
+
+        # What the reference classifier says of real images.
+        verdicts = reference_probabilities(reference, data.images)
+        confident = sample_confidence(verdicts.unsqueeze(0))["confident_fraction"]
+        table["real images"] = {"confident_fraction": [confident]}
+        budget = {"judge_accuracy": accuracy(verdicts, data.labels), **peak_memory()}
+        return Measurements(gather(rows), table, budget)
+
+    def select_controls(self, only: Sequence[str] | None) -> tuple[str, ...]:
+        """Return the names of the controls to measure; refuse those that need scikit-learn where it is missing."""
+        names = super().select_controls(only)
+        require_controls(names)
+        return names
+
+    def figure_context(
+        self,
+        model: Model,
+        options: FigureOptions,
+        load: Callable[[], Dataset],
+        name: str = "this run",
+        compared: Sequence[ComparedRun] = (),
+    ) -> poe_figures.PoEFigureContext:
+        """Build a context that infers the capsules of the picked test images once for all figures."""
+        return poe_figures.PoEFigureContext(cast(PoE, model), options, load, name, tuple(compared))
+
+
+def reference_folder(recipe: Recipe, folder: Path) -> Path:
+    """Return the folder, beside that of a run, of the reference classifier for all runs on the same data."""
+    data = data_settings(recipe)
+    digest = zlib.crc32(json.dumps([data, RATE], sort_keys=True).encode())
+    return folder.parent / f"{REFERENCE_PREFIX}{data['name']}-{digest:08x}"
+
+
+def _train_reference(recipe: Recipe, splits: Splits, folder: Path) -> CNN:
+    steps_an_epoch = len(splits.train) // min(128, len(splits.train))
+    epochs = max(REFERENCE_EPOCHS, REFERENCE_STEPS / steps_an_epoch)
+    return train_reference_classifier(recipe.data, folder, epochs=epochs)
+
+
+def _require_finished(one: EvaluatedRun) -> None:
+    """Refuse a run whose stages have not all been trained: its decoder would draw noise."""
+    if not one.run.finished:
+        raise TrainingError(
+            f"'{one.folder}' is not trained to its end (stage '{one.run.stage}'); go on with: torchcaps train --resume"
+        )

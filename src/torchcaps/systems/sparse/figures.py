@@ -1,48 +1,51 @@
-"""Pictures of sparse capsules, or their dense control, and test images: figures 2 to 5 of Rawlinson 2018, as PNG bytes.
+"""Figures of sparse capsules, or their dense control, and test images: figures 2 to 5 of Rawlinson 2018, as PNG bytes.
 
     parts          2  an image redrawn from each capsule alone, from all but each, and what leaving it out changes
     ranked         3  the support of an image's capsules from the largest down, also of other runs
     frequencies    4  how often each capsule has each rank
     equivariances  5  each number of the first capsule's pose from -1 to 1
 
-`picture(kind, scene)` is the front door; `torchcaps generate` draws through it. Capsules and the numbers of their poses
+The `draw_...` functions belong to the figures that `SparseSystem` lists. Capsules and the numbers of their poses
 are counted from 0, and the first capsule of an image is that of rank 0.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from torchcaps.data import Dataset
-from torchcaps.errors import DataError, RecipeError, ShapeError, suggestion
+from torchcaps.data import Dataset, subset
+from torchcaps.errors import DataError
 from torchcaps.evaluate.figures import image_grid, pixels, png, pyplot
 from torchcaps.layers import FrameDecoder
 from torchcaps.layers.rank_mask import rank
 from torchcaps.math.squash import norm
-from torchcaps.models import CapsNet
+from torchcaps.models import CapsNet, Model
 from torchcaps.models.capsnet import CapsNetOutput
 from torchcaps.models.sparse import SparseModel, SparseOutput, support
-from torchcaps.systems.poe.figures import FigureOptions
+from torchcaps.systems.figure_context import FigureContext
 from torchcaps.utils.progress import progress
-from torchcaps.utils.random import permutation
 
 __all__ = [
-    "FIGURES",
+    "RANKINGS",
     "CapsuleDrawings",
     "Ranking",
     "SparseFigureContext",
     "draw_capsules",
-    "picture",
+    "draw_equivariances",
+    "draw_frequencies",
+    "draw_parts",
+    "draw_ranked",
+    "rank_classes",
     "rank_frequency",
+    "rank_sparse",
     "ranked_support",
-    "ranking",
     "swept",
 ]
 
@@ -54,92 +57,95 @@ _SCALE = 0.6
 
 
 class Ranking(NamedTuple):
-    """Of every image: the support [n j] that routing gave the capsules, and the ranks [n j] that the mask gave them."""
+    """How the capsules of n images compete.
+
+    Attributes:
+        support: [n j] what routing gave each capsule.
+        ranks: [n j] what the mask made of it; 0 is the first.
+        pose: [n j k] masked poses, None of a network without a mask.
+    """
 
     support: Tensor
     ranks: Tensor
+    pose: Tensor | None
 
 
 @dataclass(frozen=True)
-class SparseFigureContext:
-    """What is drawn: a model, what is wished, test images; and the runs beside it, each with test images of its own."""
-
-    model: SparseModel
-    wish: FigureOptions
-    data: Dataset
-    name: str = "this run"
-    beside: Mapping[str, tuple[CapsNet | SparseModel, Dataset]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        for j in self.wish.capsules:
-            if not 0 <= j < self.capsules:
-                raise ShapeError(f"capsule {j} is wanted; there are 0 to {self.capsules - 1}")
+class SparseFigureContext(FigureContext[SparseModel]):
+    """What the figures of sparse capsules are drawn from."""
 
     @property
-    def capsules(self) -> int:
-        """How many there are."""
+    def capsule_count(self) -> int:
         return self.model.config.capsules
 
     @property
     def chosen(self) -> list[int]:
-        """The capsules that are wished, or all."""
-        return list(self.wish.capsules or range(self.capsules))
+        """The capsules that the options name, or all."""
+        return list(self.options.capsules or range(self.capsule_count))
 
     @cached_property
     def ranking(self) -> Ranking:
-        """Of all images."""
-        return ranking(self.model, self.data)
+        """The ranking of the capsules in all test images."""
+        return rank_sparse(self.model, self.data)
 
-    def pick(self, rows: Tensor) -> Tensor:
-        """As many of the rows as are wished, picked by the seed."""
-        return rows[permutation(self.wish.seed, 0, len(rows))[: self.wish.count]]
+    def encode(self, rows: Tensor) -> Ranking:
+        """Rank the capsules of some test images [b], by what is known already if all images have been ranked."""
+        if "ranking" in self.__dict__:
+            pose = self.ranking.pose
+            return Ranking(self.ranking.support[rows], self.ranking.ranks[rows], None if pose is None else pose[rows])
+        return rank_sparse(self.model, subset(self.data, rows))
 
-    def image(self, row: int) -> Tensor:
-        """[1 c h w] in [0, 1], as it is, whatever the model is shown of it."""
+    def stored_image(self, row: int) -> Tensor:
+        """[1 c h w] a test image in [0, 1] as it is stored, whatever the model's input format is."""
         return self.data.pixels(slice(row, row + 1))
 
-    def levels(self, drawn: Tensor, row: int) -> Tensor:
-        """What was drawn of an image [n c h w], in [0, 1]: if the model sees it standardized, with its light again."""
+    def to_pixels(self, drawn: Tensor, row: int) -> Tensor:
+        """Map drawings [n c h w] of a test image to [0, 1], with its own mean and deviation if it was standardized."""
         if self.data.preprocess.standardize:
-            x = self.image(row)
+            x = self.stored_image(row)
             drawn = drawn * x.std(correction=0).clamp_min(x.numel() ** -0.5) + x.mean()
         return drawn.clamp(0, 1)
 
 
 @torch.inference_mode()
-def picture(kind: str, scene: SparseFigureContext) -> dict[str, bytes]:
-    """File name (without .png) -> PNG of one kind of figure."""
-    if kind not in FIGURES:
-        raise RecipeError(f"unknown figure '{kind}'{suggestion(kind, FIGURES)}")
-    scene.model.eval()
-    return FIGURES[kind](scene)
+def rank_sparse(model: Model, data: Dataset, batch: int = 100) -> Ranking:
+    """Rank the capsules of a sparse network in every image, a bounded batch at a time."""
+    network = cast(SparseModel, model.eval())
+    outputs: list[SparseOutput] = [network(images) for images in _batches(data, batch)]
+    return Ranking(
+        torch.cat([out.support for out in outputs]),
+        torch.cat([out.ranks for out in outputs]),
+        torch.cat([out.masked.pose for out in outputs]),
+    )
 
 
 @torch.inference_mode()
-def ranking(model: CapsNet | SparseModel, data: Dataset, batch: int = 100) -> Ranking:
-    """Of every image, a bounded batch at a time; the class capsules of a CapsNet are ranked by their support alone."""
-    model.eval()
-    batches = progress(torch.split(torch.arange(len(data)), batch), "looking at images")
-    seen = [_ranking(model, data.model_input(rows)) for rows in batches]
-    return Ranking(torch.cat([one.support for one in seen]), torch.cat([one.ranks for one in seen]))
+def rank_classes(model: Model, data: Dataset, batch: int = 100) -> Ranking:
+    """Rank the class capsules of a CapsNet in every image, by their support alone: it has no mask."""
+    network = cast(CapsNet, model.eval())
+    outputs: list[CapsNetOutput] = [network(images) for images in _batches(data, batch)]
+    psi = torch.cat([support(out.info.coupling[-1], network.config.types) for out in outputs])
+    return Ranking(psi, rank(psi), None)
 
 
-def _ranking(model: CapsNet | SparseModel, images: Tensor) -> Ranking:
-    if isinstance(model, CapsNet):
-        supervised: CapsNetOutput = model(images)
-        psi = support(supervised.info.coupling[-1], model.config.types)
-        return Ranking(psi, rank(psi))
-    out = model(images)
-    return Ranking(out.support, out.ranks)
+def _batches(data: Dataset, batch: int) -> Iterator[Tensor]:
+    """Yield the images [b c h w] of a data set in the model's input format."""
+    for rows in progress(torch.split(torch.arange(len(data)), batch), "encoding images"):
+        yield data.model_input(rows)
 
 
-def _parts(scene: SparseFigureContext) -> dict[str, bytes]:
+RANKINGS: dict[str, Callable[[Model, Dataset], Ranking]] = {"sparse": rank_sparse, "capsnet": rank_classes}
+"""Name of a system -> what ranks the capsules of its models, for the figure `ranked`."""
+
+
+def draw_parts(context: SparseFigureContext) -> dict[str, bytes]:
     """A picture an image: above each capsule its rank, and the largest change of a pixel when it is left out."""
-    rows = scene.pick(torch.arange(len(scene.data)))
-    out = scene.model(scene.data.model_input(rows))
+    rows = context.rows
+    encoded = context.encode(rows)
+    assert encoded.pose is not None, "a sparse network has masked poses"
     return {
-        f"parts-{row}": _sheet(scene, row, draw_capsules(scene.model, pose), ranks)
-        for row, pose, ranks in zip(rows.tolist(), out.masked.pose, out.ranks.tolist(), strict=True)
+        f"parts-{row}": _sheet(context, row, draw_capsules(context.model, pose), ranks)
+        for row, pose, ranks in zip(rows.tolist(), encoded.pose, encoded.ranks.tolist(), strict=True)
     }
 
 
@@ -160,28 +166,29 @@ def draw_capsules(model: SparseModel, pose: Tensor) -> CapsuleDrawings:
     return CapsuleDrawings(*torch.split(model.decode(poses), [1, 1, j, j]))
 
 
-def _sheet(scene: SparseFigureContext, row: int, drawn: CapsuleDrawings, ranks: list[int]) -> bytes:
+def _sheet(context: SparseFigureContext, row: int, drawn: CapsuleDrawings, ranks: list[int]) -> bytes:
     """What is left as it is is gray in the last row; a pixel that leaving out makes brighter is bright there."""
-    together, none, alone, without = (scene.levels(x, row) for x in drawn)
-    change = (without - together)[scene.chosen]  # [j c h w]
+    together, none, alone, without = (context.to_pixels(x, row) for x in drawn)
+    change = (without - together)[context.chosen]  # [j c h w]
     grid = [
-        ("", pixels(torch.cat([scene.image(row), together, none]))),
-        ("alone", pixels(alone[scene.chosen])),
-        ("left out", pixels(without[scene.chosen])),
+        ("", pixels(torch.cat([context.stored_image(row), together, none]))),
+        ("alone", pixels(alone[context.chosen])),
+        ("left out", pixels(without[context.chosen])),
         ("change", pixels((1 + change) / 2)),
     ]
     notes = {
         0: ["image", "redrawn", "of none"],
-        1: [f"capsule {j}\nrank {ranks[j]}" for j in scene.chosen],
+        1: [f"capsule {j}\nrank {ranks[j]}" for j in context.chosen],
         3: [f"{most:.2f}" for most in change.abs().flatten(1).amax(1).tolist()],
     }
     return image_grid(grid, _SCALE, notes)
 
 
-def _ranked(scene: SparseFigureContext) -> dict[str, bytes]:
+def draw_ranked(context: SparseFigureContext) -> dict[str, bytes]:
     """A curve a run."""
     figure, ax = pyplot().subplots(figsize=(5.6, 3.2))
-    runs = {scene.name: scene.ranking} | {name: ranking(*one) for name, one in scene.beside.items()}
+    runs = {context.name: context.ranking}
+    runs |= {other.name: RANKINGS[other.system](other.model, other.data) for other in context.compared}
     for name, one in runs.items():
         ax.plot(ranked_support(one.support), "o-", markersize=3, linewidth=1, label=f"{name}, {len(one.ranks)} images")
     ranks = range(max(one.ranks.shape[1] for one in runs.values()))
@@ -197,19 +204,19 @@ def ranked_support(psi: Tensor) -> Tensor:
     return (falling / falling[:, :1].clamp_min(torch.finfo(psi.dtype).tiny)).mean(0)
 
 
-def _frequencies(scene: SparseFigureContext) -> dict[str, bytes]:
+def draw_frequencies(context: SparseFigureContext) -> dict[str, bytes]:
     """A curve a capsule; the band in which training keeps how often one is first is gray."""
-    share = rank_frequency(scene.ranking.ranks)
-    mask = scene.model.mask
+    share = rank_frequency(context.ranking.ranks)
+    mask = context.model.mask
     inside = int(mask.count_in_band(share[:, 0]))
     figure, ax = pyplot().subplots(figsize=(6.4, 3.4))
     colors = pyplot().get_cmap("tab20")
     ax.axhspan(mask.low, mask.high, color="0.9")
-    for j in scene.chosen:
+    for j in context.chosen:
         ax.plot(share[j], "o-", markersize=2, linewidth=1, color=colors(j % 20), label=f"capsule {j}")
     ax.set(xlabel="rank", ylabel="share of images", ylim=(0, None), xticks=range(len(share)))
     said = f"{inside} of {len(share)} capsules are first in {mask.low:.3g} to {mask.high:.3g}"
-    ax.set_title(f"{said} of {len(scene.data)} images", fontsize=9)
+    ax.set_title(f"{said} of {len(context.data)} images", fontsize=9)
     ax.legend(frameon=False, fontsize=6, loc="upper left", bbox_to_anchor=(1, 1))
     figure.tight_layout()
     return {"frequencies": png(figure)}
@@ -220,34 +227,35 @@ def rank_frequency(ranks: Tensor) -> Tensor:
     return one_hot(ranks, ranks.shape[1]).float().mean(0)
 
 
-def _equivariances(scene: SparseFigureContext) -> dict[str, bytes]:
+def draw_equivariances(context: SparseFigureContext) -> dict[str, bytes]:
     """A sheet a capsule, of an image in which it is first; and one of all, each with its most visible number."""
     sheets = {}
     most = []
     notes = {0: [f"{round(move, 1) + 0.0:.1f}" for move in torch.linspace(-1, 1, STEPS).tolist()]}
-    for j, row in _examples(scene).items():
-        out = scene.model(scene.data.model_input(slice(row, row + 1)))
-        strips = [scene.levels(strip, row) for strip in swept(scene.model, out.masked.pose[0], j)]  # k of [n c h w]
+    for j, row in _examples(context).items():
+        pose = context.encode(torch.tensor([row])).pose
+        assert pose is not None, "a sparse network has masked poses"
+        strips = [context.to_pixels(strip, row) for strip in swept(context.model, pose[0], j)]  # k of [n c h w]
         rows = [(f"number {k}", pixels(strip)) for k, strip in enumerate(strips)]
         sheets[f"equivariances-{j}"] = image_grid(
-            [("image, redrawn", _pair(scene, row, out)), *rows], 0.5, {1: notes[0]}
+            [("image, redrawn", _pair(context, row, pose)), *rows], 0.5, {1: notes[0]}
         )
         k = int(torch.stack(strips).var(1).flatten(1).mean(1).argmax())
         most.append((f"capsule {j}\nnumber {k}", rows[k][1]))
     return {"equivariances": image_grid(most, 0.5, notes), **sheets}
 
 
-def _pair(scene: SparseFigureContext, row: int, out: SparseOutput) -> Tensor:
-    """[2 h w] an image, and that redrawn from its capsules as they are."""
-    return pixels(torch.cat([scene.image(row), scene.levels(scene.model.decode(out.masked.pose), row)]))
+def _pair(context: SparseFigureContext, row: int, pose: Tensor) -> Tensor:
+    """[2 h w] a test image, and the image redrawn from its capsules [1 j k] as they are."""
+    return pixels(torch.cat([context.stored_image(row), context.to_pixels(context.model.decode(pose), row)]))
 
 
-def _examples(scene: SparseFigureContext) -> dict[int, int]:
-    """Capsule -> the row of an image in which it is first, picked by the seed, for the capsules that are wished."""
-    first = {j: (scene.ranking.ranks[:, j] == 0).nonzero().flatten() for j in scene.chosen}
-    found = {j: int(scene.pick(rows)[0]) for j, rows in first.items() if len(rows)}
+def _examples(context: SparseFigureContext) -> dict[int, int]:
+    """Find for each chosen capsule the row of a test image in which it is first, picked by the seed."""
+    first = {j: (context.ranking.ranks[:, j] == 0).nonzero().flatten() for j in context.chosen}
+    found = {j: int(context.pick(rows)[0]) for j, rows in first.items() if len(rows)}
     if not found:
-        raise DataError(f"capsule {', '.join(map(str, first))} is first in no test image; wish for others")
+        raise DataError(f"capsule {', '.join(map(str, first))} is first in no test image; choose others")
     return found
 
 
@@ -263,11 +271,3 @@ def swept(model: SparseModel, pose: Tensor, j: int) -> Tensor:
     if isinstance(model.decoder, FrameDecoder):
         poses[:, :, j] *= norm(pose[j]) / norm(poses[:, :, j], keepdim=True)
     return torch.unflatten(model.decode(poses.flatten(0, 1)), 0, (k, STEPS))
-
-
-FIGURES: Mapping[str, Callable[[SparseFigureContext], dict[str, bytes]]] = {
-    "parts": _parts,
-    "ranked": _ranked,
-    "frequencies": _frequencies,
-    "equivariances": _equivariances,
-}

@@ -1,21 +1,21 @@
-"""What sparse capsules have learned without labels, measured beside what does with less (Rawlinson 2018, section 3).
+"""Metrics of sparse capsules, which learn without labels, and their controls (Rawlinson 2018, section 3).
 
-A row of the table is a Look: codes and groups of images. Metrics, where SET is the name of the data set:
+A row of the table is an `ImageEncoder`: codes and groups of images. Metrics, where SET is the name of the data set:
 
-    SET_svm           accuracy of the read-out, trained on codes of training images, on codes of test images
+    SET_svm           accuracy of an SVM, trained on codes of training images, on codes of test images
     affNIST           mnist_svm, of digits placed in the middle of the canvas as they are
                       affnist_svm_a, of moved digits, training digits under transforms of their own
                       affnist_svm_b, trained on placed digits and tested on moved ones
-    knn, linear_probe accuracy of simpler readers; on affNIST by protocol (a)
+    knn, linear_probe accuracy of simpler probes; on affNIST by protocol (a)
     argmax_nmi, purity   of the capsule of rank 0 against the class, over test images
     argmax_nmi_place  of the capsule of rank 0 against where the image was put, a quarter of the rows and of the columns
-    capsules_in_band  capsules whose share of ranks 0 is in the mask's band, over training images as training shows them
+    capsules_in_band  capsules whose share of ranks 0 is in the mask's band, over augmented training images
 
-The read-out learns from at most so many images, 10,000 unless told otherwise, and is tested on all. Controls: the same
-capsules before the mask, which the authors' code reads; the network untrained; pixels; as many principal components as
-a code has numbers; k-means with as many centers as there are capsules. The two last are fitted to training images as
-training shows them. Read-outs of trained networks with dynamic routing, whose capsules are below 1 in length, have the
-authors' kernel; the kernel of all others fits the size of their numbers.
+The SVM learns from 10,000 images at most, unless told otherwise, and is tested on all. Controls: the same capsules
+before the mask, which the authors' code reads; the network untrained; pixels; as many principal components as a code
+has numbers; k-means with as many centers as there are capsules. The two last are fitted to augmented training images.
+SVMs of trained networks with dynamic routing, whose capsules are below 1 in length, have the authors' kernel; the
+kernel of all others fits the size of their numbers.
 """
 
 from __future__ import annotations
@@ -27,195 +27,228 @@ import torch
 from torch import Tensor
 
 from torchcaps.data import Dataset
-from torchcaps.errors import RecipeError, suggestion
 from torchcaps.evaluate.baselines import fit_kmeans, fit_pca
 from torchcaps.evaluate.probes import knn, linear_probe
 from torchcaps.evaluate.results import Metrics, gather
 from torchcaps.evaluate.svm_probe import GAMMA, ProbeData, fit_svm
 from torchcaps.metrics import nmi, purity
-from torchcaps.models import Model, SparseConfig
+from torchcaps.models import Model
 from torchcaps.models.sparse import SparseModel, SparseOutput
+from torchcaps.systems.base import model_name
 from torchcaps.train.run import TrainedRun
 from torchcaps.train.train_state import build_model
 from torchcaps.utils.progress import progress
 
 __all__ = [
     "CONTROLS",
-    "Look",
-    "Seen",
-    "capsules",
-    "chosen",
+    "ImageCodes",
+    "ImageEncoder",
+    "TableRows",
+    "capsule_encoder",
+    "count_in_band",
     "encode_dataset",
+    "encode_sets",
     "gamma_of",
-    "in_band",
     "measure",
     "rows_of_runs",
-    "see_all",
 ]
 
-BEFORE = "before the mask"
-CONTROLS = (BEFORE, "untrained", "pixels", "PCA", "k-means")
+BEFORE_MASK = "before the mask"
+CONTROLS = (BEFORE_MASK, "untrained", "pixels", "PCA", "k-means")
 CHUNK = 250
+"""Images that are encoded at once."""
 
 
-class Seen(NamedTuple):
-    """What is made of n images: codes [n ...] and groups [n], where there are such, and codes before a mask."""
+class ImageCodes(NamedTuple):
+    """How an encoder describes n images.
+
+    Attributes:
+        codes: [n ...] numbers, None if there are only groups.
+        groups: [n] the group that each image belongs to, None if there are only codes.
+        unmasked: [n ...] codes before a mask, where there is one.
+    """
 
     codes: Tensor | None
     groups: Tensor | None
     unmasked: Tensor | None = None
 
-    def before(self) -> Seen:
-        """The codes before the mask, of which there are no groups."""
-        return Seen(self.unmasked, None)
+    def before_mask(self) -> ImageCodes:
+        """Return the codes before the mask, of which there are no groups."""
+        return ImageCodes(self.unmasked, None)
 
 
-Look = Callable[[Tensor], Seen]
-"""Images [n c h w] as floats -> what is made of them."""
+ImageEncoder = Callable[[Tensor], ImageCodes]
+"""Images [n c h w] in the model's input format -> their codes."""
 Row = dict[str, float]
+"""Metric name -> value."""
+
+
+class TableRows(NamedTuple):
+    """The metrics of the runs over their seeds, and those of all rows beside them by name."""
+
+    runs: Metrics
+    controls: dict[str, Metrics]
 
 
 @torch.no_grad()
-def see_all(look: Look, material: ProbeData) -> dict[str, Seen]:
-    """What is made of the images of each set."""
-    return {name: encode_dataset(look, data) for name, data in material.sets.items()}
+def encode_sets(encoder: ImageEncoder, data: ProbeData) -> dict[str, ImageCodes]:
+    """Encode the images of each set, by the set's name."""
+    return {name: encode_dataset(encoder, images) for name, images in data.sets.items()}
 
 
 @torch.no_grad()
-def measure(seen: Mapping[str, Seen], material: ProbeData, gamma: float | None = None) -> Row:
-    """One row: the metrics of the module's docstring, as far as they can be asked of what was seen of each set."""
-    m = material
-    train, test = m.protocols[m.main]
+def measure(encoded: Mapping[str, ImageCodes], data: ProbeData, gamma: float | None = None) -> Row:
+    """Compute one row of the table.
+
+    Args:
+        encoded: The codes of each set in `data`, by its name.
+        data: The sets of images, and which of them to train and test on.
+        gamma: Of the SVM's kernel; None for one that fits the size of the codes.
+
+    Returns:
+        The metrics of the module's docstring, as far as the codes allow.
+    """
+    train, test = data.protocols[data.main]
     row: Row = {}
-    codes = {name: found.codes for name, found in seen.items() if found.codes is not None}
+    codes = {name: found.codes for name, found in encoded.items() if found.codes is not None}
     if codes:
-        row |= _read(codes, m, gamma)
-        probes = (codes[train], m.sets[train].labels, codes[test], m.sets[test].labels)
-        row |= {"knn": knn(*probes, k=min(5, m.read)), "linear_probe": linear_probe(*probes)}
-    groups = seen[test].groups
+        row |= _svm_accuracies(codes, data, gamma)
+        probes = (codes[train], data.sets[train].labels, codes[test], data.sets[test].labels)
+        row |= {"knn": knn(*probes, k=min(5, data.read)), "linear_probe": linear_probe(*probes)}
+    groups = encoded[test].groups
     if groups is not None:
-        row |= {name: f(groups, m.sets[test].labels) for name, f in (("argmax_nmi", nmi), ("purity", purity))}
-        row |= _placed(groups, m.sets[test].factors)
+        labels = data.sets[test].labels
+        row |= {"argmax_nmi": nmi(groups, labels), "purity": purity(groups, labels)}
+        row |= _place_information(groups, data.sets[test].factors)
     return row
 
 
-def _placed(groups: Tensor, factors: Mapping[str, Tensor]) -> dict[str, float]:
-    """How much the groups say of where images were put, if that is known: in which row and column of
-    4x4 fields, all rows with as many images and all columns, too."""
+def _place_information(groups: Tensor, factors: Mapping[str, Tensor]) -> dict[str, float]:
+    """How much the groups [n] say of where images were put, if that is known: in which row and column of 4x4 fields.
+
+    The fields are cut so that all rows have as many images, and all columns, too.
+    """
     if not {"x", "y"} <= factors.keys():
         return {}
     row, column = (4 * factors[name].argsort().argsort() // len(groups) for name in ("y", "x"))
     return {"argmax_nmi_place": nmi(groups, 4 * row + column)}
 
 
-def _read(codes: Mapping[str, Tensor], m: ProbeData, gamma: float | None) -> dict[str, float]:
-    """The accuracy by each protocol; one machine for each set that is learned from."""
-    machines = {
-        name: fit_svm(codes[name], m.sets[name].labels, gamma=gamma)
-        for name in dict.fromkeys(train for train, _ in m.protocols.values())
+def _svm_accuracies(codes: Mapping[str, Tensor], data: ProbeData, gamma: float | None) -> dict[str, float]:
+    """The accuracy by each protocol; one SVM for each set that is trained on."""
+    svms = {
+        name: fit_svm(codes[name], data.sets[name].labels, gamma=gamma)
+        for name in dict.fromkeys(train for train, _ in data.protocols.values())
     }
     return {
-        metric: machines[train].accuracy(codes[test], m.sets[test].labels)
-        for metric, (train, test) in m.protocols.items()
+        metric: svms[train].accuracy(codes[test], data.sets[test].labels)
+        for metric, (train, test) in data.protocols.items()
     }
 
 
-def encode_dataset(look: Look, data: Dataset) -> Seen:
-    """All images of a set, a bounded number at a time."""
-    parts = [look(data.model_input(rows)) for rows in torch.split(torch.arange(len(data)), CHUNK)]
-    return Seen(*(None if field[0] is None else torch.cat(field) for field in zip(*parts, strict=True)))
+def encode_dataset(encoder: ImageEncoder, data: Dataset) -> ImageCodes:
+    """Encode all images of a data set, a bounded number at a time."""
+    chunks = [encoder(data.model_input(rows)) for rows in torch.split(torch.arange(len(data)), CHUNK)]
+    return ImageCodes(*(None if field[0] is None else torch.cat(field) for field in zip(*chunks, strict=True)))
 
 
-def capsules(model: SparseModel) -> Look:
-    """The masked capsules v' [n j k] of a network, the capsule of rank 0, and v before there were ranks."""
+def capsule_encoder(model: SparseModel) -> ImageEncoder:
+    """Return an encoder of images as masked capsules v' [n j k], the capsule of rank 0, and v before the mask."""
 
-    def look(images: Tensor) -> Seen:
+    def encode(images: Tensor) -> ImageCodes:
         out: SparseOutput = model(images)
-        return Seen(out.masked.pose, out.ranks.argmin(-1), out.unmasked.pose)
+        return ImageCodes(out.masked.pose, out.ranks.argmin(-1), out.unmasked.pose)
 
-    return look
+    return encode
 
 
 @torch.no_grad()
-def in_band(model: SparseModel, images: Tensor) -> int:
-    """How many capsules come first in a share of images [n c h w] that is inside the mask's band."""
-    look = capsules(model)
-    first = torch.cat([cast(Tensor, look(part).groups) for part in torch.split(images, CHUNK)])
+def count_in_band(model: SparseModel, images: Tensor) -> int:
+    """Count the capsules that come first in a share of images [n c h w] that is inside the mask's band."""
+    encoder = capsule_encoder(model)
+    first = torch.cat([cast(Tensor, encoder(chunk).groups) for chunk in torch.split(images, CHUNK)])
     share = torch.bincount(first, minlength=model.config.capsules) / len(first)  # [j]
     return int(model.mask.count_in_band(share))
 
 
-def chosen(only: Sequence[str] | None) -> tuple[str, ...]:
-    """The names of controls to measure, in the order of the table: None is all of them; refused before any work."""
-    for name in only or ():
-        if name not in CONTROLS:
-            raise RecipeError(f"unknown control '{name}'{suggestion(name, CONTROLS)}")
-    return CONTROLS if only is None else tuple(name for name in CONTROLS if name in only)
-
-
 def rows_of_runs(
-    runs: Sequence[TrainedRun], others: Sequence[TrainedRun], material: ProbeData, names: Sequence[str] = CONTROLS
-) -> tuple[Metrics, dict[str, Metrics]]:
-    """The metrics of the runs, and the rows of other runs, by the names of their recipes, and of the controls."""
-    own: list[Row] = []
-    bare: list[Row] = []
-    named: dict[str, list[Row]] = {}
+    runs: Sequence[TrainedRun], others: Sequence[TrainedRun], data: ProbeData, names: Sequence[str] = CONTROLS
+) -> TableRows:
+    """Measure runs of one recipe, other runs, and controls.
+
+    Args:
+        runs: Of one recipe, one a seed.
+        others: Of other recipes; they make one row a recipe.
+        data: The images to measure on.
+        names: Which controls.
+
+    Returns:
+        All rows.
+    """
+    rows: list[Row] = []
+    unmasked_rows: list[Row] = []
     for run in progress(runs, "measuring the runs"):
-        seen = _seen(run.model, material)
-        own.append(_row(run.model, seen, material, gamma_of(run)))
-        if BEFORE in names:
-            bare.append(measure({name: found.before() for name, found in seen.items()}, material, gamma_of(run)))
+        encoded = _encode(run.model, data)
+        gamma = gamma_of(run)
+        rows.append(_measure_network(run.model, encoded, data, gamma))
+        if BEFORE_MASK in names:
+            unmasked = {name: found.before_mask() for name, found in encoded.items()}
+            unmasked_rows.append(measure(unmasked, data, gamma))
+    named: dict[str, list[Row]] = {}
     for run in progress(others, "measuring other runs"):
-        row = _row(run.model, _seen(run.model, material), material, gamma_of(run))
+        row = _measure_network(run.model, _encode(run.model, data), data, gamma_of(run))
         named.setdefault(run.recipe.name, []).append(row)
-    rows = {name: gather(found) for name, found in named.items()}
+    controls = {name: gather(found) for name, found in named.items()}
     for name in progress(names, "measuring the controls"):
-        rows[name] = gather(bare) if name == BEFORE else _control(name, runs, material)
-    return gather(own), rows
+        controls[name] = gather(unmasked_rows) if name == BEFORE_MASK else _measure_control(name, runs, data)
+    return TableRows(gather(rows), controls)
 
 
-def _seen(model: Model, material: ProbeData) -> dict[str, Seen]:
-    return see_all(capsules(cast(SparseModel, model.eval())), material)
+def _encode(model: Model, data: ProbeData) -> dict[str, ImageCodes]:
+    return encode_sets(capsule_encoder(cast(SparseModel, model.eval())), data)
 
 
-def _row(model: Model, seen: Mapping[str, Seen], material: ProbeData, gamma: float | None) -> Row:
-    inside = in_band(cast(SparseModel, model), material.shown)
-    return measure(seen, material, gamma) | {"capsules_in_band": float(inside)}
+def _measure_network(model: Model, encoded: Mapping[str, ImageCodes], data: ProbeData, gamma: float | None) -> Row:
+    inside = count_in_band(cast(SparseModel, model), data.shown)
+    return measure(encoded, data, gamma) | {"capsules_in_band": float(inside)}
 
 
 def gamma_of(run: TrainedRun) -> float | None:
-    """The gamma of a trained run's read-out: the authors', or one that fits the size of the codes."""
-    return GAMMA if isinstance(run.recipe.model, SparseConfig) else None
+    """Return the gamma of a trained run's SVM: the authors', or None for one that fits the size of the codes.
+
+    The poses of EM routing are not bounded by 1, which the authors' gamma relies on.
+    """
+    return None if model_name(run.recipe.model) == "sparse-matrix" else GAMMA
 
 
-def _control(name: str, runs: Sequence[TrainedRun], material: ProbeData) -> Metrics:
+def _measure_control(name: str, runs: Sequence[TrainedRun], data: ProbeData) -> Metrics:
     """One row; what has no seed is measured once."""
     if name != "untrained":
-        return gather([measure(see_all(_without_network(name, runs[0], material.shown), material), material)])
-    networks = (_untrained(run, material.shown) for run in runs)
-    return gather(_row(network, _seen(network, material), material, None) for network in networks)
+        return gather([measure(encode_sets(_fit_control(name, runs[0], data.shown), data), data)])
+    networks = (_untrained(run, data.shown) for run in runs)
+    return gather(_measure_network(network, _encode(network, data), data, None) for network in networks)
 
 
 @torch.no_grad()
-def _untrained(run: TrainedRun, shown: Tensor) -> SparseModel:
-    """The run's network before its first step, which knows what support is usual, if it is ranked by that."""
+def _untrained(run: TrainedRun, images: Tensor) -> SparseModel:
+    """The run's network before its first step, with the usual support [j] on images [n c h w], if it ranks by that."""
     network = cast(SparseModel, build_model(run.recipe, run.model.spec).eval())
     if network.mask.relative:
-        found = [cast(SparseOutput, network(part)).support for part in torch.split(shown, CHUNK)]
+        found = [cast(SparseOutput, network(chunk)).support for chunk in torch.split(images, CHUNK)]
         network.mask.observe_support(torch.cat(found).mean(0))
     return network
 
 
 @torch.no_grad()
-def _without_network(name: str, run: TrainedRun, shown: Tensor) -> Look:
-    """Pixels, or what is fitted to those of `shown`, as many groups and numbers as the run has."""
+def _fit_control(name: str, run: TrainedRun, images: Tensor) -> ImageEncoder:
+    """Return an encoder without a network, fitted to images [n c h w], with as many groups and numbers as the run."""
     if name == "pixels":
-        return lambda images: Seen(images, None)
-    out: SparseOutput = run.model(shown[:1])
-    f = shown.flatten(1)
+        return lambda images: ImageCodes(images, None)
+    out: SparseOutput = run.model(images[:1])
+    f = images.flatten(1)
     (j, k) = out.masked.pose.shape[1:]
     if name == "PCA":
-        axes = fit_pca(f, j, k)
-        return lambda images: Seen(axes.codes(images.flatten(1)), None)
+        pca = fit_pca(f, j, k)
+        return lambda images: ImageCodes(pca.codes(images.flatten(1)), None)
     means = fit_kmeans(f, j, k, run.recipe.seed)
-    return lambda images: Seen(None, means.winners(images.flatten(1)))
+    return lambda images: ImageCodes(None, means.winners(images.flatten(1)))

@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, cast
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, cast
 
 from torch import Tensor
 
+from torchcaps.data import Dataset
 from torchcaps.evaluate.results import Result
+from torchcaps.evaluate.svm_probe import READ, build_probe_data, require_sklearn
 from torchcaps.models import Model
 from torchcaps.models.sparse import SparseModel
-from torchcaps.systems.base import System, Table, model_name
+from torchcaps.systems.base import (
+    EvaluatedRun,
+    EvaluationOptions,
+    Measurements,
+    Metric,
+    System,
+    Table,
+    model_name,
+)
+from torchcaps.systems.comparison import peak_memory, require_comparable
 from torchcaps.systems.explorer_view import ExplorerView
+from torchcaps.systems.figure_context import ComparedRun, Figure, FigureOptions
+from torchcaps.systems.sparse import figures as sparse_figures
 from torchcaps.systems.sparse.explorer import SparseMatrixView, SparseView
+from torchcaps.systems.sparse.metrics import CONTROLS, rows_of_runs
 from torchcaps.systems.sparse.paper import BUDGET, rawlinson_tables
+from torchcaps.systems.sparse.svm_classifier import with_svm
+from torchcaps.train.run import TrainedRun
 
 __all__ = ["SparseSystem"]
 
@@ -25,11 +42,79 @@ class SparseSystem(System):
     title = "sparse capsules"
     paper = "Rawlinson, Ahmed and Kowadlo 2018, Sparse Unsupervised Capsules Generalize Better"
     models = ("sparse", "sparse-small", "sparse-matrix")
+    metrics = (
+        Metric("mnist_svm", "higher", "percent"),
+        Metric("affnist_svm_a", "higher", "percent"),
+        Metric("affnist_svm_b", "higher", "percent"),
+        Metric("*_svm", "higher"),
+        Metric("knn", "higher"),
+        Metric("linear_probe", "higher"),
+        Metric("argmax_nmi", "higher"),
+        Metric("purity", "higher"),
+        Metric("argmax_nmi_place", "neither"),
+        Metric("capsules_in_band", "higher", "count"),
+    )
+    controls = CONTROLS
+    evaluation_options = frozenset({"images", "only"})
     paper_budget = BUDGET
+    figures: ClassVar[Mapping[str, Figure[Any]]] = {
+        "parts": Figure(
+            "A test image redrawn from each capsule alone, from all but each, and what leaving it out changes.",
+            sparse_figures.draw_parts,
+        ),
+        "ranked": Figure(
+            "The support of an image's capsules from the largest down.",
+            sparse_figures.draw_ranked,
+        ),
+        "frequencies": Figure(
+            "How often each capsule has each rank.",
+            sparse_figures.draw_frequencies,
+        ),
+        "equivariances": Figure(
+            "Each number of the first capsule's pose from -1 to 1.",
+            sparse_figures.draw_equivariances,
+        ),
+    }
+    figure_options = frozenset({"beside"})
     explorer_view = SparseView
+    attacked_by_own_loss = False
+
+    def evaluate(
+        self, runs: Sequence[EvaluatedRun], others: Sequence[EvaluatedRun], options: EvaluationOptions
+    ) -> Measurements:
+        """Measure codes by an SVM and simpler probes, and how capsules share the images.
+
+        How many images the SVM learned from and the peak memory (MB) are in the budget.
+        """
+        names = self.select_controls(options.only)
+        require_sklearn()
+        require_comparable(runs[0], others)
+        data = build_probe_data(runs[0].run.recipe, READ if options.images is None else options.images)
+        table = rows_of_runs([one.run for one in runs], [one.run for one in others], data, names)
+        return Measurements(table.runs, table.controls, {"read_images": data.read, **peak_memory()})
 
     def paper_tables(self, result: Result) -> list[Table]:
+        """Return tables 1 and 2 of Rawlinson 2018 with our rows below."""
         return rawlinson_tables(result)
+
+    def figure_context(
+        self,
+        model: Model,
+        options: FigureOptions,
+        load: Callable[[], Dataset],
+        name: str = "this run",
+        compared: Sequence[ComparedRun] = (),
+    ) -> sparse_figures.SparseFigureContext:
+        """Build a context that ranks the capsules of all test images once for all figures."""
+        return sparse_figures.SparseFigureContext(cast(SparseModel, model), options, load, name, tuple(compared))
+
+    def check_classifier(self, run: TrainedRun, folder: Path) -> None:
+        """Any run will do, with an SVM on its codes, which needs scikit-learn."""
+        require_sklearn()
+
+    def classifier(self, run: TrainedRun) -> TrainedRun:
+        """Return the run with an SVM on its codes, which has scores of classes."""
+        return with_svm(run)
 
     def explore(self, model: Model, names: Sequence[str] = (), examples: Tensor | None = None) -> ExplorerView[Any]:
         """Build the view that suits the model's routing: dynamic or EM."""

@@ -1,4 +1,4 @@
-"""What a trained classifier makes of picture files: they become a data set like the run's own, which is then scored."""
+"""Classify picture files: read them as images in the format of a run's own data, then score them."""
 
 from __future__ import annotations
 
@@ -28,15 +28,12 @@ from torchcaps.data.readers.pictures import class_folders, read_picture
 from torchcaps.data.sets import CIFAR10_NAMES
 from torchcaps.data.smallnorb import SMALLNORB_NAMES
 from torchcaps.errors import ShapeError, TorchcapsError, TrainingError
-from torchcaps.evaluate.figures import image_grid, pixels
 from torchcaps.evaluate.multilabel import top
-from torchcaps.models import CapsNet
 from torchcaps.train.run import TrainedRun
-from torchcaps.types import Capsules
 
-__all__ = ["Answer", "class_names", "fitted", "pictures_of", "predict", "redrawn_sheet"]
+__all__ = ["Prediction", "class_names", "classify", "letterbox", "read_pictures"]
 
-SEVERAL = 0.5
+SEVERAL_THRESHOLD = 0.5
 """The score above which a class is named where images show several."""
 
 NAMES: dict[type, tuple[str, ...]] = {
@@ -56,8 +53,13 @@ SIDES: dict[type, int] = {Cifar10Config: 32, SmallNorbConfig: 48}
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What a classifier makes of a picture: the scores [j] of all classes, and those it names, the highest first."""
+class Prediction:
+    """What a classifier says about one picture.
+
+    Attributes:
+        scores: [j] one number a class.
+        named: The classes that it names, the highest score first.
+    """
 
     scores: Tensor
     named: tuple[int, ...]
@@ -79,8 +81,21 @@ def _names(data: DataConfig) -> tuple[str, ...]:
     return data.load().train.names if known is None else known
 
 
-def pictures_of(run: TrainedRun, paths: Sequence[Path], *, fit: bool = False, invert: bool = False) -> Dataset:
-    """Picture files as images of the run: of its size and channels, which `fit` makes them and else they must be."""
+def read_pictures(run: TrainedRun, paths: Sequence[Path], *, fit: bool = False, invert: bool = False) -> Dataset:
+    """Read picture files as a data set in the format of a run's own.
+
+    Args:
+        run: Whose model shall see them.
+        paths: PNG or JPEG files.
+        fit: Convert pictures of another size or color; otherwise they are refused.
+        invert: Swap dark and light.
+
+    Returns:
+        The pictures, with the run's class names; all labels are 0.
+
+    Raises:
+        ShapeError: If a picture has another size or other channels, without `fit`.
+    """
     config = run.recipe.data
     (channels, height, width, classes) = run.model.spec
     view = getattr(config, "view", None)
@@ -99,26 +114,26 @@ def pictures_of(run: TrainedRun, paths: Sequence[Path], *, fit: bool = False, in
 def _read(path: Path, wanted: tuple[int, int, int], fit: bool) -> Tensor:
     """[c h w] the bytes of a picture; a gray one serves as a colored one, the rest is refused without `fit`."""
     channels, height, width = wanted
-    own = read_picture(path)
-    same = own.shape[1:] == (height, width) and (own.shape[0] == channels or (own.shape[0], channels) == (1, 3))
-    if not (same or fit):
+    found = read_picture(path).shape
+    same_channels = found[0] == channels or (found[0], channels) == (1, 3)
+    if not (same_channels and found[1:] == (height, width)) and not fit:
         raise ShapeError(
-            f"'{path}' is {_look(own.shape)}; this run's pictures are {_look(wanted)} (width x height): add --fit to "
-            "convert it"
+            f"'{path}' is {_describe(found)}; this run's pictures are {_describe(wanted)} (width x height): add --fit "
+            "to convert it"
         )
     pixels = torch.from_numpy(read_picture(path, 3 if channels == 3 else 1).copy())
-    return fitted(pixels.expand(channels, -1, -1), height, width)
+    return letterbox(pixels.expand(channels, -1, -1), height, width)
 
 
-def _look(shape: Sequence[int]) -> str:
+def _describe(shape: Sequence[int]) -> str:
     color = {1: "gray", 3: "in color"}.get(shape[0], f"of {shape[0]} channels")
     return f"{shape[2]}x{shape[1]} and {color}"
 
 
-def fitted(picture: Tensor, height: int, width: int) -> Tensor:  # [c height width]
-    """A picture, bytes [c h w], scaled into the middle of another size, its sides in proportion.
+def letterbox(picture: Tensor, height: int, width: int) -> Tensor:  # [c height width]
+    """Scale a picture, bytes [c h w], into the middle of another size, its sides in proportion.
 
-    Shrunk by means over areas, enlarged bilinearly. What is left free has the median of the border, channel by channel.
+    It is shrunk by means over areas or enlarged bilinearly. The rest gets the median of the border of each channel.
     """
     h, w = picture.shape[1:]
     if (h, w) == (height, width):
@@ -136,32 +151,30 @@ def fitted(picture: Tensor, height: int, width: int) -> Tensor:  # [c height wid
 
 
 @torch.inference_mode()
-def predict(run: TrainedRun, data: Dataset, threshold: float | None = None) -> list[Answer]:
-    """For each picture the class of the highest score or, with a threshold, all classes whose score is above it.
+def classify(run: TrainedRun, data: Dataset, threshold: float | None = None) -> list[Prediction]:
+    """Name the class of the highest score of each picture or, with a threshold, all classes whose score is above it.
 
-    Without one, runs on images that show several things have that of SEVERAL.
+    Args:
+        run: Of a classifier.
+        data: Pictures, see `read_pictures`.
+        threshold: None for the best class alone; runs on images that show several things then have
+            `SEVERAL_THRESHOLD`.
+
+    Returns:
+        One prediction a picture.
+
+    Raises:
+        TrainingError: If the scores are not finite.
     """
     if threshold is None and isinstance(run.recipe.data, MultiMnistConfig):
-        threshold = SEVERAL
+        threshold = SEVERAL_THRESHOLD
     scores = run.model.eval().scores(data.model_input())  # [n j]
     if not bool(scores.isfinite().all()):
         raise TrainingError("the scores of this run are not finite: its training has diverged; train it again")
     if threshold is None:
-        return [Answer(row, (int(row.argmax()),)) for row in scores]
+        return [Prediction(row, (int(row.argmax()),)) for row in scores]
     order = top(scores, scores.shape[1])  # [n j]
     return [
-        Answer(row, tuple(int(j) for j in ranked if row[j] > threshold))
+        Prediction(row, tuple(int(j) for j in ranked if row[j] > threshold))
         for row, ranked in zip(scores, order, strict=True)
     ]
-
-
-@torch.inference_mode()
-def redrawn_sheet(model: CapsNet, data: Dataset, row: int, answer: Answer) -> bytes:
-    """A PNG of one picture beside what the decoder draws from each capsule that is named, or the longest if none is."""
-    chosen = torch.tensor(answer.named or (int(answer.scores.argmax()),))
-    pose, on = model.encode(data.model_input(slice(row, row + 1)))
-    each = Capsules(pose.expand(len(chosen), -1, -1), on.expand(len(chosen), -1))
-    drawn = model.reconstruct(each, chosen).clamp(0, 1)
-    images = torch.cat([data.pixels(slice(row, row + 1)), drawn])  # [1+m c h w]
-    notes = ["picture", *(f"{data.name_of(j)} {answer.scores[j]:.2f}".replace("$", r"\$") for j in chosen.tolist())]
-    return image_grid([("", pixels(images))], scale=1.6, notes={0: notes})

@@ -1,0 +1,35 @@
+"""Find the run that a path on the command line means."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torchcaps.errors import CheckpointError
+from torchcaps.train.run import checkpoint_path
+
+__all__ = ["REFERENCE_PREFIX", "find_run"]
+
+REFERENCE_PREFIX = "judge-"
+"""How the folders of reference classifiers begin; they stand beside runs and are no runs to evaluate."""
+
+
+def find_run(folder: Path) -> Path:
+    """Return the folder of the run that a path means.
+
+    Args:
+        folder: A run's folder, an exported model, or a folder with a single run in it, such as the demo's.
+
+    Returns:
+        The path itself, or that of the run in it. A path without any is returned as it is, to be refused when it is
+        loaded.
+
+    Raises:
+        CheckpointError: If there are several runs in the folder.
+    """
+    if not folder.is_dir() or checkpoint_path(folder).exists():
+        return folder
+    children = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(REFERENCE_PREFIX))
+    runs = [path for path in children if checkpoint_path(path).exists()]
+    if len(runs) > 1:
+        raise CheckpointError(f"'{folder}' holds {len(runs)} runs; name one: {', '.join(map(str, runs))}")
+    return runs[0] if runs else folder

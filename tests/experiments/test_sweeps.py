@@ -22,11 +22,11 @@ RESULTS = {path.stem: json.loads(path.read_text()) for path in sorted((EXPERIMEN
 SCRIPTS = {"em-free-energy", "poe-likelihood"}
 """Results of scripts that train no recipe."""
 OLD = {"matrix-smallnorb-brief-before"}
-"""Results of an earlier state of a recipe, which the lab record shows."""
+"""Results of an earlier state of a recipe, which the lab notebook shows."""
 EVALUATED = [name for name, found in RESULTS.items() if "recipe" in found and name not in SCRIPTS | OLD]
 ATTACKED = [name for name in RESULTS if name.endswith("-attacks")]
 CHANGED = {"matrix-smallnorb-normed-long": {"model.init.switch", "model.init.switch_classes"}}
-"""Settings that changed after a result was made; docs/matrix.md says so."""
+"""Settings that changed after a result was made; docs/lab-notebook/matrix.md says so."""
 OTHER = r"about|seed|start|data\.data_dir|paper\..*|.*\.total_steps"
 """Settings that are not compared: places on a machine, and what does not decide how a seed is trained."""
 

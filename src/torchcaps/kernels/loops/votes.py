@@ -56,8 +56,9 @@ def _gather(X: Array, who: Array, s: int, first: int, d: int, x: Array) -> None:
 @inline
 def _cast_matrix(x: Array, W: Array, offset: Array, j: int, C: int, V: Array) -> None:
     """V [c 16] = M_c W_cj + offset."""
-    w = 0
+    w = 0  # c % m, the row of W
     for c in range(C):
+        # A row of M times W: four numbers in, four out.
         for row in range(0, MATRIX, 4):
             m0, m1, m2, m3 = load4(x, c * MATRIX + row)
             for k in range(4):
@@ -72,8 +73,9 @@ def _cast_matrix(x: Array, W: Array, offset: Array, j: int, C: int, V: Array) ->
 def _cast_vector(x: Array, W: Array, offset: Array, j: int, C: int, d: int, k: int, V: Array) -> None:
     """V [c k] = W_cj x_c + offset; rows that pad k to a multiple of four are 0."""
     rows = (k + 3) // 4 * 4
-    w = 0
+    w = 0  # c % m, the row of W
     for c in range(C):
+        # Four numbers of the vote at a time share the loads of the child's pose.
         for q in range(0, k - 3, 4):
             v0 = fill(x, offset[c, q])
             v1 = fill(x, offset[c, q + 1])
@@ -86,6 +88,7 @@ def _cast_vector(x: Array, W: Array, offset: Array, j: int, C: int, d: int, k: i
                 v2 = here * W[j, w, (q + 2) * d + n] + v2
                 v3 = here * W[j, w, (q + 3) * d + n] + v3
             store(V, c * rows + q, (v0, v1, v2, v3))
+        # The rest, and zeros behind it.
         for q in range(k // 4 * 4, rows):
             v = fill(x, 0.0)
             if q < k:
@@ -107,9 +110,10 @@ def _cast(matrix: bool, x: Array, W: Array, offset: Array, j: int, C: int, d: in
 @inline
 def _matrix_back(x: Array, W: Array, j: int, C: int, G: Array, gx: Array, gW: Array) -> None:
     """gx [c 16] += G W^T and gW [(m 16) L] += M^T G, lane by lane."""
-    w = 0
+    w = 0  # c % m, the row of W
     for c in range(C):
         v = c * MATRIX
+        # G W^T, a row of the matrix at a time.
         for row in range(0, MATRIX, 4):
             g0, g1, g2, g3 = load4(G, v + row)
             for k in range(4):
@@ -117,6 +121,7 @@ def _matrix_back(x: Array, W: Array, j: int, C: int, G: Array, gx: Array, gW: Ar
                 some = g1 * W[j, w, 4 * k + 1] + some
                 some = g2 * W[j, w, 4 * k + 2] + some
                 store(gx, v + row + k, g3 * W[j, w, 4 * k + 3] + some)
+        # M^T G, a sum for each sample of the vector; they are added up at the end.
         at = (j * W.shape[1] + w) * MATRIX
         for k in range(4):
             m0 = load(x, v + k)
@@ -150,8 +155,9 @@ def _vector_back(
     rows = (k + 3) // 4 * 4
     L = x.shape[1]
     width = turned.shape[1]
-    w = 0
+    w = 0  # c % m, the row of W
     for c in range(C):
+        # The child's gradient, four numbers at a time, then the rest.
         for n in range(0, d - 3, 4):
             a0, a1, a2, a3 = load4(gx, c * d + n)
             for q in range(k):
@@ -166,6 +172,7 @@ def _vector_back(
             for q in range(k):
                 a = load(G, c * rows + q) * W[j, w, q * d + n] + a
             store(gx, c * d + n, a)
+        # The gradient by W, four of its rows at a time, summed over the samples of the vector.
         at = (j * W.shape[1] + w) * rows
         for q in range(0, rows, 4):
             v = c * rows + q
@@ -270,12 +277,14 @@ def moments(
     J = len(W)
     L = BYTES // X.itemsize
     rows = (k + 3) // 4 * 4
+    # Workspace: allocated once, filled again for every task.
     x = np.empty((C * d, L), X.dtype)
     V = np.empty((C * rows, L), X.dtype)
     w = np.empty((C, L), X.dtype)
     m = np.empty((rows, L), X.dtype)
     v = np.empty((rows, L), X.dtype)
     for task in range(start, stop):
+        # A task is one place of one block of samples.
         s = task % S
         block = task // S
         first = block * children
@@ -285,6 +294,7 @@ def moments(
             parent = task * J + j
             store(lse, parent, _weights(log_w, parent * C, log_a, who, s, first, most, w) + most)
             _cast(matrix, x, W, offset, j, C, d, k, V)
+            # Four numbers of the pose at a time: first their mean, then their variance about it.
             zero = fill(x, 0.0)
             for q in range(0, rows, 4):
                 sums = (zero, zero, zero, zero)
@@ -317,6 +327,7 @@ def moments_back(
     J = len(W)
     L = BYTES // X.itemsize
     rows = (k + 3) // 4 * 4
+    # Workspace: allocated once, filled again for every task.
     x = np.empty((C * d, L), X.dtype)
     gx = np.empty((C * d, L), X.dtype)
     turned = np.empty((0 if matrix else C * L, (d + L - 1) // L * L), X.dtype)
@@ -327,6 +338,7 @@ def moments_back(
     b = np.empty((rows, L), X.dtype)
     ga = np.empty((C, L), X.dtype)
     for task in range(start, stop):
+        # A task is one place of one block of samples.
         s = task % S
         block = task // S
         first = block * children
@@ -343,12 +355,15 @@ def moments_back(
             _read(mean, parent * k, k, m)
             _read(g_mean, parent * k, k, a)
             _read(g_variance, parent * k, k, b)
+            # What all slots of the window have in common: g_lse - sum_k g_variance variance.
             for q in range(k):
                 constant = constant - load(b, q) * load(variance, parent * k + q)
+            # The weights again, which the forward pass did not keep.
             for c in range(C):
                 here = load(log_w, parent * C + c) + (load(log_a, first + who[s, c]) - most)
                 store(w, c, exp(here - log_sum))
             _cast(matrix, x, W, offset, j, C, d, k, V)
+            # The gradient by each weight; the votes make room for their own gradient.
             for c in range(C):
                 some = constant
                 w_c = load(w, c)
@@ -394,11 +409,13 @@ def likelihood(
     J = len(W)
     L = BYTES // X.itemsize
     rows = (k + 3) // 4 * 4
+    # Workspace: allocated once, filled again for every task.
     x = np.empty((C * d, L), X.dtype)
     V = np.empty((C * rows, L), X.dtype)
     m = np.empty((rows, L), X.dtype)
     p = np.empty((rows, L), X.dtype)
     for task in range(start, stop):
+        # A task is one place of one block of samples.
         s = task % S
         block = task // S
         first = block * children
@@ -437,6 +454,7 @@ def likelihood_back(
     J = len(W)
     L = BYTES // X.itemsize
     rows = (k + 3) // 4 * 4
+    # Workspace: allocated once, filled again for every task.
     x = np.empty((C * d, L), X.dtype)
     gx = np.empty((C * d, L), X.dtype)
     turned = np.empty((0 if matrix else C * L, (d + L - 1) // L * L), X.dtype)
@@ -445,6 +463,7 @@ def likelihood_back(
     p = np.empty((rows, L), X.dtype)
     g = np.empty((C, L), X.dtype)
     for task in range(start, stop):
+        # A task is one place of one block of samples.
         s = task % S
         block = task // S
         first = block * children
@@ -456,6 +475,7 @@ def likelihood_back(
             parent = task * J + j
             _read(mean, parent * k, k, m)
             _read(precision, parent * k, k, p)
+            # The bias enters every logit of its parent.
             zero = fill(x, 0.0)
             whole = zero
             for c in range(C):
@@ -464,6 +484,7 @@ def likelihood_back(
                 whole = whole + here
             store(g_bias, parent, whole)
             _cast(matrix, x, W, offset, j, C, d, k, V)
+            # Sums over the slots of g d and g d^2; the votes make room for their own gradient, -g p d.
             for q in range(0, rows, 4):
                 m0, m1, m2, m3 = load4(m, q)
                 p0, p1, p2, p3 = load4(p, q)
@@ -521,6 +542,7 @@ def compete(
     for task in range(start, stop):
         child = task % children
         first = task // children * S
+        # Parents of one group compete: the largest logit, the sum of exponentials above it, the logarithm of that.
         for group in range(groups):
             top = fill(logits, background if background > LOW else LOW)
             for n in range(ends[child], ends[child + 1]):
@@ -562,6 +584,7 @@ def compete_back(
     for task in range(start, stop):
         child = task % children
         first = task // children * S
+        # The sum over all parents that compete for the child, then each one's own gradient.
         for group in range(groups):
             whole = fill(g, 0.0)
             for n in range(ends[child], ends[child + 1]):
@@ -589,10 +612,12 @@ def total(start: int, stop: int, layer: Layer, w: Array, out: Array) -> None:
     J = len(W)
     L = BYTES // X.itemsize
     rows = (k + 3) // 4 * 4
+    # Workspace: allocated once, filled again for every task.
     x = np.empty((C * d, L), X.dtype)
     V = np.empty((C * rows, L), X.dtype)
     m = np.empty((rows, L), X.dtype)
     for task in range(start, stop):
+        # A task is one place of one block of samples.
         s = task % S
         block = task // S
         first = block * children
@@ -617,10 +642,12 @@ def dot(start: int, stop: int, layer: Layer, parents: Array, out: Array) -> None
     J = len(W)
     L = BYTES // X.itemsize
     rows = (k + 3) // 4 * 4
+    # Workspace: allocated once, filled again for every task.
     x = np.empty((C * d, L), X.dtype)
     V = np.empty((C * rows, L), X.dtype)
     p = np.empty((rows, L), X.dtype)
     for task in range(start, stop):
+        # A task is one place of one block of samples.
         s = task % S
         block = task // S
         first = block * children
@@ -644,12 +671,14 @@ def outer_back(start: int, stop: int, layer: Layer, w: Array, parents: Array, g_
     J = len(W)
     L = BYTES // X.itemsize
     rows = (k + 3) // 4 * 4
+    # Workspace: allocated once, filled again for every task.
     x = np.empty((C * d, L), X.dtype)
     gx = np.empty((C * d, L), X.dtype)
     turned = np.empty((0 if matrix else C * L, (d + L - 1) // L * L), X.dtype)
     G = np.empty((C * rows, L), X.dtype)
     p = np.empty((rows, L), X.dtype)
     for task in range(start, stop):
+        # A task is one place of one block of samples.
         s = task % S
         block = task // S
         first = block * children
@@ -676,9 +705,11 @@ def lengths(start: int, stop: int, layer: Layer, out: Array) -> None:
     J = len(W)
     L = BYTES // X.itemsize
     rows = (k + 3) // 4 * 4
+    # Workspace: allocated once, filled again for every task.
     x = np.empty((C * d, L), X.dtype)
     V = np.empty((C * rows, L), X.dtype)
     for task in range(start, stop):
+        # A task is one place of one block of samples.
         s = task % S
         block = task // S
         first = block * children
@@ -701,11 +732,13 @@ def lengths_back(start: int, stop: int, layer: Layer, g: Array, g_X: Array, g_W:
     J = len(W)
     L = BYTES // X.itemsize
     rows = (k + 3) // 4 * 4
+    # Workspace: allocated once, filled again for every task.
     x = np.empty((C * d, L), X.dtype)
     gx = np.empty((C * d, L), X.dtype)
     turned = np.empty((0 if matrix else C * L, (d + L - 1) // L * L), X.dtype)
     V = np.empty((C * rows, L), X.dtype)
     for task in range(start, stop):
+        # A task is one place of one block of samples.
         s = task % S
         block = task // S
         first = block * children

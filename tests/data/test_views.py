@@ -1,4 +1,4 @@
-"""What a model is shown of a data set: squares at random or in the middle, their parts with them, levelled or not."""
+"""What a model gets of a data set: crops at random or from the center, components alike, standardized or not."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ H, W, SEED = 9, 8, 4
 
 
 def pairs(n: int = 24) -> Dataset:
-    """Noise with two parts an image, each another noise."""
+    """Noise with two components an image, each another noise."""
     generator = torch.Generator().manual_seed(1)
     images, parts = (torch.randint(0, 256, (n, 2, H, W), generator=generator).byte() for _ in range(2))
     return Dataset(images, torch.randint(0, 5, (n, 2), generator=generator), classes=5, components=parts)
@@ -62,7 +62,7 @@ def draw(name: str, epoch: int, index: int, choices: tuple[int, int]) -> list[in
     return [int(float(u_n) * c) for u_n, c in zip(u, choices, strict=True)]
 
 
-def looked_at(pixels: Tensor, index: int, epoch: int, most: int, side: int) -> Tensor:  # [c side side]
+def transformed(pixels: Tensor, index: int, epoch: int, most: int, side: int) -> Tensor:  # [c side side]
     """Pixel by pixel: of one image [c h w], shifted by up to `most`, the square that is drawn for it."""
     down, right = (d - most for d in draw("shift", epoch, index, (2 * most + 1, 2 * most + 1)))
     top, left = draw("crop", epoch, index, (H - side + 1, W - side + 1))
@@ -77,17 +77,17 @@ def looked_at(pixels: Tensor, index: int, epoch: int, most: int, side: int) -> T
 
 @pytest.mark.parametrize("most", [0, 2])
 @pytest.mark.parametrize("step", [1, 5])
-def test_images_and_their_parts_are_shifted_and_cropped_alike(most, step):
+def test_images_and_their_components_are_shifted_and_cropped_alike(most, step):
     data, side, epoch = shaped(pairs(), view=6), 6, step // 3
     batch = batch_of(data, step, max_shift=most)
     assert batch.images.shape == batch.components.shape == (8, 2, side, side)
     for n, index in enumerate(batch.indices.tolist()):
-        assert torch.equal(batch.images[n], looked_at(data.images[index], index, epoch, most, side))
-        assert torch.equal(batch.components[n], looked_at(data.components[index], index, epoch, most, side))
+        assert torch.equal(batch.images[n], transformed(data.images[index], index, epoch, most, side))
+        assert torch.equal(batch.components[n], transformed(data.components[index], index, epoch, most, side))
         assert torch.equal(batch.labels[n], data.labels[index])
 
 
-def test_every_place_is_seen_and_another_epoch_sees_others():
+def test_every_place_is_cropped_and_another_epoch_has_others():
     compass = torch.arange(H * W).view(1, 1, H, W).expand(120, 1, H, W).byte()
     data = Dataset(compass, torch.zeros(120).long(), classes=1, preprocess=Preprocess(view=6))
     first, second = (batch_of(data, step, size=120).images for step in (0, 1))
@@ -97,7 +97,7 @@ def test_every_place_is_seen_and_another_epoch_sees_others():
     assert not torch.equal(first[orders[0].argsort()], second[orders[1].argsort()])  # image by image
 
 
-def test_parts_of_processes_are_the_whole_batch_in_every_change():
+def test_shares_of_processes_are_the_whole_batch_in_every_change():
     data = shaped(pairs(), view=6, standardize=True, jitter=True)
     whole = batch_of(data, 4, max_shift=2)
     shares = [batch_of(data, 4, max_shift=2, rank=p, world_size=4) for p in range(4)]
@@ -112,32 +112,32 @@ def test_a_batch_depends_on_seed_and_place_alone():
     assert not torch.equal(once.images, other.images)
 
 
-def test_light_changes_after_images_are_standardized_and_parts_keep_theirs():
+def test_brightness_changes_after_images_are_standardized_and_not_that_of_components():
     """The order of the text of Hinton 2018: the other way round, standardizing would take the changes back."""
     plain = shaped(pairs(), view=6)
-    levelled = shaped(plain, standardize=True)
-    for data, most in ((plain, BRIGHTNESS), (levelled, STANDARD_BRIGHTNESS)):
+    standardized = shaped(plain, standardize=True)
+    for data, most in ((plain, BRIGHTNESS), (standardized, STANDARD_BRIGHTNESS)):
         before, after = batch_of(data), batch_of(shaped(data, jitter=True))
         wanted = brightness_contrast(before.images, SampleKey(SEED, 0, before.indices), brightness=most)
         assert torch.equal(after.images, wanted)
         assert torch.equal(before.components, after.components)
         assert float((after.images - before.images).abs().max()) > most / 2
-    lit = batch_of(shaped(levelled, jitter=True)).images
-    assert float((lit - standardize(lit)).abs().max()) > 0.1  # what came last is still there
+    jittered = batch_of(shaped(standardized, jitter=True)).images
+    assert float((jittered - standardize(jittered)).abs().max()) > 0.1  # what came last is still there
 
 
-def test_images_and_their_parts_are_deformed_alike_before_they_are_cropped_and_levelled():
+def test_images_and_their_components_are_deformed_alike_before_they_are_cropped_and_standardized():
     plain, bent = shaped(pairs(), view=6), shaped(pairs(), view=6, deform=1.0)
     batch = batch_of(bent)
     for whole, came in ((plain.images, batch.images), (plain.components, batch.components)):
         moved = deform(whole[batch.indices].float() / 255, 1.0, SampleKey(SEED, 0, batch.indices))
         assert torch.equal(came, crop(moved, 6, SampleKey(SEED, 0, batch.indices)))
-    levelled = batch_of(shaped(bent, standardize=True)).images
-    assert torch.equal(levelled, standardize(batch.images))
+    standardized = batch_of(shaped(bent, standardize=True)).images
+    assert torch.equal(standardized, standardize(batch.images))
     assert torch.equal(bent.model_input(), plain.model_input())  # a test sees what there is
 
 
-def test_parts_are_mirrored_with_their_image_and_keep_their_order():
+def test_components_are_mirrored_with_their_image_and_keep_their_order():
     plain, turned = pairs(), shaped(pairs(), mirror=(1, 0))
     before, after = batch_of(plain), batch_of(turned)
     assert torch.equal(after.images, mirror(before.images, (1, 0), SampleKey(SEED, 0, before.indices)))
@@ -155,7 +155,7 @@ def test_without_a_view_or_with_one_as_large_as_the_images_a_batch_is_as_ever():
     assert batch_of(replace(data, components=None)).components is None
 
 
-def test_a_test_is_shown_the_middle():
+def test_a_test_gets_the_center():
     data = shaped(pairs(), view=6)
     assert data.spec == (2, 6, 6, 5)
     assert torch.equal(data.cropped, data.images[:, :, 1:7, 1:7])  # of three rows over, two are cut from below
@@ -169,7 +169,7 @@ def test_a_test_is_shown_the_middle():
     assert torch.equal(whole.model_input(slice(3)), whole.images[:3].float() / 255)
 
 
-def test_thirteen_views_each_levelled_by_itself():
+def test_thirteen_views_each_standardized_by_itself():
     data = shaped(pairs(), view=6, standardize=True)
     views = data.views(slice(4))
     assert views.shape == (13, 4, 2, 6, 6)
@@ -181,7 +181,7 @@ def test_thirteen_views_each_levelled_by_itself():
     assert data.views(count=1).shape == (1, 24, 2, 6, 6)
 
 
-def test_a_subset_and_what_is_held_out_look_alike():
+def test_a_subset_and_what_is_held_out_are_prepared_alike():
     data = shaped(pairs(), view=6, standardize=True, jitter=True)
     some = subset(data, torch.tensor([5, 2]))
     assert torch.equal(some.components, data.components[[5, 2]])
@@ -204,7 +204,7 @@ def test_a_subset_and_what_is_held_out_look_alike():
         ({"components": torch.zeros(24, 2, H, W + 1).byte()}, "one for each label"),
     ],
 )
-def test_what_cannot_be_looked_at_is_refused_in_one_line(change, text):
+def test_views_and_components_that_cannot_be_are_refused_in_one_line(change, text):
     with pytest.raises(DataError, match=text) as caught:
         replace(pairs(), **change)
     assert "\n" not in str(caught.value)
@@ -218,7 +218,7 @@ def test_views_that_are_not_there_are_refused_in_one_line():
         shaped(pairs(), view=6).views(count=14)
 
 
-def test_one_part_an_image_goes_with_one_label():
+def test_one_component_an_image_goes_with_one_label():
     data = pairs()
     one = Dataset(data.images, data.labels[:, 0], 5, components=data.components[:, :1], preprocess=Preprocess(view=5))
     batch = batch_of(one)
@@ -226,7 +226,7 @@ def test_one_part_an_image_goes_with_one_label():
     assert torch.equal(center_crop(one.images, 5), one.cropped)
 
 
-def test_parts_go_to_the_device_with_their_images():
+def test_components_go_to_the_device_with_their_images():
     batch = batch_of(shaped(pairs(), view=6))
     moved = _to(batch, torch.device("meta"), channels_last=True)
     assert moved.images.device.type == moved.components.device.type == "meta"

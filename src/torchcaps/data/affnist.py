@@ -121,6 +121,7 @@ def _shift_bounds(digits: Tensor, A: Tensor, size: int, source: Tensor) -> tuple
     edge = (size + 1) / 2
     low = reach - edge - first
     high = edge - reach - last
+    # A digit without ink has infinite bounds; one that is too large has no shift between them.
     bad = ~(low <= high).all(-1) | first.isinf().any(-1)
     if bad.any():
         n = int(bad.nonzero()[0])

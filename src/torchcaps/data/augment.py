@@ -213,6 +213,7 @@ def deform(images: Tensor, strength: float, key: SampleKey) -> Tensor:
     """
     if strength == 0:
         return images
+    # The median over the border: outliers, such as an object that touches it, do not count.
     rows = images[..., (0, -1), :].flatten(2)
     columns = images[..., :, (0, -1)].flatten(2)
     background = torch.cat((rows, columns), dim=-1).median(-1).values[..., None, None]  # [b c 1 1]
@@ -246,6 +247,7 @@ def mirror(images: Tensor, order: tuple[int, ...], key: SampleKey) -> Tensor:
     if sorted(order) != list(range(images.shape[1])):
         raise ShapeError(f"mirror: channels in the order {list(order)} of images {list(images.shape)}; name each once")
     check_index("mirror", key.indices, len(images))
+    # One coin for each image.
     is_mirrored = key.uniform("mirror", 1).to(images.device) < 0.5  # [b 1]
     return torch.where(is_mirrored[..., None, None], images[:, list(order)].flip(-1), images)
 

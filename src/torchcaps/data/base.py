@@ -281,6 +281,7 @@ def make_batch(
     Returns:
         The batch, or this process's share of it: images [b c s s] and components [b m s s] as floats.
     """
+    # The images of this process.
     share = batch // world_size
     first = position.number * batch + rank * share
     index = order[first : first + share]
@@ -290,6 +291,7 @@ def make_batch(
     raw = data.raw_batch(position.epoch, index)
     view = data.preprocess.view
 
+    # Geometry is shared by an image and its components: all have the key, and so the random numbers, of the image.
     def transformed(images: Tensor, *, components: bool) -> Tensor:
         pixels = shift(to_float(images), max_shift, key)
         pixels = data.augment.geometry(pixels, key, components=components)
@@ -313,6 +315,7 @@ def check_splits(splits: Splits) -> str:
     Raises:
         DataError: if an image is in two splits.
     """
+    # Images are compared by hash: two splits may have millions of pairs.
     present = {name: split for name, split in splits._asdict().items() if split is not None}
     split_of: dict[bytes, str] = {}
     for name, split in present.items():
@@ -321,6 +324,7 @@ def check_splits(splits: Splits) -> str:
         if shared:
             raise DataError(f"{len(shared)} images of the {name} set are also in the {split_of[shared[0]]} set")
         split_of |= dict.fromkeys(hashes, name)
+    # The line: sizes, shape and class balance.
     train = splits.train
     counts = torch.bincount(train.labels.flatten(), minlength=train.classes)
     sizes = " + ".join(f"{len(split)} {name}" for name, split in present.items())

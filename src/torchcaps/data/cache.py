@@ -45,6 +45,7 @@ def find(file: DataFile, data_dir: Path | None = None) -> Path | None:
     Raises:
         DataError: if a folder that the user named is not there, or holds other bytes under the file's name.
     """
+    # A file that the user put somewhere is taken, or the user is told what is wrong with it.
     for folder in _named_folders(data_dir):
         for path in _candidates(folder, file):
             fault = verify(path, file)
@@ -53,6 +54,7 @@ def find(file: DataFile, data_dir: Path | None = None) -> Path | None:
             if not _belongs_to_another_set(path, file):
                 wanted = f"{file.set}'s {file.name} (SHA-256 {file.sha256[:12]})"
                 raise DataError(f"{path} {fault}; it is not {wanted}: remove or replace it")
+    # In the cache a wrong file, such as one of an older version, counts as absent.
     return next((path for path in _candidates(cache_dir(), file) if verify(path, file) is None), None)
 
 
@@ -75,6 +77,7 @@ def locate(set_name: str, data_dir: Path | None = None) -> dict[str, Path]:
     for files in states:
         if not _missing(files):
             return {file.name: path for file, path in files if path is not None}
+    # Explain the variant of which the smallest share is missing.
     nearest = min(states, key=lambda files: len(_missing(files)) / len(files))
     raise DataError(_how_to_get(_missing(nearest)))
 
@@ -141,6 +144,7 @@ def _compare(path: Path, size: int, wanted_size: int, sha256: str) -> str | None
 def _content_is_right(path: Path, size: int, file: DataFile) -> bool:
     """Tell whether a .gz with another header has the right content; never unpacks more than that."""
     most = file.unpacked_size
+    # Deflate adds little to what it cannot compress: a longer file cannot be right.
     if not file.unpacked_sha256 or size > most + most // 64 + 4096:
         return False
     hashed = hashlib.sha256()

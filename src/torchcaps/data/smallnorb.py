@@ -88,12 +88,14 @@ class SmallNorbConfig:
         augment = Augment(mirror=(1, 0) if self.mirror else None, deform=self.deform, jitter=self.jitter)
         train = replace(_read_split(files, "train"), preprocess=preprocess, augment=augment)
         test = replace(_read_split(files, "test"), preprocess=preprocess, augment=augment)
+        # Novel viewpoints: train on the familiar ones only, and tell them apart in the test set.
         if self.novel != "none":
             train = subset(train, is_familiar(train, self.novel).nonzero().flatten())
             familiar = is_familiar(test, self.novel).long()
             test = replace(test, factors={**test.factors, "familiar": familiar})
             if self.matched:
                 return Splits(train, test, subset(test, familiar.nonzero().flatten()))
+        # Validation by object instance, or by number of images.
         if self.aside is not None:
             return _hold_out_instance(Splits(train, test), self.aside)
         return hold_out(Splits(train, test), self.validation)
@@ -146,6 +148,7 @@ def _read_official(files: dict[str, Path], split: str) -> dict[str, np.ndarray]:
     """Read the three official files of a split as the arrays of the copy, images averaged to half their side."""
     kinds = {k: next(p for n, p in files.items() if f"{split}ing-{k}" in n) for k in ("dat", "cat", "info")}
     images, category, info = (read_norb(kinds[kind]) for kind in ("dat", "cat", "info"))
+    # In chunks: the images as 16-bit numbers would need four times the memory.
     halved = np.concatenate([_halve(chunk) for chunk in np.array_split(images, 100)])
     return {"images": halved, "category": category, **dict(zip(FACTORS, info.T, strict=True))}
 

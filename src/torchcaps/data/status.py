@@ -71,6 +71,7 @@ def _status(name: str, data_dir: Path | None) -> SetStatus:
         found = "here" if is_here(name, data_dir) else f"missing: fetch {source}"
     except DataError as error:
         found = str(error)
+    # A download brings the first variant of a set.
     downloaded = files_of(source, files_of(source)[0].variant)
     size = sum(file.size for file in downloaded) / 1e6
     return SetStatus(name, about, found, f"{size:.0f} MB", LICENSES[source])

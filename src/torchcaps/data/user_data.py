@@ -70,6 +70,7 @@ class NpzConfig:
         for name in ("images", "labels"):
             if name not in arrays:
                 raise DataError(f"'{path}' has no array '{name}'; it holds {', '.join(sorted(arrays)) or 'nothing'}")
+        # A class may be in the test labels only.
         classes = 1 + max(int(v.max()) for k, v in arrays.items() if k.endswith("labels") and v.numel())
         train = _labeled(arrays["images"], arrays["labels"], classes)
         if "test_images" in arrays and "test_labels" in arrays:

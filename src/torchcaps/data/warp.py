@@ -109,7 +109,8 @@ def _source_points(inverse: Tensor, shifts: Tensor, size: tuple[int, int]) -> tu
 def _bilinear(images: Tensor, x: Tensor, y: Tensor) -> Tensor:  # [b c H W]
     """Interpolate images at columns x and rows y [b H W], counted from the first pixel's center; zero outside."""
     b, c, h, w = images.shape
-    flat = torch.nn.functional.pad(images, (1, 1, 1, 1)).flatten(2)  # [b c (h+2)(w+2)], a border of zeros
+    # A border of zeros, so that points outside need no case of their own.
+    flat = torch.nn.functional.pad(images, (1, 1, 1, 1)).flatten(2)  # [b c (h+2)(w+2)]
     column, u = _whole_and_fraction(x, w)
     row, v = _whole_and_fraction(y, h)
     index = (row * (w + 2) + column).long().flatten(1)[:, None].expand(b, c, -1)  # [b c HW]

@@ -42,11 +42,13 @@ def read_npz(path: Path, *, most: int = MOST) -> dict[str, np.ndarray]:
         DataError: if the file is damaged, holds Python objects or claims more than it can hold.
     """
     with opened(path) as file:
+        # What numpy would believe is checked first.
         with zipfile.ZipFile(file) as archive:
             members = archive.infolist()
             _check_directory(path, members, size_of(file), most)
             for member in members:
                 _check_array(path / member.filename, archive, member)
+        # Then numpy reads.
         file.seek(0)
         with np.load(file, allow_pickle=False) as arrays:
             return {name: _in_native_order(arrays[name]) for name in arrays.files}
@@ -62,6 +64,7 @@ def _check_directory(path: Path, members: list[zipfile.ZipInfo], size: int, most
             raise bad(path, f"has a member named {name!r}; plain names such as 'images.npy' are wanted")
         if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             raise bad(path, f"its member {name!r} is compressed in another way than numpy does; use numpy.savez")
+        # Stored members keep their size, deflated ones grow by a bounded factor.
         largest = member.compress_size * (1 if member.compress_type == zipfile.ZIP_STORED else EXPANSION)
         if member.compress_size > size or member.file_size > largest:
             raise bad(path, f"its member {name!r} claims {member.file_size:,} bytes, which cannot be; it is damaged")
@@ -89,6 +92,7 @@ def _check_array(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) 
             raise bad(path, f"is of type {dtype}; plain numbers or text are wanted")
         if not all(type(n) is int and n >= 0 for n in shape):
             raise bad(path, f"says that its shape is {shape}; sizes of 0 or more are wanted")
+        # The values must fill the member: numpy would allocate what the shape claims.
         wanted = dtype.itemsize * math.prod(shape)
         found = member.file_size - file.tell()
         if wanted != found:

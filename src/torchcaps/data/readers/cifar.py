@@ -65,6 +65,7 @@ def read_cifar_archive(path: Path) -> Cifar10:
                 if file is None or name in batches:
                     raise bad(path, f"its member {name!r} is a link, a folder or there twice; one file is wanted")
                 batches[name] = _records(Stream(path, file, min(member.size, possible)), member.size, name)
+        # To the end: that is where gzip compares its checksum.
         while stream.read(_CHUNK):
             pass
     missing = [name for name in [*_TRAIN, _TEST] if name not in batches]

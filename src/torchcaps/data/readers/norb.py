@@ -45,6 +45,7 @@ def read_norb(path: Path) -> np.ndarray:
     with content(path, MOST + _LONGEST_HEADER) as stream:
         header = _read_header(stream)
         size = header.dtype.itemsize * math.prod(header.shape)
+        # The images of the official files, unpacked, are 448 MB: they stay on disk.
         if stream.is_plain and header.dtype == np.uint8:
             if size != stream.left:
                 raise bad(

@@ -6,7 +6,7 @@ import dataclasses
 import inspect
 from collections.abc import Sequence
 from types import NoneType
-from typing import Literal, Protocol, get_args
+from typing import Literal, Protocol, get_args, get_type_hints
 
 import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
@@ -97,9 +97,23 @@ def parse(args: Sequence[str]) -> Command:
             config=(tyro.conf.FlagCreatePairsOff,),
         )
     if rest:
-        flags = [f"--{flag}" for flag in vars(command)]
-        raise RecipeError(f"'torchcaps {name}' does not know '{rest[0]}'{suggestion(rest[0], flags)}")
+        raise RecipeError(
+            f"'torchcaps {name}' does not know '{rest[0]}'{suggestion(rest[0], flags_of(COMMANDS[name]))}"
+        )
     return dataclasses.replace(command, overrides=tuple(overrides)) if isinstance(command, Train) else command
+
+
+def flags_of(command: type[Command]) -> list[str]:
+    """Return the options of a command as they are typed; what has no name on the command line is none.
+
+    >>> flags_of(COMMANDS["report"])
+    ['--out', '--result', '--count', '--seed']
+    """
+    marker = get_args(tyro.conf.Positional[int])[1]
+    hints = get_type_hints(command, include_extras=True)
+    fields = dataclasses.fields(command)  # type: ignore[arg-type]  # every command is a dataclass
+    named = [field.name for field in fields if marker not in get_args(hints[field.name])]
+    return [f"--{name.replace('_', '-')}" for name in named]
 
 
 def split_overrides(words: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -1,4 +1,4 @@
-"""What training lowers: pure functions from class activations, or from a reconstruction, to one scalar.
+"""Losses: pure functions from class activations, or from a reconstruction, to one scalar.
 
     margin_loss           Sabour et al. 2017, eq. (4)
     spread_loss           Hinton et al. 2018, eq. (3), with `spread_margin` as its schedule
@@ -25,7 +25,7 @@ __all__ = [
     "LOSSES",
     "cross_entropy_loss",
     "margin_loss",
-    "present",
+    "multi_hot",
     "reconstruction_loss",
     "spread_loss",
     "spread_margin",
@@ -42,10 +42,22 @@ def margin_loss(
     absent: float = 0.1,
     absent_weight: float = 0.5,
 ) -> Tensor:
-    """L = sum_j T_j max(0, m+ - |v_j|)² + λ (1 - T_j) max(0, |v_j| - m-)², eq. (4) of Sabour et al. 2017.
+    """Compute the margin loss, eq. (4) of Sabour et al. 2017.
 
-    `activation` [b j] holds the lengths |v_j|. `labels` is [b] with class numbers, or [b j] with T itself
-    where an image may show several classes. `present` is m+, `absent` is m-, `absent_weight` is λ.
+        L = sum_j T_j max(0, m+ - |v_j|)² + λ (1 - T_j) max(0, |v_j| - m-)²
+
+    Args:
+        activation: Lengths |v_j| [b j].
+        labels: Class numbers [b], or T [b j] itself where an image may show several classes.
+        present: m+.
+        absent: m-.
+        absent_weight: λ.
+
+    Returns:
+        A scalar, the mean over the batch.
+
+    Raises:
+        ShapeError: If shapes or types do not fit, or a label is no class.
     """
     v = _activation(activation)
     T = _targets(v, labels)  # [b j]
@@ -54,16 +66,35 @@ def margin_loss(
     return (T * on + absent_weight * (1 - T) * off).sum(1).mean()
 
 
-def present(labels: Tensor, classes: int) -> Tensor:
-    """T [b j] of class numbers [b] or [b m]: 1 for each class that an image shows."""
+def multi_hot(labels: Tensor, classes: int) -> Tensor:
+    """Return T with 1 for each class that an image shows, 0 for the others.
+
+    Args:
+        labels: Class numbers [b], or [b m] of images that show m things.
+        classes: j.
+
+    Returns:
+        [b j].
+    """
     T = torch.zeros(len(labels), classes, device=labels.device)
     return T.scatter(1, labels.view(len(labels), -1).long(), 1.0)
 
 
 def spread_loss(activation: Tensor, labels: Tensor, margin: float) -> Tensor:
-    """L = sum_{i != t} max(0, m - (a_t - a_i))², eq. (3) of Hinton et al. 2018, where t is the true class.
+    """Compute the spread loss, eq. (3) of Hinton et al. 2018, where t is the true class.
 
-    `activation` is [b j], `labels` [b]; the margin m grows during training, see `spread_margin`.
+        L = sum_{i != t} max(0, m - (a_t - a_i))²
+
+    Args:
+        activation: a [b j].
+        labels: Class numbers [b].
+        margin: m, which grows during training, see `spread_margin`.
+
+    Returns:
+        A scalar, the mean over the batch.
+
+    Raises:
+        ShapeError: If shapes or types do not fit, or a label is no class.
     """
     a = _activation(activation)
     t = _class_numbers(a, labels)[:, None]  # [b 1]
@@ -75,13 +106,19 @@ def spread_loss(activation: Tensor, labels: Tensor, margin: float) -> Tensor:
 def spread_margin(
     step: int, *, start: float = 0.2, end: float | None = None, ramp: int = 50_000, rule: str = "linear"
 ) -> float:
-    """The margin m of `spread_loss` at a training step: m = start + (end - start) u(step / ramp).
+    """Return the margin of `spread_loss` at a training step, m = start + (end - start) u(step / ramp).
 
-    rule="linear"   u(s) = min(1, s), end .9: the paper's text, which leaves the length of the ramp open
-    rule="sigmoid"  u(s) = sigmoid(min(10, s - 4)), end .99: the rule of the authors' released code,
-                    .2 + .79 sigmoid(min(10, step / 50,000 - 4))
+    Args:
+        step: From 0.
+        start: The margin at first.
+        end: The margin at last; None for the rule's own.
+        ramp: Steps that s = 1 stands for.
+        rule: "linear": u(s) = min(1, s), end .9, the paper's text, which leaves the length of the ramp open.
+            "sigmoid": u(s) = sigmoid(min(10, s - 4)), end .99, the rule of the authors' released code,
+            .2 + .79 sigmoid(min(10, step / 50,000 - 4)).
 
-    `end=None` means the rule's own end.
+    Raises:
+        RecipeError: If the rule is unknown, or `step` or `ramp` make no sense.
     """
     if rule not in _RULES:
         raise RecipeError(f"unknown margin rule '{rule}'{suggestion(rule, _RULES)}")
@@ -97,11 +134,21 @@ def spread_margin(
 
 
 def cross_entropy_loss(activation: Tensor, labels: Tensor, *, from_probabilities: bool = False) -> Tensor:
-    """L = -log p_t with p = softmax(a), the activations [b j] read as logits; `labels` is [b].
+    """Compute the cross-entropy L = -log p_t with p = softmax(a), the activations read as logits.
 
     Activations in [0, 1] cannot make that softmax sharp, and so L never falls below log(1 + (J - 1) / e).
-    With `from_probabilities` they are shares instead: p_j = (a_j + ε) / sum_k (a_k + ε), see `_epsilon`.
-    All zeros then cost log J, one zero at t about -log ε, and a negative activation counts as 0.
+
+    Args:
+        activation: a [b j].
+        labels: Class numbers t [b].
+        from_probabilities: Read activations as shares instead: p_j = (a_j + ε) / sum_k (a_k + ε), see `_epsilon`. All
+            zeros then cost log J, one zero at t about -log ε, and a negative activation counts as 0.
+
+    Returns:
+        A scalar, the mean over the batch.
+
+    Raises:
+        ShapeError: If shapes or types do not fit, or a label is no class.
     """
     a = _activation(activation)
     t = _class_numbers(a, labels)
@@ -112,11 +159,21 @@ def cross_entropy_loss(activation: Tensor, labels: Tensor, *, from_probabilities
 
 
 def reconstruction_loss(reconstruction: Tensor, images: Tensor, kind: str = "squared") -> Tensor:
-    """The sum over pixels, and the mean over the batch, of what each pixel of x̂ costs; both are [b c h w].
+    """Compute the loss of a reconstruction: the sum over pixels, and the mean over the batch.
 
-    kind="squared"  (x̂ - x)²
-    kind="bce"      -x log p - (1 - x) log(1 - p), where p = ε + (1 - 2ε) x̂ keeps away from 0
-                    and 1, see `_epsilon`; both tensors must lie in [0, 1]
+    Args:
+        reconstruction: x̂ [b c h w].
+        images: x [b c h w].
+        kind: "squared": (x̂ - x)². "bce": -x log p - (1 - x) log(1 - p), where p = ε + (1 - 2ε) x̂ keeps away from 0
+            and 1, see `_epsilon`; both tensors must lie in [0, 1].
+
+    Returns:
+        A scalar.
+
+    Raises:
+        ShapeError: If the tensors are not of one shape [b c h w] and floating point.
+        DataError: If "bce" gets pixels outside [0, 1].
+        RecipeError: If `kind` is unknown.
     """
     if kind not in _PIXEL_LOSSES:
         raise RecipeError(f"unknown reconstruction loss '{kind}'{suggestion(kind, _PIXEL_LOSSES)}")
@@ -142,10 +199,12 @@ LOSSES: dict[str, Callable[..., Tensor]] = {
 
 
 def _squared(reconstruction: Tensor, images: Tensor) -> Tensor:
+    """(x̂ - x)² of each pixel."""
     return (_at_least_float32(reconstruction) - images).square()
 
 
 def _bce(reconstruction: Tensor, images: Tensor) -> Tensor:
+    """Binary cross-entropy of each pixel."""
     for name, x in (("reconstruction", reconstruction), ("images", images)):
         if _any((x < 0) | (x > 1)):
             low, high = x.aminmax()
@@ -203,7 +262,7 @@ def _class_numbers(activation: Tensor, labels: Tensor) -> Tensor:
 def _targets(activation: Tensor, labels: Tensor) -> Tensor:
     """T [b j]: 1 where class j is in the image, from class numbers [b] or from T itself."""
     if labels.ndim == 1:
-        return present(_class_numbers(activation, labels), activation.shape[1]).to(activation.dtype)  # [b j]
+        return multi_hot(_class_numbers(activation, labels), activation.shape[1]).to(activation.dtype)  # [b j]
     if labels.shape != activation.shape:
         raise ShapeError(
             f"labels are {list(labels.shape)} for activation {list(activation.shape)}:"

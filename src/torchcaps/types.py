@@ -21,10 +21,11 @@ __all__ = ["Batch", "Capsules", "ImageSpec", "RoutingInfo"]
 
 
 class Capsules(NamedTuple):
-    """A layer of capsules: what each has seen, and how sure it is to have seen it.
+    """A layer of capsules: a pose each, and the probability that what it stands for is there.
 
-    `pose` is [b i d] for a flat layer or [b h w i d] for one with places; `activation` lacks the last axis
-    and lies in [0, 1].
+    Attributes:
+        pose: [b i d] of a layer without places, [b h w i d] of one with places.
+        activation: The same shape without the last axis, in [0, 1].
     """
 
     pose: Tensor
@@ -36,7 +37,7 @@ class Capsules(NamedTuple):
         return self.pose.ndim == 5
 
     def flat(self) -> Capsules:
-        """Forget the places: [b h w i d] -> [b (h w i) d], each capsule a child of its own."""
+        """Drop the places: [b h w i d] -> [b (h w i) d], each capsule a child of its own."""
         if not self.has_places:
             return self
         return Capsules(self.pose.flatten(1, 3), self.activation.flatten(1))
@@ -73,10 +74,13 @@ class RoutingInfo:
 
 
 class Batch(NamedTuple):
-    """What a data set hands to training: `images` [b c h w] in [0, 1], `labels` [b], `indices` [b] in the set.
+    """One batch of training images.
 
-    Where an image shows m objects, `labels` are [b m], and `components` [b m h w] is each of them alone,
-    if that is known.
+    Attributes:
+        images: [b c h w] in [0, 1], or standardized.
+        labels: Class numbers [b], or [b m] where an image shows m things.
+        indices: [b], numbers of the images in the data set.
+        components: [b m h w], each of the m things alone, if that is known.
     """
 
     images: Tensor
@@ -86,7 +90,7 @@ class Batch(NamedTuple):
 
 
 class ImageSpec(NamedTuple):
-    """What a data set asks of a model: the shape of an image and how many classes there are."""
+    """The shape of an image, and how many classes there are: all that a model must know of a data set."""
 
     channels: int
     height: int

@@ -41,7 +41,7 @@ class Task(NamedTuple):
 
     @property
     def seen(self) -> Tensor:
-        return torch.zeros(1, 1, dtype=torch.int64) if self.window is None else self.window.seen(torch.device("cpu"))
+        return torch.zeros(1, 1, dtype=torch.int64) if self.window is None else self.window.covered(torch.device("cpu"))
 
 
 def normal(*shape: int, seed: int, dtype: torch.dtype = torch.float64) -> Tensor:

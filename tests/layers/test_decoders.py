@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.errors import ShapeError, TorchcapsError
-from torchcaps.layers import ConvDecoder, DenseDecoder, FrameDecoder, mask_all_but
+from torchcaps.layers import DenseDecoder, FrameDecoder, mask_all_but
 
 IMAGES = [(1, 1, 1), (1, 5, 7), (3, 9, 4), (1, 28, 28), (2, 13, 13), (3, 3, 17)]
-DECODERS = [DenseDecoder, ConvDecoder, FrameDecoder]
+DECODERS = [DenseDecoder, FrameDecoder]
 SMALL: dict[type, dict[str, Any]] = {
-    DenseDecoder: {"hidden": (6, 5)}, ConvDecoder: {"widths": (4, 3)}, FrameDecoder: {"hidden": (6, 5), "side": 4},
+    DenseDecoder: {"hidden": (6, 5)}, FrameDecoder: {"hidden": (6, 5), "side": 4},
 }  # fmt: skip
 
 
@@ -110,24 +110,6 @@ def test_the_dense_decoder_is_its_three_layers() -> None:
 def test_the_papers_decoder_has_1_411_344_parameters() -> None:
     decoder = DenseDecoder(10, 16, (1, 28, 28))
     assert sum(p.numel() for p in decoder.parameters()) == 160 * 512 + 512 + 512 * 1024 + 1024 + 1024 * 784 + 784
-
-
-def test_a_conv_decoder_doubles_the_size_at_every_stage() -> None:
-    for widths in ((4,), (4, 3), (4, 3, 2)):
-        decoder = ConvDecoder(2, 3, (1, 21, 10), widths)
-        stages = [m for m in decoder.modules() if isinstance(m, nn.ConvTranspose2d)]
-        assert [m.in_channels for m in stages] == list(widths)
-        assert [m.out_channels for m in stages] == [*widths[1:], 1]
-        assert decoder(poses(1, 2, 3)).shape == (1, 1, 21, 10)
-
-
-def test_a_conv_decoder_keeps_the_top_left_of_what_it_paints() -> None:
-    decoder = build(ConvDecoder, (1, 5, 7))
-    linear, *stages = (m for m in decoder.modules() if isinstance(m, nn.Linear | nn.ConvTranspose2d))
-    x = linear(poses(2, 3, 4).flatten(1)).view(2, 4, 2, 2)  # 2 x 2 doubles twice to 8 x 8
-    for stage in stages:
-        x = stage(x.clamp_min(0))
-    torch.testing.assert_close(decoder(poses(2, 3, 4)), x.sigmoid()[:, :, :5, :7])
 
 
 @pytest.mark.parametrize("kind", DECODERS)
@@ -291,15 +273,15 @@ def test_sizes_below_1_are_refused(kind: type, wrong: tuple[int, int, tuple[int,
     assert "\n" not in str(caught.value)
 
 
-def test_a_conv_decoder_without_stages_is_refused() -> None:
-    with pytest.raises(ShapeError, match="stages"):
-        ConvDecoder(3, 4, (1, 5, 5), ())
+def test_frames_without_a_hidden_layer_are_refused() -> None:
+    with pytest.raises(ShapeError, match="layers = 0"):
+        FrameDecoder(3, 4, (1, 5, 5), ())
 
 
 @pytest.mark.parametrize(
     ("kind", "options"),
     [
-        (DenseDecoder, {"hidden": (5, 0)}), (ConvDecoder, {"widths": (4, 0)}), (FrameDecoder, {"hidden": (5, 0)}),
+        (DenseDecoder, {"hidden": (5, 0)}), (FrameDecoder, {"hidden": (5, 0)}),
         (FrameDecoder, {"hidden": ()}), (FrameDecoder, {"side": 0}),
     ],
 )  # fmt: skip

@@ -13,7 +13,7 @@ from torch.nn.functional import conv2d, max_pool2d
 
 from torchcaps.config import check, from_dict, to_dict
 from torchcaps.errors import DataError, RecipeError, ShapeError, TorchcapsError
-from torchcaps.losses import margin_loss, present, reconstruction_loss
+from torchcaps.losses import margin_loss, multi_hot, reconstruction_loss
 from torchcaps.models import MODELS, CapsNet, CapsNetConfig, CNNConfig, ConvNetConfig, Model, SmallCapsNetConfig
 from torchcaps.models.base import is_correct
 from torchcaps.routing import Dynamic
@@ -150,8 +150,8 @@ def test_hits_asks_for_all_that_an_image_shows() -> None:
 
 
 def test_present_has_a_one_for_each_class() -> None:
-    assert present(torch.tensor([[2, 0], [1, 1]]), 3).tolist() == [[1, 0, 1], [0, 1, 0]]
-    assert present(torch.tensor([1]), 2).tolist() == [[0, 1]]
+    assert multi_hot(torch.tensor([[2, 0], [1, 1]]), 3).tolist() == [[1, 0, 1], [0, 1, 0]]
+    assert multi_hot(torch.tensor([1]), 2).tolist() == [[0, 1]]
 
 
 def test_capsnet_draws_each_part_from_its_own_capsule() -> None:

@@ -19,7 +19,7 @@ from support.problems import PROBLEMS, Problem
 from support.references import assert_equals_reference, seen_by
 from torchcaps.math.grid import Grid
 from torchcaps.routing import EM, em
-from torchcaps.routing.base import InWindow, compete_at_one_place
+from torchcaps.routing.base import WindowCompetition, compete_at_one_place
 from torchcaps.testing import variants
 from torchcaps.types import Capsules, RoutingInfo
 
@@ -87,7 +87,7 @@ def test_is_the_procedure_with_a_window(choice: EM, h: int, w: int, stride: int,
     below = torch.rand(2, h, w, types, 1, generator=make, dtype=torch.float64)  # a child is as active for all
     problem = case(2 * window.out.places, 4 * types, 2, 3, seed, choice)._replace(
         activation=window.gather(below).flatten(0, 1).squeeze(-1),
-        compete=InWindow(window, types),
+        compete=WindowCompetition(window, types),
     )
     assert_is_procedure(problem, 1e-12, seen_by(window, types))
 
@@ -132,7 +132,7 @@ def test_mixing_proportions_sum_to_1_over_the_layer_and_follow_the_assigned_acti
     make = torch.Generator().manual_seed(0)
     below = torch.rand(2, 3, 3, 2, 1, generator=make, dtype=torch.float64)
     problem = case(2 * 4, 4 * 2, 3, 4, 0, EM(switch="mixing"))._replace(
-        activation=window.gather(below).flatten(0, 1).squeeze(-1), compete=InWindow(window, 2)
+        activation=window.gather(below).flatten(0, 1).squeeze(-1), compete=WindowCompetition(window, 2)
     )
     parents, info = run(problem, trace=True)
     mass = torch.einsum("xij,xi->xj", info.coupling[-1], problem.activation).view(2, 4, 3)  # [b p j]

@@ -3,7 +3,7 @@
 from torchcaps.layers.batch_norm import CapsuleBatchNorm, PerTypeBatchNorm
 from torchcaps.layers.capsules import ClassCapsules, ConvCapsules, DenseCapsules, SharedCapsules
 from torchcaps.layers.convolution import Convolution
-from torchcaps.layers.decoders import ConvDecoder, DenseDecoder, FrameDecoder, mask_all_but
+from torchcaps.layers.decoders import DenseDecoder, FrameDecoder, mask_all_but
 from torchcaps.layers.primary import PrimaryCapsules
 from torchcaps.layers.rank_mask import SparseMask
 
@@ -11,7 +11,6 @@ __all__ = [
     "CapsuleBatchNorm",
     "ClassCapsules",
     "ConvCapsules",
-    "ConvDecoder",
     "Convolution",
     "DenseCapsules",
     "DenseDecoder",

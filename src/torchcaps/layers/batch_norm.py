@@ -1,10 +1,10 @@
-"""Batch norms of features and of capsules.
+"""Batch normalization of features and of capsules.
 
     x' = s (x - m) / sqrt(v + eps) + t        m, v: mean and variance of one type over the batch and all else
 
-In training m and v are those of the whole batch, over all processes of a team, so that many processes still do what
-one would do; in evaluation they are moving averages of these, which are part of every checkpoint. They lag behind the
-weights by some ten steps: before a learning rate has come down, evaluation may look much worse than training.
+In training m and v are those of the whole batch, over all processes of the group, so that many processes still do what
+one would do; in evaluation they are running statistics, which are part of every checkpoint. These lag behind the
+weights by some ten steps: before a learning rate has come down, evaluation may be much worse than training.
 """
 
 from __future__ import annotations
@@ -21,7 +21,17 @@ __all__ = ["CapsuleBatchNorm", "PerTypeBatchNorm"]
 
 
 class PerTypeBatchNorm(nn.Module):
-    """Any x with `types` along one of its axes -> the same shape, each type of mean t and deviation s."""
+    """Normalize any x with `types` along one of its axes: each type then has mean t and standard deviation s.
+
+    Args:
+        types: How many there are.
+        axis: The axis of x along which they lie.
+        momentum: Share of a new batch in the running statistics.
+        eps: Added to the variance.
+
+    Raises:
+        ShapeError: If there is no type.
+    """
 
     mean: Tensor
     variance: Tensor
@@ -38,21 +48,28 @@ class PerTypeBatchNorm(nn.Module):
         self.register_buffer("variance", torch.ones(types))
 
     def forward(self, x: Tensor) -> Tensor:
+        """Normalize x; the result has its shape.
+
+        Raises:
+            ShapeError: If x has another number of types, or in training a single value of each.
+        """
         if x.ndim < 2 or x.shape[self.axis] != len(self.scale):
             raise ShapeError(f"{len(self.scale)} types along axis {self.axis} are wanted; x has shape {list(x.shape)}")
         x = x.to(self.scale.dtype)  # whatever mixed precision is around: means need the digits
         along = [-1 if n == self.axis % x.ndim else 1 for n in range(x.ndim)]
-        m, v = self._observed(x, along) if self.training else (self.mean, self.variance)
+        m, v = self._batch_statistics(x, along) if self.training else (self.mean, self.variance)
         slope = self.scale * (v + self.eps).rsqrt()
         return (x - m.view(along)) * slope.view(along) + self.shift.view(along)
 
-    def _observed(self, x: Tensor, along: list[int]) -> tuple[Tensor, Tensor]:
-        """Mean and variance of this batch, by which the moving averages go on."""
+    def _batch_statistics(self, x: Tensor, along: list[int]) -> tuple[Tensor, Tensor]:
+        """Mean and variance of this batch, which update the running statistics."""
         others = [n for n, size in enumerate(along) if size == 1]
         if x.numel() * world_size() == len(self.scale):
             raise ShapeError("a norm in training needs more than one value a type; use batches of two images or more")
+        # Statistics over all processes
         m = mean_over_processes(x.mean(others))
         v = mean_over_processes((x - m.view(along)).square().mean(others))
+        # Running statistics
         with torch.no_grad():
             fresh = (self.mean == 0).all() & (self.variance == 1).all()
             share = torch.where(fresh, 1.0, self.momentum).to(m)  # the first batch counts in full
@@ -65,10 +82,14 @@ class PerTypeBatchNorm(nn.Module):
 
 
 class CapsuleBatchNorm(nn.Module):
-    """Capsules [b ... i d] -> the same, log-odds of activations and, if wanted, poses each with a norm of its type.
+    """Normalize the log-odds of activations and, if wanted, the poses of capsules, type by type.
 
-    A switch then answers to how much more, or less, than usual speaks for its capsule, whatever the scale of that: in
-    a fresh network all are half open for half of the images. Without it switches start open or shut for all.
+    An activation then says how much more, or less, than usual speaks for its capsule, whatever the scale of that: in a
+    fresh network every capsule is on for half of the images. Without it capsules start on or off for all.
+
+    Args:
+        types: Capsules at one place.
+        poses: Whether poses are normalized too.
     """
 
     TINY = 1e-6
@@ -76,11 +97,11 @@ class CapsuleBatchNorm(nn.Module):
 
     def __init__(self, types: int, *, poses: bool = True) -> None:
         super().__init__()
-        self.odds = PerTypeBatchNorm(
-            types, -1, eps=1e-9
-        )  # of a fresh switch, which hardly answers, they are small numbers
+        # The log-odds of a fresh capsule hardly vary, so that eps must be small
+        self.odds = PerTypeBatchNorm(types, -1, eps=1e-9)
         self.pose = PerTypeBatchNorm(types, -2) if poses else nn.Identity()
 
     def forward(self, capsules: Capsules) -> Capsules:
+        """Normalize capsules, pose [b ... i d] and activation [b ... i]; the result has the same shapes."""
         odds = torch.logit(capsules.activation.to(self.odds.scale.dtype), self.TINY)
         return Capsules(self.pose(capsules.pose), self.odds(odds).sigmoid())

@@ -1,4 +1,4 @@
-"""A convolution that goes by way of spectra where these cost less."""
+"""A convolution that is computed by fast Fourier transforms where these cost less."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ __all__ = ["Convolution"]
 
 
 class Convolution(nn.Conv2d):
-    """torch's own: the same parameters and, but for rounding, the same results; faster for large kernels on a CPU.
+    """`nn.Conv2d` with the same parameters and, but for rounding, the same results; faster for large kernels on a CPU.
 
     Which way is taken depends on the sizes alone (`kernels.fourier.is_faster`), and on `TORCHCAPS_KERNELS`.
     """
 
     def forward(self, input: Tensor) -> Tensor:
+        """Convolve input [b c h w] to [b c' h' w']."""
         stride, *others = self.stride
         if not self._simple or others != [stride] or not is_faster(input, self.weight, stride):
             return super().forward(input)
@@ -25,6 +26,6 @@ class Convolution(nn.Conv2d):
 
     @property
     def _simple(self) -> bool:
-        """Neither padding nor gaps nor groups; and nobody wants fewer digits than the spectra have."""
+        """True without padding, dilation and groups, and outside of mixed precision, which wants fewer digits."""
         plain = self.padding == (0, 0) and self.dilation == (1, 1) and self.groups == 1
         return plain and not torch.is_autocast_enabled("cpu")

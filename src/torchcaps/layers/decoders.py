@@ -1,4 +1,4 @@
-"""From capsules back to images."""
+"""Decoders: from the poses of capsules back to images."""
 
 from __future__ import annotations
 
@@ -13,24 +13,37 @@ from torchcaps.errors import RecipeError, ShapeError, suggestion
 from torchcaps.layers.capsules import check_positive
 from torchcaps.math.squash import norm
 
-__all__ = ["ConvDecoder", "DenseDecoder", "FrameDecoder", "mask_all_but"]
+__all__ = ["DenseDecoder", "FrameDecoder", "mask_all_but"]
 
 _OUTPUTS: dict[str, type[nn.Module]] = {"logistic": nn.Sigmoid, "linear": nn.Identity}
-_LOOSE = 0.05
-_PAPER = -4.0
-_FAR = 3.0
-"""Of frames: how far they are from the middle at first, what is where there is no ink, and how much more a number
-shifts a frame than it turns or stretches it."""
+_FRAME_STD = 0.05
+"""Of frames at the start: standard deviation of F, by which they differ from the one in the middle."""
+_BACKGROUND = -4.0
+"""Logit of a pixel without ink at the start."""
+_SHIFT_GAIN = 3.0
+"""How much more a number shifts a frame than it turns or stretches it."""
 
 
 def mask_all_but(pose: Tensor, chosen: Tensor) -> Tensor:
-    """Keep one capsule per sample and zero the others: pose [b j k], chosen [b] -> [b j k]."""
+    """Zero the poses of all capsules but one per sample.
+
+    Args:
+        pose: [b j k].
+        chosen: [b] integers from 0 to j - 1.
+
+    Returns:
+        [b j k].
+
+    Raises:
+        ShapeError: If `chosen` is not one integer in range for each sample.
+    """
     _check_chosen(chosen, pose.shape[0], pose.shape[1])
     mask = torch.nn.functional.one_hot(chosen.long(), pose.shape[1]).to(pose.dtype)  # [b j]
     return pose * mask.unsqueeze(-1)
 
 
 def _check_chosen(chosen: Tensor, b: int, j: int) -> None:
+    """One integer from 0 to j - 1 for each of b samples."""
     if chosen.shape != (b,) or chosen.is_floating_point() or chosen.dtype == torch.bool:
         raise ShapeError(
             f"chosen is {chosen.dtype} {list(chosen.shape)}; one integer for each of {b} samples is wanted"
@@ -40,6 +53,7 @@ def _check_chosen(chosen: Tensor, b: int, j: int) -> None:
 
 
 def _check_pose(pose: Tensor, capsules: int, dimension: int) -> None:
+    """[b j k] of the decoder's sizes."""
     if pose.ndim != 3 or tuple(pose.shape[1:]) != (capsules, dimension):
         raise ShapeError(f"pose has shape {list(pose.shape)}; [b {capsules} {dimension}] is wanted")
 
@@ -47,7 +61,16 @@ def _check_pose(pose: Tensor, capsules: int, dimension: int) -> None:
 class DenseDecoder(nn.Module):
     """Poses [b j k] -> images [b c h w] by fully connected layers (Sabour 2017: 512, 1024, pixels).
 
-    Pixels are in [0, 1], or any numbers with output="linear", which standardized images need.
+    Args:
+        capsules: j.
+        dimension: k, the numbers of a pose.
+        image: (c, h, w).
+        hidden: Units of the hidden layers.
+        output: "logistic" for pixels in [0, 1], or "linear" for any numbers, which standardized images need.
+
+    Raises:
+        ShapeError: If a size is below 1.
+        RecipeError: If `output` is unknown.
     """
 
     def __init__(
@@ -72,39 +95,10 @@ class DenseDecoder(nn.Module):
         self.net = nn.Sequential(*steps, nn.Linear(sizes[-1], image[0] * image[1] * image[2]), _OUTPUTS[output]())
 
     def forward(self, pose: Tensor) -> Tensor:
+        """Draw images [b c h w] from poses [b j k]."""
         _check_pose(pose, self.capsules, self.dimension)
         images: Tensor = self.net(pose.flatten(1)).unflatten(1, self.image)  # [b c h w]
         return images
-
-
-class ConvDecoder(nn.Module):
-    """Poses [b j k] -> images [b c h w] in [0, 1]: a linear map to a small map, then transposed convolutions.
-
-    Each of the `len(widths)` stages doubles the size; the first map is as small as that allows and the result is cut to
-    the image, so every image size fits.
-    """
-
-    def __init__(
-        self, capsules: int, dimension: int, image: tuple[int, int, int], widths: Sequence[int] = (64, 32)
-    ) -> None:
-        super().__init__()
-        check_positive(capsules=capsules, dimension=dimension, channels=image[0], height=image[1], width=image[2])
-        check_positive(stages=len(widths), width=min(widths, default=1))
-        self.capsules = capsules
-        self.dimension = dimension
-        self.image = image
-        factor = 2 ** len(widths)
-        self.start = (widths[0], -(-image[1] // factor), -(-image[2] // factor))
-        self.lift = nn.Linear(capsules * dimension, self.start[0] * self.start[1] * self.start[2])
-        stages: list[nn.Module] = []
-        for below, above in zip(widths, [*widths[1:], image[0]], strict=True):
-            stages += [nn.ReLU(), nn.ConvTranspose2d(below, above, 4, stride=2, padding=1)]
-        self.net = nn.Sequential(*stages, nn.Sigmoid())
-
-    def forward(self, pose: Tensor) -> Tensor:
-        _check_pose(pose, self.capsules, self.dimension)
-        images: Tensor = self.net(self.lift(pose.flatten(1)).unflatten(1, self.start))  # [b c h' w'], h' >= h
-        return images[..., : self.image[1], : self.image[2]]
 
 
 class FrameDecoder(nn.Module):
@@ -117,6 +111,16 @@ class FrameDecoder(nn.Module):
     nothing. E, e, F and f are each capsule's own, the layers of the net behind them are shared. Points x of the image,
     and of pictures of `side` pixels, run from -1 to 1; pictures are read bilinearly, and as no ink outside. Frames
     start near that in which a pixel of the picture is one of the image, in the middle; shifts have the larger gain.
+
+    Args:
+        capsules: j.
+        dimension: k, the numbers of a pose.
+        image: (c, h, w).
+        hidden: Units of the hidden layers, one or more; E maps to the first.
+        side: Pixels of a picture along each axis.
+
+    Raises:
+        ShapeError: If a size is below 1, or there is no hidden layer.
     """
 
     def __init__(
@@ -137,33 +141,36 @@ class FrameDecoder(nn.Module):
         self.side = side
         self.E = nn.Parameter(torch.randn(capsules, dimension, hidden[0]) / dimension**0.5)
         self.e = nn.Parameter(torch.zeros(capsules, hidden[0]))
-        self.F = nn.Parameter(torch.randn(capsules, dimension, 6) * _LOOSE)
+        self.F = nn.Parameter(torch.randn(capsules, dimension, 6) * _FRAME_STD)
         self.f = nn.Parameter(torch.zeros(capsules, 6))
         steps = [m for a, b in pairwise(hidden) for m in (nn.ReLU(), nn.Linear(a, b))]
         last = nn.Linear(hidden[-1], image[0] * side * side)
         nn.init.normal_(last.weight, std=0.5 / hidden[-1] ** 0.5)
         nn.init.zeros_(last.bias)
         self.net = nn.Sequential(*steps, nn.ReLU(), last)
-        self.bias = nn.Parameter(torch.tensor(_PAPER))
+        self.bias = nn.Parameter(torch.tensor(_BACKGROUND))
         self.start: Tensor
         self.gain: Tensor
         middle = torch.tensor([image[2] / side, 0, 0, 0, image[1] / side, 0])  # x before y
         self.register_buffer("start", middle, persistent=False)
-        self.register_buffer("gain", torch.tensor([1.0, 1.0, _FAR, 1.0, 1.0, _FAR]), persistent=False)
+        self.register_buffer("gain", torch.tensor([1.0, 1.0, _SHIFT_GAIN, 1.0, 1.0, _SHIFT_GAIN]), persistent=False)
 
     def forward(self, pose: Tensor) -> Tensor:
+        """Draw images [b c h w] from poses [b j k]."""
         _check_pose(pose, self.capsules, self.dimension)
         if not pose.shape[0]:
             return pose.new_zeros(0, *self.image)
+        # How much ink each capsule has, the first layer of its picture, and its frame
         on = pose.detach().ne(0).any(-1, keepdim=True)  # [b j 1]
         length = norm(pose, keepdim=True)
         direction = pose / length
-        parts = (
+        inputs = (
             length * on,  # exactly 0, so that those that are off have no gradient
             torch.einsum("bjk,jkh->bjh", direction, self.E) + self.e,
             (torch.einsum("bjk,jkf->bjf", direction, self.F) + self.f) * self.gain + self.start,
         )
-        ink, inner, frame = _select_active(on.squeeze(-1), parts)  # [b n 1], [b n h], [b n 6]
+        ink, inner, frame = _select_active(on.squeeze(-1), inputs)  # [b n 1], [b n h], [b n 6]
+        # The pictures, read at the points of the image through their frames, and added up as ink
         pictures = self.net(inner).view(-1, self.image[0], self.side, self.side)  # [(b n) c s s]
         size = [pictures.shape[0], *self.image]
         grid = affine_grid(frame.reshape(-1, 2, 3), size, align_corners=False)  # [(b n) h w 2]
@@ -171,10 +178,10 @@ class FrameDecoder(nn.Module):
         return torch.sigmoid(self.bias + (drawn * ink[..., None, None]).sum(1))
 
 
-def _select_active(on: Tensor, parts: Sequence[Tensor]) -> list[Tensor]:
-    """Parts [b j ...] of the capsules alone that are on [b j], as many in every sample: [b n ...]."""
+def _select_active(on: Tensor, inputs: Sequence[Tensor]) -> list[Tensor]:
+    """Select from tensors [b j m] the capsules that are on [b j], the same number n in every sample: [b n m] each."""
     if torch.compiler.is_compiling() or bool(on.all()):
-        return list(parts)
+        return list(inputs)
     n = max(int(on.sum(1).max()), 1)
     which = on.to(torch.uint8).topk(n, -1).indices.unsqueeze(-1)  # [b n 1]
-    return [part.gather(1, which.expand(-1, -1, part.shape[-1])) for part in parts]
+    return [x.gather(1, which.expand(-1, -1, x.shape[-1])) for x in inputs]

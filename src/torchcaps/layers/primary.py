@@ -1,4 +1,4 @@
-"""The first capsules: a convolution whose channels are grouped into poses."""
+"""Primary capsules: a convolution whose channels are grouped into poses."""
 
 from __future__ import annotations
 
@@ -18,10 +18,17 @@ __all__ = ["PrimaryCapsules", "group_channels"]
 
 
 def group_channels(features: Tensor, types: int) -> Tensor:
-    """[b (i d) h w] -> [b h w i d]: the d numbers of a capsule are d channels at ONE place.
+    """Group channels into capsules: the d numbers of a capsule are d channels at ONE place.
 
     Channels of one type lie together. A plain reshape of [b c h w] would build capsules from neighboring pixels of
     one channel instead, a frequent mistake in ports.
+
+    Args:
+        features: [b (i d) h w].
+        types: i.
+
+    Returns:
+        [b h w i d].
     """
     return torch.unflatten(features, 1, (types, -1)).permute(0, 3, 4, 1, 2)
 
@@ -29,8 +36,19 @@ def group_channels(features: Tensor, types: int) -> Tensor:
 class PrimaryCapsules(nn.Module):
     """Features [b c h w] -> Capsules [b h w i d] by one convolution.
 
-    activation="length"    poses are squashed, a capsule's activation is its length (Sabour 2017)
-    activation="logistic"  poses are linear, the activation is a logistic unit of its own (Hinton 2018)
+    Args:
+        grid: The places of the features; `self.grid` are those of the capsules.
+        channels: c.
+        types: i, capsules at one place.
+        dimension: d, the numbers of a pose.
+        kernel: Side of the convolution.
+        stride: Its step.
+        activation: "length": poses are squashed, and a capsule's activation is its length (Sabour 2017). "logistic":
+            poses are linear, and the activation is a logistic unit of its own (Hinton 2018).
+
+    Raises:
+        ShapeError: If a size is below 1, or the kernel does not fit the grid.
+        RecipeError: If `activation` is unknown.
     """
 
     def __init__(
@@ -58,9 +76,15 @@ class PrimaryCapsules(nn.Module):
 
     @property
     def count(self) -> int:
+        """How many capsules there are, at all places together."""
         return self.grid.places * self.types
 
     def forward(self, features: Tensor) -> Capsules:
+        """Make capsules [b h w i d] of features [b c h w].
+
+        Raises:
+            ShapeError: If the features are of another shape.
+        """
         wanted = self.pose.in_channels, self.window.grid.height, self.window.grid.width
         if features.ndim != 4 or tuple(features.shape[1:]) != wanted:
             c, h, w = wanted

@@ -21,24 +21,62 @@ __all__ = ["SparseMask", "rank", "rank_mask", "update_boost", "update_frequency"
 
 
 def rank(support: Tensor) -> Tensor:
-    """[... j] -> 0 for the largest of each row, J - 1 for the smallest; ties go to the lower index."""
+    """Return the rank of each number: 0 for the largest of a row, J - 1 for the smallest; ties go to the lower index.
+
+    Args:
+        support: [... j].
+
+    Returns:
+        [... j] integers.
+    """
     return support.argsort(dim=-1, descending=True, stable=True).argsort(dim=-1, stable=True)
 
 
 def rank_mask(ranks: Tensor, gamma: float, cut: float = 0.01) -> Tensor:
-    """m = exp(-gamma r / (J - 1)), and 0 where that is below `cut`. A lone capsule is never masked."""
+    """Return the mask m = exp(-gamma r / (J - 1)), and 0 where that is below `cut`; a lone capsule is never masked.
+
+    Args:
+        ranks: r [... j].
+        gamma: How fast the mask falls.
+        cut: The least mask that counts.
+
+    Returns:
+        [... j] in [0, 1].
+    """
     relative = ranks / max(ranks.shape[-1] - 1, 1)
     mask = torch.exp(-gamma * relative)
     return mask.masked_fill(mask < cut, 0.0)
 
 
 def update_frequency(frequency: Tensor, first: Tensor, alpha: float) -> Tensor:
-    """mu <- alpha mu + (1 - alpha) phi, with phi [j] the share of samples in which each capsule came first."""
+    """Return the moving average alpha mu + (1 - alpha) phi.
+
+    Args:
+        frequency: mu [j].
+        first: phi [j], the share of samples in which each capsule came first.
+        alpha: In [0, 1].
+
+    Returns:
+        [j].
+    """
     return alpha * frequency + (1 - alpha) * first
 
 
 def update_boost(boost: Tensor, frequency: Tensor, low: float, high: float, delta: float) -> Tensor:
-    """Algorithm 1: raise the boost of those who win too seldom, lower it to 1 at the least for the others."""
+    """Raise the boost of capsules that win too seldom, and lower it, down to 1, of those that win too often.
+
+    Algorithm 1 of Rawlinson 2018.
+
+    Args:
+        boost: g [j].
+        frequency: mu [j], how often each capsule came first.
+        low: Below it, a boost rises by `delta`.
+        high: Above it, a boost falls by `delta`.
+        delta: The step.
+
+    Returns:
+        [j].
+    """
     raised = torch.where(frequency < low, boost + delta, boost)
     return torch.where(frequency > high, (raised - delta).clamp_min(1.0), raised)
 
@@ -46,8 +84,22 @@ def update_boost(boost: Tensor, frequency: Tensor, low: float, high: float, delt
 class SparseMask(nn.Module):
     """support [b j] -> mask [b j]; its lifetime statistics are buffers, so they are part of every checkpoint.
 
-    The band of lifetime frequencies defaults to (.64, 1.6) / J, the paper's [.04, .1] at its J = 16. With a `ramp`,
-    gamma rises from 0 over so many training batches (not in the paper): all learn to draw before they part.
+    Args:
+        capsules: J.
+        gamma: How fast the mask falls with the rank.
+        cut: The least mask that counts.
+        alpha: Of the moving averages.
+        delta: Step of a boost.
+        every: Training batches from one boost to the next.
+        band: Lifetime frequencies (low, high) within which a boost stays; None for (.64, 1.6) / J, the paper's
+            [.04, .1] at its J = 16.
+        relative: Rank by the support over its own moving average.
+        ramp: Training batches over which gamma rises from 0 (not in the paper), so that all capsules learn to draw
+            before they specialize; 0 = none.
+
+    Raises:
+        ShapeError: If `capsules` or `every` are below 1.
+        RecipeError: If the band or the ramp make no sense.
     """
 
     frequency: Tensor
@@ -91,7 +143,17 @@ class SparseMask(nn.Module):
         self.register_buffer("batches", torch.zeros((), dtype=torch.int64))
 
     def forward(self, support: Tensor) -> tuple[Tensor, Tensor]:
-        """The mask [b j] of each sample, and the ranks [b j] that made it."""
+        """Rank the capsules of each sample by their support.
+
+        Args:
+            support: [b j].
+
+        Returns:
+            The mask [b j] in [0, 1], and the ranks [b j] that made it.
+
+        Raises:
+            ShapeError: If there is not one number for each capsule.
+        """
         if support.ndim != 2 or support.shape[1] != len(self.boost):
             raise ShapeError(f"support has shape {list(support.shape)}; [b {len(self.boost)}] is wanted")
         z = support.detach() * self.boost
@@ -99,7 +161,7 @@ class SparseMask(nn.Module):
         return rank_mask(ranks, self.gamma * self._gamma_now(), self.cut).to(support.dtype), ranks
 
     def _gamma_now(self) -> float:
-        """The share of gamma that training has come to; it is all of it elsewhere."""
+        """The share of gamma that the ramp has reached: in evaluation, all of it."""
         return min(1.0, int(self.batches) / self.ramp) if self.training and self.ramp else 1.0
 
     def count_in_band(self, share: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from torchcaps.math.gaussian import diagonal_log_density, weighted_mean, weighted_variance
 from torchcaps.math.grid import Grid, Window
-from torchcaps.math.logspace import entropy, log_floor
+from torchcaps.math.logspace import log_floor
 from torchcaps.math.pose import matrix_votes, vector_votes
 from torchcaps.math.squash import cosine, norm, squash, unsquash
 
@@ -11,7 +11,6 @@ __all__ = [
     "Window",
     "cosine",
     "diagonal_log_density",
-    "entropy",
     "log_floor",
     "matrix_votes",
     "norm",

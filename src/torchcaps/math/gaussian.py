@@ -13,20 +13,45 @@ LOG_2PI = math.log(2 * math.pi)
 
 
 def weighted_mean(votes: Tensor, share: Tensor) -> Tensor:
-    """mu_j = sum_i share_ij V_ij: votes [b i j k], shares [b i j] that sum to 1 over i -> [b j k]."""
+    """Return mu_j = sum_i share_ij V_ij.
+
+    Args:
+        votes: V [b i j k].
+        share: [b i j], which sums to 1 over i.
+
+    Returns:
+        [b j k].
+    """
     return torch.einsum("bij,bijk->bjk", share, votes)
 
 
 def weighted_variance(votes: Tensor, share: Tensor, mean: Tensor) -> Tensor:
-    """sigma_j^2 = sum_i share_ij (V_ij - mu_j)^2, element by element: -> [b j k]."""
+    """Return sigma_j^2 = sum_i share_ij (V_ij - mu_j)^2, element by element.
+
+    Args:
+        votes: V [b i j k].
+        share: [b i j], which sums to 1 over i.
+        mean: mu [b j k].
+
+    Returns:
+        [b j k].
+    """
     residual = votes - mean.unsqueeze(1)  # [b i j k]
     return torch.einsum("bij,bijk->bjk", share, residual * residual)
 
 
 def diagonal_log_density(votes: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
-    """log N(V_ij; mu_j, sigma_j^2) [b i j] of votes [b i j k] under Gaussians mean, variance [b j k].
+    """Return the log density of each vote under the Gaussian of its parent, log N(V_ij; mu_j, sigma_j^2).
 
-    = -1/2 sum_k [ (V - mu)^2 / sigma^2 + log sigma^2 + log 2 pi ]     (Procedure 1, E-step, line 2, as a log)
+        -1/2 sum_k [ (V - mu)^2 / sigma^2 + log sigma^2 + log 2 pi ]     (Procedure 1, E-step, line 2, as a log)
+
+    Args:
+        votes: V [b i j k].
+        mean: mu [b j k].
+        variance: sigma^2 [b j k].
+
+    Returns:
+        [b i j].
     """
     residual = votes - mean.unsqueeze(1)
     quadratic = (residual * residual / variance.unsqueeze(1)).sum(-1)  # [b i j]

@@ -1,4 +1,4 @@
-"""Where capsules stand and which of them a convolutional parent sees.
+"""Grids of places at which capsules stand, and the windows through which convolutional parents receive them.
 
 A `Grid` is a set of places with the image coordinates of their receptive fields' centers; a `Window` slides over
 one and makes the next. Layers are built from grids, so sizes that cannot fit fail at construction.
@@ -24,6 +24,15 @@ _LONGEST_STRIDE = 256
 class Grid:
     """height x width places; the center of place (row, column) lies at start + step * (row, column) pixels.
 
+    Attributes:
+        height: Rows of places.
+        width: Columns of places.
+        step: Pixels from one place to the next.
+        start: Center of the first place's receptive field, in pixels, along both axes.
+
+    Raises:
+        ShapeError: If there is no place.
+
     >>> Grid.of_image(28, 28).window(9, 1).out.window(9, 2).out
     Grid(height=6, width=6, step=2.0, start=8.5)
     """
@@ -39,19 +48,24 @@ class Grid:
 
     @staticmethod
     def of_image(height: int, width: int) -> Grid:
-        """The pixels themselves; the center of the first one is at (.5, .5)."""
+        """Return the grid of the pixels themselves; the center of the first one is at (.5, .5)."""
         return Grid(height, width)
 
     @property
     def places(self) -> int:
+        """How many places there are."""
         return self.height * self.width
 
     def window(self, kernel: int, stride: int) -> Window:
-        """A kernel x kernel window that moves by `stride` over this grid."""
+        """Return a kernel x kernel window that moves by `stride` places over this grid.
+
+        Raises:
+            ShapeError: If it does not fit.
+        """
         return Window(self, kernel, stride)
 
     def centers(self, scale: float = 1.0) -> Tensor:
-        """[(h w) 2] center (row, column) of each place's receptive field, in pixels times `scale`."""
+        """Return the center [(h w) 2] (row, column) of each place's receptive field, in pixels times `scale`."""
         rows = self.start + self.step * torch.arange(self.height)
         columns = self.start + self.step * torch.arange(self.width)
         return torch.cartesian_prod(rows, columns).view(-1, 2) * scale
@@ -59,10 +73,17 @@ class Grid:
 
 @dataclass(frozen=True)
 class Window:
-    """A square window over a grid: place p of the grid `out` sees the n = kernel^2 places below it.
+    """A square window over a grid: position p of the grid `out` covers n = kernel^2 places below it.
 
-    Places that the last stride does not reach (an even remainder) belong to no window, as in a convolution
-    without padding.
+    Places that the last stride does not reach belong to no window, as in a convolution without padding.
+
+    Attributes:
+        grid: The places below.
+        kernel: Side of the window, in places.
+        stride: Places from one position to the next.
+
+    Raises:
+        ShapeError: If kernel or stride are below 1, or the window does not fit.
     """
 
     grid: Grid
@@ -83,7 +104,7 @@ class Window:
 
     @property
     def out(self) -> Grid:
-        """The grid of window positions, each at the center of what it sees."""
+        """The grid of window positions, each at the center of the places that it covers."""
         below = self.grid
         reach = self.kernel
         return Grid(
@@ -93,44 +114,59 @@ class Window:
             below.start + below.step * (reach - 1) / 2,
         )
 
-    def seen(self, device: torch.device) -> Tensor:
-        """[p n] the places of the flat grid that each window position sees."""
-        return _seen_places(self).to(device)
+    def covered(self, device: torch.device) -> Tensor:
+        """Return the places [p n] of the flat grid that each window position covers, in row order."""
+        return _covered_places(self).to(device)
 
     def gather(self, x: Tensor) -> Tensor:
-        """[b h w i d] -> [b p (n i) d]: for each window position, every capsule it sees."""
+        """Copy, for each window position, every capsule that it covers.
+
+        Args:
+            x: [b h w i d].
+
+        Returns:
+            [b p (n i) d].
+        """
         b, _, _, i, d = x.shape
-        seen = self.seen(x.device)
-        patches = x.reshape(b, self.grid.places, i * d)[:, seen.flatten()]  # [b (p n) (i d)]
-        return patches.view(b, len(seen), seen.shape[1] * i, d)
+        covered = self.covered(x.device)
+        patches = x.reshape(b, self.grid.places, i * d)[:, covered.flatten()]  # [b (p n) (i d)]
+        return patches.view(b, len(covered), covered.shape[1] * i, d)
 
     def log_share(self, logits: Tensor, types: int, *, across_parents: bool = True) -> Tensor:
-        """Log-softmax of [(b p) (n i) j] over everything that competes for a child.
+        """Return the log-softmax of logits over everything that competes for a child.
 
-        A child is seen by several window positions; its shares over all of them, and over all parent types j if
-        `across_parents`, sum to 1. `types` is i, the number of children at one place.
+        A child is covered by several window positions. Its shares over all of them sum to 1.
+
+        Args:
+            logits: [(b p) (n i) j].
+            types: i, children at one place.
+            across_parents: Whether parent types compete too: the shares over positions and all j sum to 1; else the
+                shares over positions do for each j.
+
+        Returns:
+            [(b p) (n i) j].
         """
         n = self.kernel * self.kernel
         p = self.out.places
         j = logits.shape[-1]
         slots = logits.reshape(-1, p * n, types, j)  # [b (p n) i j]
         top, total = self._log_total(slots, across_parents)  # [b (h w) i 1|j]
-        seen = _seen_places(self).to(logits.device).flatten()
-        return (slots - top[:, seen] - total[:, seen]).view_as(logits)
+        covered = _covered_places(self).to(logits.device).flatten()
+        return (slots - top[:, covered] - total[:, covered]).view_as(logits)
 
     def _log_total(self, slots: Tensor, across_parents: bool) -> tuple[Tensor, Tensor]:
-        """Logsumexp [b (h w) i 1|j] of slots [b (p n) i j] over the slots in which each place is seen, in two parts:
-        the largest logit, and the logsumexp above it. Their sum would lose the second to rounding."""
-        seers, absent = (t.to(slots.device) for t in _seers(self))  # [(h w) m], m = most windows over one place
+        """Logsumexp [b (h w) i 1|j] of slots [b (p n) i j] over the slots that hold each place, as two terms: the
+        largest logit, and the logsumexp above it. Their sum would lose the second to rounding."""
+        holders, absent = (t.to(slots.device) for t in _slots_of_places(self))  # [(h w) m], m = most slots of a place
         low = torch.finfo(slots.dtype).min / 4
-        each = slots[:, seers].masked_fill(absent[None, :, :, None, None], low)  # [b (h w) m i j]
+        each = slots[:, holders].masked_fill(absent[None, :, :, None, None], low)  # [b (h w) m i j]
         over = (2, 4) if across_parents else (2,)
         top = each.detach().amax(over, keepdim=True)
         return top.squeeze(2), (each - top).logsumexp(over, keepdim=True).squeeze(2)
 
 
-def _seen(window: Window) -> list[list[int]]:
-    """For each window position, the flat places that it sees, in row order. Plain lists: compilers follow them."""
+def _covered_lists(window: Window) -> list[list[int]]:
+    """For each window position, the flat places that it covers, in row order. Plain lists: compilers follow them."""
     out = window.out
     width = window.grid.width
     inside = [row * width + column for row in range(window.kernel) for column in range(window.kernel)]
@@ -140,17 +176,17 @@ def _seen(window: Window) -> list[list[int]]:
 
 @lru_cache(maxsize=64)
 @torch.inference_mode(False)
-def _seen_places(window: Window) -> Tensor:
-    """[p n] index into the flat grid of each place that each window position sees, in row order."""
-    return torch.tensor(_seen(window), device="cpu")
+def _covered_places(window: Window) -> Tensor:
+    """[p n] index into the flat grid of each place that each window position covers, in row order."""
+    return torch.tensor(_covered_lists(window), device="cpu")
 
 
 @lru_cache(maxsize=64)
 @torch.inference_mode(False)
-def _seers(window: Window) -> tuple[Tensor, Tensor]:
-    """[(h w) m] the slots (p n) that show each place, padded with slot 0, and a mask that is true on the padding."""
+def _slots_of_places(window: Window) -> tuple[Tensor, Tensor]:
+    """[(h w) m] the slots (p n) that hold each place, padded with slot 0, and a mask that is true on the padding."""
     slots: list[list[int]] = [[] for _ in range(window.grid.places)]
-    for slot, place in enumerate(place for seen in _seen(window) for place in seen):
+    for slot, place in enumerate(place for covered in _covered_lists(window) for place in covered):
         slots[place].append(slot)
     most = max(len(s) for s in slots)
     index = torch.tensor([s + [0] * (most - len(s)) for s in slots], device="cpu")

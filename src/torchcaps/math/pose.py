@@ -16,12 +16,28 @@ MATRIX = 4
 
 
 def vector_votes(pose: Tensor, weights: Tensor) -> Tensor:
-    """V_ij = W_ij x_i: poses [b i d], weights [i j k d] -> votes [b i j k]."""
+    """Return the votes V_ij = W_ij x_i.
+
+    Args:
+        pose: x [b i d].
+        weights: W [i j k d].
+
+    Returns:
+        [b i j k].
+    """
     return torch.einsum("ijkd,bid->bijk", weights, pose)
 
 
 def matrix_votes(pose: Tensor, weights: Tensor) -> Tensor:
-    """V_ij = M_i W_ij: poses [b i 16] read as 4x4, weights [i j 4 4] -> votes [b i j 16]."""
+    """Return the votes V_ij = M_i W_ij.
+
+    Args:
+        pose: M [b i 16], 4x4 matrices in row order.
+        weights: W [i j 4 4].
+
+    Returns:
+        [b i j 16].
+    """
     b, i, _ = pose.shape
     _, j, rows, columns = weights.shape
     side_by_side = weights.transpose(1, 2).reshape(i, rows, j * columns)  # [i 4 (j 4)]
@@ -30,16 +46,26 @@ def matrix_votes(pose: Tensor, weights: Tensor) -> Tensor:
 
 
 def as_matrix(pose: Tensor) -> Tensor:
-    """[... 16] -> [... 4 4]."""
+    """View poses [... 16] as matrices [... 4 4]."""
     side = math.isqrt(pose.shape[-1])
     return pose.view(*pose.shape[:-1], side, side)
 
 
 def add_coordinates(centers: Tensor, dimension: int) -> Tensor:
-    """Coordinate addition: centers [i 2] (row, column) -> what to add to each vote [i k].
+    """Return what coordinate addition adds to the votes of each child (section 4 of Hinton 2018).
 
-    The row and the column go to the first two elements of the right-hand column of the pose matrix (section 4
-    of Hinton 2018): elements 3 and 7 of 16. A pose that is not a 4x4 matrix gets them in its first two elements.
+    The row and the column go to the first two elements of the right-hand column of the pose matrix: elements 3 and 7
+    of 16. A pose that is not a 4x4 matrix gets them in its first two elements.
+
+    Args:
+        centers: [i 2], row and column of each child.
+        dimension: k, the numbers of a vote.
+
+    Returns:
+        [i k].
+
+    Raises:
+        ShapeError: If a vote cannot hold a row and a column.
     """
     if dimension < 2:
         raise ShapeError(f"a pose of {dimension} number cannot hold a row and a column; at least 2 are wanted")

@@ -28,20 +28,39 @@ def _floor(dtype: torch.dtype) -> float:
 
 
 def norm(x: Tensor, *, keepdim: bool = False) -> Tensor:
-    """Euclidean length over the last axis; value and gradient are finite at 0 (where the gradient is 0)."""
+    """Return the Euclidean length over the last axis; value and gradient are finite at 0, where the gradient is 0.
+
+    Args:
+        x: [... k].
+        keepdim: Whether the last axis stays, with one number.
+
+    Returns:
+        [...], or [... 1] with `keepdim`.
+    """
     return torch.sqrt((x * x).sum(-1, keepdim=keepdim) + _floor(x.dtype))
 
 
 def squash(z: Tensor) -> Tensor:
-    """z |z| / (1 + |z|^2) over the last axis: direction kept, length sigmoid(log |z|^2)."""
+    """Return z |z| / (1 + |z|^2): the direction of z with a length of sigmoid(log |z|^2).
+
+    Args:
+        z: [... k], any numbers.
+
+    Returns:
+        [... k] of length below 1.
+    """
     length = norm(z, keepdim=True)
     return z * (length / (1 + length * length))
 
 
 def unsquash(x: Tensor) -> Tensor:
-    """x / sqrt(|x| (1 - |x|)) over the last axis, the inverse of `squash`.
+    """Return x / sqrt(|x| (1 - |x|)), the inverse of `squash`.
 
-    Lengths of 1 and more, which squash makes by rounding alone, are read as the longest length below 1.
+    Args:
+        x: [... k]. Lengths of 1 and more, which squash makes by rounding alone, are read as the longest below 1.
+
+    Returns:
+        [... k].
     """
     length = norm(x, keepdim=True)
     last = torch.finfo(x.dtype).eps / 2
@@ -50,7 +69,15 @@ def unsquash(x: Tensor) -> Tensor:
 
 
 def cosine(x: Tensor, y: Tensor) -> Tensor:
-    """Cosine of the angle between x and y over the last axis; 0 where either has no direction."""
+    """Return the cosine of the angle between x and y; 0 where either has no direction.
+
+    Args:
+        x: [... k].
+        y: [... k], or what broadcasts with x.
+
+    Returns:
+        [...] in [-1, 1].
+    """
     x = x / norm(x, keepdim=True)
     y = y / norm(y, keepdim=True)
     return (x * y).sum(-1)

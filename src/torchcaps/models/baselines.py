@@ -10,7 +10,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from torchcaps.config import Count, Share
 from torchcaps.errors import RecipeError
-from torchcaps.losses import cross_entropy_loss, present
+from torchcaps.losses import cross_entropy_loss, multi_hot
 from torchcaps.models.base import Model, check_classes, check_images, check_spec, is_correct
 from torchcaps.models.chunking import in_chunks
 from torchcaps.types import Batch, ImageSpec
@@ -87,5 +87,5 @@ class CNN(Model):
         """Cross-entropy; of logistic units, the sum of theirs over the classes."""
         if not self.config.several:
             return cross_entropy_loss(logits, labels)
-        T = present(labels, self.spec.classes).to(logits.dtype)  # [b j]
+        T = multi_hot(labels, self.spec.classes).to(logits.dtype)  # [b j]
         return binary_cross_entropy_with_logits(logits, T, reduction="none").sum(1).mean()

@@ -15,7 +15,7 @@ from torch.nn.functional import relu
 from torchcaps.config import Count, NonNegativeFloat
 from torchcaps.errors import ShapeError
 from torchcaps.layers import DenseDecoder, mask_all_but
-from torchcaps.losses import margin_loss, present, reconstruction_loss
+from torchcaps.losses import margin_loss, multi_hot, reconstruction_loss
 from torchcaps.models.base import Model, check_classes, check_images, is_correct
 from torchcaps.models.chunking import in_chunks
 from torchcaps.models.conv_stem import build_routed_layer, build_stem
@@ -121,7 +121,7 @@ class CapsNet(Model):
     def objective(self, batch: Batch, step: int) -> dict[str, Tensor]:
         out: CapsNetOutput = self(batch.images)
         v = out.classes.activation
-        margin = margin_loss(v, batch.labels if batch.labels.ndim == 1 else present(batch.labels, self.spec.classes))
+        margin = margin_loss(v, batch.labels if batch.labels.ndim == 1 else multi_hot(batch.labels, self.spec.classes))
         redrawn = self._redraw(out.classes, batch)
         right = is_correct(v, batch.labels).to(margin.dtype).mean()
         loss = margin + self.config.reconstruction * redrawn

@@ -21,9 +21,9 @@ from torchcaps.math.pose import matrix_votes, vector_votes
 from torchcaps.routing import dynamic, em
 from torchcaps.routing.base import (
     Compete,
-    InWindow,
     Router,
     RouterSettings,
+    WindowCompetition,
     compete_at_one_place,
     iterations_of,
     stack_info,
@@ -193,7 +193,7 @@ def _unfold(children: Capsules, window: Window | None) -> tuple[Capsules, Compet
         return children, compete_at_one_place
     pose = window.gather(children.pose).flatten(0, 1)
     activation = window.gather(children.activation.unsqueeze(-1)).flatten(0, 1).squeeze(-1)
-    return Capsules(pose, activation), InWindow(window, children.pose.shape[3])
+    return Capsules(pose, activation), WindowCompetition(window, children.pose.shape[3])
 
 
 def _fold(parents: Capsules, info: RoutingInfo, window: Window) -> tuple[Capsules, RoutingInfo]:

@@ -14,9 +14,9 @@ from torchcaps.types import Capsules, RoutingInfo
 
 __all__ = [
     "Compete",
-    "InWindow",
     "Router",
     "RouterSettings",
+    "WindowCompetition",
     "compete_at_one_place",
     "iterations_of",
     "places_of",
@@ -36,9 +36,9 @@ def iterations_of(settings: RouterSettings) -> int:
 
 
 class Compete(Protocol):
-    """Who shares a child: log-softmax of logits [b i j] over all parents that the child can choose from.
+    """The competition for children: log-softmax of logits [b i j] over all parents that can have the child.
 
-    In a convolutional layer these stand at several places; with `across_parents=False` only the places of one and
+    In a convolutional layer these stand at several positions; with `across_parents=False` only the positions of one and
     the same parent type compete.
     """
 
@@ -46,9 +46,16 @@ class Compete(Protocol):
 
 
 def compete_at_one_place(logits: Tensor, *, across_parents: bool = True) -> Tensor:
-    """The competition of a layer without places: over j, or nobody at all.
+    """Let the parents of a layer without places compete: over j, or not at all.
 
     A log-softmax in two steps: torch 2.13 cannot compile the gradient of its own where strides are mixed.
+
+    Args:
+        logits: [b i j].
+        across_parents: Whether parents compete; if not, each has every child whole.
+
+    Returns:
+        Log shares [b i j].
     """
     if not across_parents:
         return torch.zeros_like(logits)
@@ -57,14 +64,15 @@ def compete_at_one_place(logits: Tensor, *, across_parents: bool = True) -> Tens
 
 
 @dataclass(frozen=True)
-class InWindow:
-    """The competition of a layer whose parents stand at every position of a window over `types` children a place."""
+class WindowCompetition:
+    """The competition of a layer whose parents stand at every position of a window, over `types` children a place."""
 
     window: Window
     types: int
 
     @property
     def places(self) -> int:
+        """How many positions there are."""
         return self.window.out.places
 
     def __call__(self, logits: Tensor, *, across_parents: bool = True) -> Tensor:
@@ -72,8 +80,8 @@ class InWindow:
 
 
 def places_of(compete: Compete) -> int:
-    """How many places of one image stand side by side on the first axis, (b p), of what competes."""
-    return compete.places if isinstance(compete, InWindow) else 1
+    """Return p, how many positions of one image are folded into the batch axis (b p) of what competes."""
+    return compete.places if isinstance(compete, WindowCompetition) else 1
 
 
 @dataclass(frozen=True)

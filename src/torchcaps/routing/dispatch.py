@@ -87,7 +87,7 @@ def _em(
         offset,
         learned["beta_a"],
         learned["beta_u"],
-        window.seen(W.device),
+        window.covered(W.device),
         **{name: value for name, value in asdict(settings).items() if name != "switch"},
     )
     out = (window.out.height, window.out.width)

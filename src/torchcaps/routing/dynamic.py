@@ -26,11 +26,12 @@ __all__ = ["ROUTER", "Dynamic", "State", "init", "route", "step"]
 class Dynamic:
     """Settings of dynamic routing; the defaults are Sabour 2017.
 
-    iterations  how often the coupling is used; 1 = uniform coupling
-    agreement   V . v ("dot") or the cosine of their angle ("cosine")
-    over        which side's coupling sums to 1: over "parents" for each child, over "children" for each parent
-    logits      agreements are "accumulated" over iterations or each iteration's are "replaced"
-    gradient    through "all" iterations or only the "last" one, the coupling then counting as a constant
+    Attributes:
+        iterations: How often the coupling is used; 1 = uniform coupling.
+        agreement: V . v ("dot") or the cosine of their angle ("cosine").
+        over: Which side's coupling sums to 1: over "parents" for each child, over "children" for each parent.
+        logits: Agreements are "accumulated" over iterations or each iteration's are "replaced".
+        gradient: Through "all" iterations or only the "last" one, the coupling then counting as a constant.
     """
 
     iterations: Count = 3
@@ -49,12 +50,25 @@ class State(NamedTuple):
 
 
 def init(votes: Tensor, settings: Dynamic, compete: Compete) -> State:
-    """The first iteration: b = 0, so the coupling is uniform."""
+    """Take the first iteration: b = 0, so that the coupling is uniform.
+
+    Args:
+        votes: V [b i j k].
+        settings: Of the router.
+        compete: Who shares a child.
+    """
     return _gather(torch.zeros_like(votes[..., 0]), votes, settings, compete)
 
 
 def step(state: State, votes: Tensor, settings: Dynamic, compete: Compete) -> State:
-    """One more iteration: raise b where vote and parent agree, then couple and sum anew."""
+    """Take one more iteration: raise b where vote and parent agree, then couple and sum anew.
+
+    Args:
+        state: After the iteration before.
+        votes: V [b i j k].
+        settings: Of the router.
+        compete: Who shares a child.
+    """
     agreed = agreement(votes, state.total, settings)
     logits = agreed if settings.logits == "replaced" else state.logits + agreed
     return _gather(logits, votes, settings, compete)
@@ -63,7 +77,18 @@ def step(state: State, votes: Tensor, settings: Dynamic, compete: Compete) -> St
 def route(
     votes: Tensor, activation: Tensor, settings: Dynamic, compete: Compete, trace: bool
 ) -> tuple[Capsules, RoutingInfo]:
-    """Votes [b i j k] -> parents (v_j, |v_j|). A child's activation is its length, which its votes carry."""
+    """Route votes to parents by dynamic routing.
+
+    Args:
+        votes: V [b i j k].
+        activation: [b i], not read: a child's activation is its length, which its votes carry.
+        settings: Of the router.
+        compete: Who shares a child.
+        trace: Whether to record every iteration.
+
+    Returns:
+        The parents (v_j [b j k], |v_j| [b j]) and the record.
+    """
     constant = votes.detach() if settings.gradient == "last" else votes
     states = [init(constant, settings, compete)]
     for _ in range(settings.iterations - 1):
@@ -75,13 +100,23 @@ def route(
 
 
 def agreement(votes: Tensor, total: Tensor, settings: Dynamic) -> Tensor:
-    """[b i j] how well each vote [b i j k] agrees with the parent made of the total [b j k]."""
+    """Return how well each vote agrees with its parent: V_ij . v_j, or their cosine.
+
+    Args:
+        votes: V [b i j k].
+        total: s [b j k], of which the parent is made.
+        settings: Of the router.
+
+    Returns:
+        [b i j].
+    """
     if settings.agreement == "cosine":
         return cosine(votes, total.unsqueeze(1))
     return torch.einsum("bijk,bjk->bij", votes, squash(total))
 
 
 def _gather(logits: Tensor, votes: Tensor, settings: Dynamic, compete: Compete) -> State:
+    """Couple by the logits b [b i j], and sum the votes."""
     coupling = logits.softmax(1) if settings.over == "children" else compete(logits).exp()  # [b i j]
     return State(logits, coupling, torch.einsum("bij,bijk->bjk", coupling, votes))
 

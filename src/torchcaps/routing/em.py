@@ -41,14 +41,17 @@ __all__ = [
 class EM:
     """Settings of EM routing.
 
-    final_inverse_temperature, decay   lambda_t = final (1 - decay^(t+1)) for iteration t = 0, 1 ...
-    min_variance   added to every variance; the paper has none, and a lone vote would have infinite density
-    damping        mu <- (1 - damping) mean + damping * previous mu (the authors' code: .1, with mu = 0 at first)
-    assignment     R_ij proportional to a_j N_ij ("paper") or to what minimizes the free energy ("descent")
-    competition    a child is shared among parent types and positions ("all", the paper) or, type by type, among
-                   "positions" only (the default of the authors' code)
-    switch         a_j is the logistic of what parent j saves ("cost", eq. 2) or its "mixing" proportion (section 5):
-                   the activation assigned to it, as a share of that of all parents of the layer; it learns nothing
+    Attributes:
+        iterations: M-steps.
+        final_inverse_temperature: lambda_t = final (1 - decay^(t+1)) for iteration t = 0, 1 ...
+        decay: Of that schedule.
+        min_variance: Added to every variance; the paper has none, and a lone vote would have infinite density.
+        damping: mu <- (1 - damping) mean + damping * previous mu (the authors' code: .1, with mu = 0 at first).
+        assignment: R_ij proportional to a_j N_ij ("paper") or to what minimizes the free energy ("descent").
+        competition: A child is shared among parent types and positions ("all", the paper) or, type by type, among
+            "positions" only (the default of the authors' code).
+        switch: a_j is the logistic of what parent j saves ("cost", eq. 2) or its "mixing" proportion (section 5): the
+            activation assigned to it, as a share of that of all parents of the layer; it learns nothing.
     """
 
     iterations: Count = 3
@@ -62,7 +65,16 @@ class EM:
 
 
 class Problem(NamedTuple):
-    """What routing is given and never changes: votes [b i j k], activation a_i [b i], beta_a and beta_u [j]."""
+    """What routing is given and never changes.
+
+    Attributes:
+        votes: V [b i j k].
+        activation: a_i [b i].
+        beta_a: [j], cost of a parent that is off.
+        beta_u: [j], cost of a vote that no parent describes.
+        settings: Of the router.
+        compete: Who shares a child.
+    """
 
     votes: Tensor
     activation: Tensor
@@ -77,9 +89,13 @@ class Problem(NamedTuple):
 
 
 class State(NamedTuple):
-    """Gaussians and switches after an M-step, and the assignment it used.
+    """Gaussians and activations after an M-step, and the assignment it used.
 
-    log_share [b i j] log R_ij, mean [b j k] mu, variance [b j k] sigma^2, logit [b j] of a_j.
+    Attributes:
+        log_share: log R_ij [b i j].
+        mean: mu [b j k].
+        variance: sigma^2 [b j k].
+        logit: Of a_j [b j].
     """
 
     log_share: Tensor
@@ -89,26 +105,32 @@ class State(NamedTuple):
 
 
 def inverse_temperature(settings: EM, t: int) -> float:
-    """lambda of iteration t."""
+    """Return lambda of iteration t, from 0."""
     return settings.final_inverse_temperature * (1 - settings.decay ** (t + 1))
 
 
 def init(problem: Problem) -> State:
-    """The first iteration: every parent that can have a child gets an equal share of it."""
+    """Take the first iteration: every parent that can have a child gets an equal share of it."""
     equal = torch.zeros_like(problem.votes[..., 0])  # [b i j]
     origin = torch.zeros_like(problem.votes[:, 0])  # [b j k], mu_0 of the damping
     return m_step(problem, problem.share(equal), origin, inverse_temperature(problem.settings, 0))
 
 
 def step(problem: Problem, state: State, t: int) -> State:
-    """Iteration t: reassign the children, refit the parents."""
+    """Take iteration t: reassign the children (E-step), refit the parents (M-step)."""
     return m_step(problem, e_step(problem, state), state.mean, inverse_temperature(problem.settings, t))
 
 
 def m_step(problem: Problem, log_share: Tensor, previous: Tensor, lam: float) -> State:
-    """M-STEP: mu and sigma of the votes weighted by R_ij a_i, then the switch
+    """M-STEP: fit mu and sigma to the votes weighted by R_ij a_i, then the activation.
 
-    a_j = logistic(lambda (beta_a - sum_h (beta_u + log sigma_h) sum_i R_ij a_i)), or its mixing proportion.
+        a_j = logistic(lambda (beta_a - sum_h (beta_u + log sigma_h) sum_i R_ij a_i)), or its mixing proportion
+
+    Args:
+        problem: What is given.
+        log_share: log R_ij [b i j].
+        previous: mu [b j k] of the iteration before, for the damping.
+        lam: lambda.
     """
     share = _weights(problem, log_share)  # line 2
     mean = weighted_mean(problem.votes, share)  # line 3
@@ -193,7 +215,20 @@ def free_energy(problem: Problem, state: State, lam: float) -> Tensor:
 def route(
     votes: Tensor, activation: Tensor, settings: EM, compete: Compete, trace: bool, beta_a: Tensor, beta_u: Tensor
 ) -> tuple[Capsules, RoutingInfo]:
-    """Votes [b i j k], activation [b i], beta_a and beta_u [j] -> parents (mu_j, a_j)."""
+    """Route votes to parents by EM routing.
+
+    Args:
+        votes: V [b i j k].
+        activation: a_i [b i] in [0, 1].
+        settings: Of the router.
+        compete: Who shares a child.
+        trace: Whether to record every iteration.
+        beta_a: [j].
+        beta_u: [j].
+
+    Returns:
+        The parents (mu_j [b j k], a_j [b j]) and the record.
+    """
     problem = Problem(votes, activation, beta_a, beta_u, settings, compete)
     states = [init(problem)]
     for t in range(1, settings.iterations):

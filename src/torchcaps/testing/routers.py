@@ -1,4 +1,4 @@
-"""The library's own instruments: what every router must keep, checked on yours as on ours.
+"""Checks of the laws that every router must keep, for the library's routers and for your own.
 
     from torchcaps.testing import assert_router, variants
 
@@ -7,7 +7,7 @@
     for settings in variants(Mine):                            # every combination of its Literal settings
         assert_router(Router(Mine, route), settings)
 
-Each instrument returns nothing or raises an AssertionError that names the law that was broken.
+Each check returns nothing or raises an AssertionError that names the law that was broken.
 """
 
 from __future__ import annotations
@@ -17,27 +17,47 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor
 
 from torchcaps.math.grid import Grid, Window
 from torchcaps.math.pose import vector_votes
-from torchcaps.routing import ROUTERS, Compete, Router, route, router_of, settings_of
+from torchcaps.routing import (
+    ROUTERS,
+    Compete,
+    Router,
+    RouterSettings,
+    iterations_of,
+    route,
+    router_of,
+    settings_of,
+)
 from torchcaps.routing.base import compete_at_one_place
 from torchcaps.types import Capsules, RoutingInfo
 
 __all__ = ["Over", "assert_finite", "assert_router", "variants"]
 
 Over = Literal["parents", "children", "positions"]
+"""What a coupling sums to 1 over."""
+
+S = TypeVar("S", bound=RouterSettings)
 
 
 # --- Finite ---------------------------------------------------------------------------------------------------
 
 
-def assert_finite(tree: Any, name: str = "value") -> None:
-    """No NaN and no infinity in any number of a tensor, record, mapping or sequence, however nested."""
+def assert_finite(tree: object, name: str = "value") -> None:
+    """Check that a tensor, record, mapping or sequence, however nested, holds no NaN and no infinity.
+
+    Args:
+        tree: What to check; text and None hold no numbers.
+        name: What the error calls it.
+
+    Raises:
+        AssertionError: With the path to the first number that is not finite.
+    """
     for path, leaf in _leaves(tree, name):
         if isinstance(leaf, Tensor):
             bad = ~torch.isfinite(leaf)
@@ -48,7 +68,7 @@ def assert_finite(tree: Any, name: str = "value") -> None:
             raise AssertionError(f"{path}: {leaf} is not finite")
 
 
-def _leaves(tree: Any, path: str) -> Iterator[tuple[str, Tensor | float]]:
+def _leaves(tree: object, path: str) -> Iterator[tuple[str, Tensor | float]]:
     """Every tensor and number below `tree`, with the path that leads to it; text and None hold none."""
     if isinstance(tree, Tensor | float | int):
         yield path, tree
@@ -69,8 +89,12 @@ def _leaves(tree: Any, path: str) -> Iterator[tuple[str, Tensor | float]]:
 # --- Routers --------------------------------------------------------------------------------------------------
 
 
-def variants(settings: type[Any]) -> list[Any]:
-    """One settings object per combination of the Literal fields; the other fields keep their defaults."""
+def variants(settings: type[S]) -> list[S]:
+    """Return one settings object per combination of the Literal fields; the other fields keep their defaults.
+
+    Args:
+        settings: The settings class of a router.
+    """
     hints = get_type_hints(settings)
     choices = {f.name: get_args(hints[f.name]) for f in fields(settings) if get_origin(hints[f.name]) is Literal}
     return [settings(**dict(zip(choices, picked, strict=True))) for picked in itertools.product(*choices.values())]
@@ -78,7 +102,7 @@ def variants(settings: type[Any]) -> list[Any]:
 
 def assert_router(
     router: Router | str,
-    settings: Any = None,
+    settings: RouterSettings | None = None,
     *,
     dtype: torch.dtype = torch.float64,
     over: Over = "parents",
@@ -87,13 +111,23 @@ def assert_router(
 ) -> None:
     """Hold a router to the contract of docs/develop/new_router.md, on small random votes.
 
-    over             what the coupling sums to 1 over: a child's "parents" (at all places), a parent's "children", or,
-                     type by type, the "positions" of a window, so that at one place every share is 1
-    differentiable   the gradient is that of the values (checked to second order in float64); False for a router that
-                     treats a part of its computation as constant on purpose
+    Args:
+        router: A name in ROUTERS, or a record, registered or not.
+        settings: Of the router; None for its defaults.
+        dtype: Of the votes; gradients are checked in float64 alone.
+        over: What the coupling sums to 1 over: a child's "parents" (at all positions), a parent's "children", or, type
+            by type, the "positions" of a window, so that at one position every share is 1.
+        differentiable: Whether the gradient is that of the values, to second order; False for a router that treats
+            some of its computation as constant on purpose.
+        seed: Of the votes.
+
+    Raises:
+        AssertionError: If a law is broken, with its name.
+        RecipeError: If there is no router of that name.
     """
     record = router_of(settings_of(router)) if isinstance(router, str) else router
     settings = record.settings() if settings is None else settings
+    # Laws at one position
     trial = _trial(record, settings, dtype, seed, (3, 5, 3, 4))
     for law in (
         _is_pure,
@@ -106,6 +140,7 @@ def assert_router(
     ):
         law(trial)
     _shares(trial, over)
+    # Laws of windows, of the front door and of gradients
     _shares_in_windows(record, settings, dtype, seed, over)
     if record in ROUTERS.values():
         _front_door(_trial(record, settings, dtype, seed, (2, 4, 3, 5)))
@@ -118,26 +153,28 @@ class _Trial:
     """One call of a router: its input and who competes."""
 
     router: Router
-    settings: Any
+    settings: RouterSettings
     votes: Tensor
     activation: Tensor
-    learned: dict[str, Any]
+    learned: dict[str, Any]  # tensors [j]; `Any`, since they are keywords of `route` beside others
     compete: Compete = compete_at_one_place
 
     def run(self, trace: bool = False) -> tuple[Capsules, RoutingInfo]:
-        more = self.learned
-        return self.router.route(self.votes, self.activation, self.settings, self.compete, trace, **more)
+        """Call the router."""
+        return self.router.route(self.votes, self.activation, self.settings, self.compete, trace, **self.learned)
 
     def with_gradient(self) -> _Trial:
+        """The same call, with inputs that want gradients."""
         copies = {name: value.clone().requires_grad_() for name, value in self.learned.items()}
         votes, activation = (x.clone().requires_grad_() for x in (self.votes, self.activation))
         return replace(self, votes=votes, activation=activation, learned=copies)
 
     def hold(self, ok: bool | Tensor, law: str) -> None:
+        """Raise an error that states the law unless it holds."""
         if not ok:
             raise AssertionError(f"{self.settings}: {law}")
 
-    def close(self, came: Any, wanted: Any, law: str) -> None:
+    def close(self, came: object, wanted: object, law: str) -> None:
         """Equal up to rounding, or an error that states the law that was broken."""
         near = torch.finfo(self.votes.dtype).eps ** 0.5
         try:
@@ -146,7 +183,7 @@ class _Trial:
             raise AssertionError(f"{self.settings}: {law}: {error}") from None
 
 
-def _trial(router: Router, settings: Any, dtype: torch.dtype, seed: int, sizes: tuple[int, ...]) -> _Trial:
+def _trial(router: Router, settings: RouterSettings, dtype: torch.dtype, seed: int, sizes: tuple[int, ...]) -> _Trial:
     """Votes from N(0, 1), activations from (0, 1), learned scalars near their initial values; sizes b, i, j, k."""
     make = torch.Generator().manual_seed(seed)
     votes = torch.randn(sizes, generator=make).to(dtype)
@@ -181,6 +218,7 @@ def _has_shapes(trial: _Trial) -> None:
 
 
 def _has_shape(trial: _Trial, name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
+    """A finite tensor of this shape and of the votes' type."""
     came = list(tensor.shape)
     dtype = trial.votes.dtype
     trial.hold(came == list(shape), f"{name} has shape {came}; {list(shape)} is wanted")
@@ -194,7 +232,7 @@ def _traces(trial: _Trial) -> None:
     (traced, info) = trial.run(trace=True)
     trial.hold(all(map(torch.equal, plain, traced)), "trace=True changes the parents")
     trial.hold(torch.equal(last.coupling, info.coupling[-1:]), "trace=True changes the last coupling")
-    t = getattr(trial.settings, "iterations", 1)
+    t = iterations_of(trial.settings)
     b, i, j, _ = trial.votes.shape
     _has_shape(trial, "info.coupling of trace=True", info.coupling, (t, b, i, j))
     trial.hold(last.parents is None, "info.parents is there without trace=True")
@@ -214,9 +252,7 @@ def _stops_anywhere(trial: _Trial) -> None:
     """The parents that the record has of iteration t are those of a run with t iterations."""
     traced = trial.run(trace=True)[1].parents
     assert traced is not None
-    if not hasattr(trial.settings, "iterations"):
-        return
-    for t in range(1, trial.settings.iterations):
+    for t in range(1, iterations_of(trial.settings)):
         stopped, _ = replace(trial, settings=replace(trial.settings, iterations=t)).run()
         came = Capsules(traced.pose[t - 1], traced.activation[t - 1])
         trial.close(came, stopped, f"info.parents of iteration {t} are not those of a run with iterations={t}")
@@ -253,21 +289,24 @@ def _one_of_a_batch(trial: _Trial) -> None:
 
 
 def _shares(trial: _Trial, over: Over) -> None:
+    """The coupling sums to 1 over what competes, in every iteration."""
     c = trial.run(trace=True)[1].coupling  # [t b i j]
     total = {"parents": c.sum(-1), "children": c.sum(-2), "positions": c}[over]
     trial.close(total, torch.ones_like(total), f"the coupling does not sum to 1 over {over}")
 
 
-def _shares_in_windows(router: Router, settings: Any, dtype: torch.dtype, seed: int, over: Over) -> None:
-    """The same with a 2x2 window on 3x3 places, where the child in the middle is seen from four positions."""
+def _shares_in_windows(router: Router, settings: RouterSettings, dtype: torch.dtype, seed: int, over: Over) -> None:
+    """The same with a 2x2 window on 3x3 places, where the child in the middle stands in four windows."""
     window = Grid(3, 3).window(2, 1)
     types = 2
     b = 2
     p = window.out.places
     n = window.kernel**2
+    # Route with the window's competition
     trial = _trial(router, settings, dtype, seed, (b * p, n * types, 3, 4))
     parents, info = replace(trial, compete=partial(window.log_share, types=types)).run(trace=True)
     assert_finite((parents, info), f"{settings}: with a window")
+    # Add up the shares of each child over the windows that it stands in
     c = info.coupling  # [t (b p) (n i) j]
     slots = c.reshape(-1, p * n, types, c.shape[-1])  # [(t b) (p n) i j]
     held = slots.new_zeros(len(slots), window.grid.places, *slots.shape[2:])
@@ -277,7 +316,7 @@ def _shares_in_windows(router: Router, settings: Any, dtype: torch.dtype, seed: 
 
 
 def _places(window: Window) -> Tensor:
-    """[(p n)] which place of the grid each slot of the window shows."""
+    """[(p n)] which place of the grid each slot of the window holds."""
     numbers = torch.arange(window.grid.places).view(1, window.grid.height, window.grid.width, 1, 1)
     return window.gather(numbers).flatten()
 

@@ -12,7 +12,7 @@ The field's annotation is the whole schema, so that a setting is declared once:
 Laws: `from_dict(cls, to_dict(x)) == x`; whatever the data, only `RecipeError` comes out; a key that is left
 out keeps the value `describe` shows. An annotation outside the list in `convert.py` is a `TypeError`.
 
-Imports inside go one way: marks < schema < text < convert < plain, and text < sources.
+Imports inside go one way: constraints < schema < formatting < convert < serialize, and formatting < loading.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from __future__ import annotations
 from torchcaps.config.constraints import (
     Choice,
     Count,
-    NonFinite,
     NonNegativeFloat,
     NonNegativeInt,
     Options,
@@ -29,6 +28,7 @@ from torchcaps.config.constraints import (
     Range,
     Scalar,
     Share,
+    Table,
 )
 from torchcaps.config.convert import RENAMED, check, from_dict
 from torchcaps.config.loading import flatten, merge, parse_overrides, read_toml
@@ -38,7 +38,6 @@ __all__ = [
     "RENAMED",
     "Choice",
     "Count",
-    "NonFinite",
     "NonNegativeFloat",
     "NonNegativeInt",
     "Options",
@@ -47,6 +46,7 @@ __all__ = [
     "Range",
     "Scalar",
     "Share",
+    "Table",
     "check",
     "describe",
     "flatten",

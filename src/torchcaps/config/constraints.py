@@ -1,15 +1,14 @@
-"""What an annotation may say beyond its type: bounds, inf and nan, a choice of tables; and the common ones by name."""
+"""Constraints that annotations of settings carry: bounds, and a choice of tables; and the common ones by name."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 __all__ = [
     "Choice",
     "Count",
-    "NonFinite",
     "NonNegativeFloat",
     "NonNegativeInt",
     "Options",
@@ -18,12 +17,13 @@ __all__ = [
     "Range",
     "Scalar",
     "Share",
+    "Table",
 ]
 
 
 @dataclass(frozen=True)
 class Range:
-    """low <= x <= high (low < x if `open_low`); stands directly on a number: `Annotated[int, Range(1)]`."""
+    """Bound a number: low <= x <= high, or low < x if `open_low`; as in `Annotated[int, Range(1)]`."""
 
     low: float | None = None
     high: float | None = None
@@ -41,14 +41,9 @@ class Range:
         return " and ".join(filter(None, (low, high)))
 
 
-@dataclass(frozen=True)
-class NonFinite:
-    """The float it stands on may be inf or nan, refused elsewhere: `Annotated[float, NonFinite()]`."""
-
-
 @dataclass(frozen=True, eq=False)
 class Choice:
-    """A table whose `key` picks its dataclass: `Annotated[Base, Choice(registry)]`.
+    """Let the `key` of a table pick its dataclass out of a registry: `Annotated[Base, Choice(registry)]`.
 
     `options` is held, not copied: it may be filled after the annotation is written. A chosen dataclass that
     has a field called `key` itself receives the name in it.
@@ -58,7 +53,7 @@ class Choice:
     key: str = "name"
 
     def name_of(self, instance: object) -> str | None:
-        """The name under which the instance's type stands; its own `key` field decides between two."""
+        """Return the name under which the instance's type is registered; its own `key` field decides between two."""
         names = [name for name, cls in self.options.items() if cls is type(instance)]
         own = getattr(instance, self.key, None)
         return own if own in names else next(iter(names), None)
@@ -72,3 +67,5 @@ PositiveFloat = Annotated[float, Positive]
 NonNegativeFloat = Annotated[float, Range(0)]
 Scalar = bool | int | float | str
 Options = dict[str, Scalar | tuple[Scalar, ...]]  # free keys, e.g. what an optimizer takes
+Table = dict[str, Any]
+"""Nested plain data, as TOML and JSON hold it."""

@@ -6,9 +6,9 @@ import math
 import types
 from collections.abc import Mapping
 from dataclasses import MISSING, is_dataclass, replace
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Literal, TypeVar, Union, cast, get_args, get_origin
 
-from torchcaps.config.constraints import Choice, NonFinite, Range
+from torchcaps.config.constraints import Choice, Range
 from torchcaps.config.formatting import SCALARS, Place, short, show, type_text, value_text
 from torchcaps.config.schema import default_of, first_mark, hints_of, split_marks
 from torchcaps.errors import RecipeError, suggestion
@@ -23,20 +23,31 @@ T = TypeVar("T")
 _WANTED = {bool: "true or false", int: "a whole number", float: "a number", str: "text in quotes"}
 
 
-def from_dict(cls: type[T], data: Mapping[str, Any], *, where: str = "") -> T:
-    """The dataclass that a plain nested mapping describes; `where` names the recipe in errors."""
+def from_dict(cls: type[T], data: Mapping[str, object], *, where: str = "") -> T:
+    """Build the dataclass that a plain nested mapping describes.
+
+    Args:
+        cls: A dataclass whose annotations are the schema.
+        data: Nested plain data, as TOML and JSON hold it.
+        where: The name of the recipe, for errors.
+
+    Raises:
+        RecipeError: A key is unknown or missing, or a value is not what its annotation asks for.
+    """
     at = Place(where)
     try:
-        result: T = _build(cls, data, at)
+        return cast(T, _build(cls, data, at))
     except RecursionError:
         raise at.error("tables are nested too deeply; give fewer levels") from None
-    return result
 
 
 def check(instance: object, *, where: str = "") -> None:
-    """The same checks for a dataclass built in Python: there tuples, None and dataclasses are themselves.
+    """Check a dataclass that was built in Python, where tuples, None and dataclasses are themselves.
 
     Builds nothing, so that a `__post_init__` may call it.
+
+    Raises:
+        RecipeError: A value is not what its annotation asks for.
     """
     _check_fields(instance, Place(where, built=True))
 
@@ -46,8 +57,8 @@ def _check_fields(instance: object, at: Place) -> None:
         _convert(hint, getattr(instance, name), at.key(name))
 
 
-def _build(cls: Any, data: Any, at: Place, start: object = None, tags: tuple[str, ...] = ()) -> Any:
-    """One table -> `cls`; `start` gives the keys left out, `tags` are keys that need not be fields."""
+def _build(cls: type, data: object, at: Place, start: object = None, tags: tuple[str, ...] = ()) -> object:
+    """Build `cls` from one table; `start` gives the keys left out, `tags` are keys that need not be fields."""
     if not isinstance(data, Mapping):
         raise at.wrong(data, "a table")
     hints = hints_of(cls)
@@ -66,7 +77,7 @@ def _build(cls: Any, data: Any, at: Place, start: object = None, tags: tuple[str
         raise at.error(prefix + " ".join(str(error).split())) from error
 
 
-def _field(cls: Any, name: str, data: Mapping[str, Any], at: Place, start: object) -> Any:
+def _field(cls: type, name: str, data: Mapping[str, object], at: Place, start: object) -> object:
     hint = hints_of(cls)[name]
     default = default_of(cls, name, start)
     if name in data:
@@ -76,16 +87,23 @@ def _field(cls: Any, name: str, data: Mapping[str, Any], at: Place, start: objec
     return default
 
 
-def _convert(hint: Any, value: Any, at: Place, start: object = None) -> Any:
-    """The value that the annotation asks for, or RecipeError."""
+def _convert(hint: object, value: object, at: Place, start: object = None) -> object:
+    """Return the value that the annotation asks for.
+
+    Args:
+        hint: The annotation of a field.
+        value: What stands there.
+        at: The place, for errors.
+        start: The dataclass that keys are taken from which a table leaves out.
+    """
     base, marks = split_marks(hint)
     origin = get_origin(base)
     args = get_args(base)
     if choice := first_mark(Choice, marks):
         return _chosen(choice, value, at) if at.built else _choose(choice, value, at, start)
-    if base in SCALARS:
+    if isinstance(base, type) and base in SCALARS:
         return _scalar(base, value, at, marks)
-    if any(isinstance(mark, (Range, NonFinite)) for mark in marks):
+    if any(isinstance(mark, Range) for mark in marks):
         raise TypeError(f"{at.path}: {marks!r} must stand directly on a number, not on {base!r}")
     if origin is Literal:
         return _literal(args, value, at)
@@ -95,35 +113,35 @@ def _convert(hint: Any, value: Any, at: Place, start: object = None) -> Any:
         return _tuple(args, value, at)
     if origin is dict and args[0] is str:
         return _dict(args[1], value, at)
-    if is_dataclass(base):
+    if isinstance(base, type) and is_dataclass(base):
         return _nested(base, value, at) if at.built else _build(base, value, at, start)
     raise TypeError(f"{at.path}: a setting cannot have the type {hint!r}")
 
 
-def _scalar(base: type, value: Any, at: Place, marks: tuple[Any, ...]) -> Any:
-    """bool, int, float or str: an int may stand for a float, a bool never for a number."""
-    accepted: Any = (int, float) if base is float else base
+def _scalar(base: type, value: object, at: Place, marks: tuple[object, ...]) -> object:
+    """Return a bool, int, float or str: an int may stand for a float, a bool never for a number."""
+    accepted = (int, float) if base is float else (base,)
     if not isinstance(value, accepted) or (isinstance(value, bool) and base is not bool):
         raise at.wrong(value, _WANTED[base])
-    if base is float:
-        value = _finite(value, at, marks)
+    if isinstance(value, int | float) and base is float:
+        value = _finite(value, at)
     for mark in marks:
-        if isinstance(mark, Range) and value not in mark:
+        if isinstance(mark, Range) and isinstance(value, int | float) and value not in mark:
             raise at.error(f"{at.path} = {show(value)} must be {mark}{at.also}")
     return value
 
 
-def _finite(value: float, at: Place, marks: tuple[Any, ...]) -> float:
+def _finite(value: float, at: Place) -> float:
     try:
         result = float(value)
     except OverflowError:
         raise at.wrong(value, "a number that a float can hold") from None
-    if not math.isfinite(result) and not first_mark(NonFinite, marks):
+    if not math.isfinite(result):
         raise at.wrong(value, "a finite number")
     return result
 
 
-def _literal(allowed: tuple[Any, ...], value: Any, at: Place) -> Any:
+def _literal(allowed: tuple[object, ...], value: object, at: Place) -> object:
     for option in allowed:
         if type(option) is type(value) and option == value:
             return option
@@ -132,8 +150,8 @@ def _literal(allowed: tuple[Any, ...], value: Any, at: Place) -> Any:
     raise at.error(f"{at.path} = {show(value)} is not one of {', '.join(map(value_text, allowed))}{at.also}{close}")
 
 
-def _union(args: tuple[Any, ...], value: Any, at: Place, start: object) -> Any:
-    """X | None also reads "none", since TOML has no null; of several X that of the value's own type wins."""
+def _union(args: tuple[object, ...], value: object, at: Place, start: object) -> object:
+    """Return the first member that takes the value; `X | None` also reads "none", since TOML has no null."""
     members = [arg for arg in args if arg is not types.NoneType]
     if len(members) < len(args):
         at = replace(at, also=" or none")
@@ -144,6 +162,7 @@ def _union(args: tuple[Any, ...], value: Any, at: Place, start: object) -> Any:
             return None
     if len(members) == 1:
         return _convert(members[0], value, at, start)
+    # A value's own type comes first, so that 1 of `float | int` stays a whole number.
     for member in sorted(members, key=lambda member: split_marks(member)[0] is not type(value)):
         try:
             return _convert(member, value, at)
@@ -152,7 +171,7 @@ def _union(args: tuple[Any, ...], value: Any, at: Place, start: object) -> Any:
     raise at.wrong(value, " or ".join(map(type_text, members)))
 
 
-def _tuple(args: tuple[Any, ...], value: Any, at: Place) -> tuple[Any, ...]:
+def _tuple(args: tuple[object, ...], value: object, at: Place) -> tuple[object, ...]:
     if not isinstance(value, tuple if at.built else (list, tuple)):
         raise at.wrong(value, "a tuple" if at.built else "a list in [ ]")
     hints = (args[0],) * len(value) if args[-1:] == (...,) else args
@@ -161,7 +180,7 @@ def _tuple(args: tuple[Any, ...], value: Any, at: Place) -> tuple[Any, ...]:
     return tuple(_convert(h, v, at.item(n)) for n, (h, v) in enumerate(zip(hints, value, strict=True)))
 
 
-def _dict(hint: Any, value: Any, at: Place) -> dict[str, Any]:
+def _dict(hint: object, value: object, at: Place) -> dict[str, object]:
     if not isinstance(value, dict if at.built else Mapping):
         raise at.wrong(value, "a table")
     for key in value:
@@ -170,16 +189,16 @@ def _dict(hint: Any, value: Any, at: Place) -> dict[str, Any]:
     return {key: _convert(hint, item, at.key(key)) for key, item in value.items()}
 
 
-def _nested(cls: Any, value: Any, at: Place) -> Any:
-    """A dataclass inside one that was built in Python."""
+def _nested(cls: type, value: object, at: Place) -> object:
+    """Check a dataclass inside one that was built in Python."""
     if type(value) is not cls:
         raise at.wrong(value, f"a {cls.__name__}")
     _check_fields(value, at)
     return value
 
 
-def _choose(choice: Choice, value: Any, at: Place, start: object) -> Any:
-    """The table's name picks the class; without one, or with the same, `start` gives what is left out."""
+def _choose(choice: Choice, value: object, at: Place, start: object) -> object:
+    """Build the class that the table's name picks; without one, or with the same, `start` gives what is left out."""
     if not isinstance(value, Mapping):
         raise at.wrong(value, f"a table with the key '{choice.key}'")
     key = at.key(choice.key)
@@ -193,8 +212,8 @@ def _choose(choice: Choice, value: Any, at: Place, start: object) -> Any:
     return _build(cls, value, at, start if type(start) is cls else None, (choice.key,))
 
 
-def _chosen(choice: Choice, value: Any, at: Place) -> Any:
-    """The same for an instance: its type must have a name, and its own `key` field, if any, must hold it."""
+def _chosen(choice: Choice, value: object, at: Place) -> object:
+    """Check an instance: its type must have a name, and its own `key` field, if any, must hold it."""
     name = choice.name_of(value)
     if name is None:
         raise at.wrong(value, f"of a kind with a {choice.key}; known: {', '.join(sorted(choice.options))}")

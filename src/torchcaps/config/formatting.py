@@ -7,9 +7,9 @@ import tomllib
 import types
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Literal, Union, get_args, get_origin
 
-from torchcaps.config.constraints import Choice, Range
+from torchcaps.config.constraints import Choice, Range, Scalar
 from torchcaps.config.schema import first_mark, hints_of, split_marks
 from torchcaps.errors import RecipeError
 
@@ -43,7 +43,7 @@ def key_text(key: object) -> str:
     return text if re.fullmatch(r"[A-Za-z0-9_-]+", text) else quote(text)
 
 
-def value_text(value: Any, *, bare: bool = True) -> str:
+def value_text(value: object, *, bare: bool = True) -> str:
     """A plain value as a person types it after a flag: `toml_value(value_text(x)) == x`."""
     if isinstance(value, bool):
         return str(value).lower()
@@ -57,7 +57,7 @@ def value_text(value: Any, *, bare: bool = True) -> str:
     return show(value)
 
 
-def toml_value(text: str) -> Any:
+def toml_value(text: str) -> Scalar | list[object]:
     """The TOML value that the whole text is, else the text; an inline table ends comments and line breaks."""
     try:
         data = tomllib.loads("v = {v = " + text + "}")
@@ -69,7 +69,7 @@ def toml_value(text: str) -> Any:
     return value if isinstance(value, (bool, int, float, str, list)) else text
 
 
-def type_text(hint: Any, *, plural: str = "") -> str:
+def type_text(hint: object, *, plural: str = "") -> str:
     """The annotation in words: `whole number, at least 1`, `list of 2: number, number`."""
     base, marks = split_marks(hint)
     origin = get_origin(base)
@@ -87,6 +87,8 @@ def type_text(hint: Any, *, plural: str = "") -> str:
         return f"list of {len(args)}: {', '.join(map(type_text, args))}"
     if origin is dict:
         return f"table of free keys, each {type_text(args[1])}"
+    if not isinstance(base, type):
+        raise TypeError(f"a setting cannot have the type {hint!r}")
     if base not in SCALARS:
         return f"table of {', '.join(hints_of(base))}"
     name = SCALARS[base] + ("" if base is bool else plural)

@@ -7,8 +7,8 @@ import tomllib
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
+from torchcaps.config.constraints import Table
 from torchcaps.config.formatting import Place, key_text, quote, show, toml_value
 from torchcaps.errors import RecipeError
 
@@ -22,7 +22,7 @@ _PART = r"""(?:[\w-]++|"(?:[^"\\\n]|\\.)*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+"""
 _DEEP = re.compile(rf"(?<![\w-])(?:{_PART}){{{MAX_DEPTH + 1}}}")
 
 
-def read_toml(path: Path) -> dict[str, Any]:
+def read_toml(path: Path) -> Table:
     """The tables of a TOML file of at most 1 MB; RecipeError if there is none to be had."""
     at = Place(str(path))
     raw = _read(path, at)
@@ -47,7 +47,7 @@ def _read(path: Path, at: Place) -> bytes:
     return raw
 
 
-def _parse_toml(text: str, at: Place) -> dict[str, Any]:
+def _parse_toml(text: str, at: Place) -> Table:
     if _DEEP.search(text):
         raise at.error(f"a name has more than {MAX_DEPTH} dots; give fewer levels")
     try:
@@ -58,7 +58,7 @@ def _parse_toml(text: str, at: Place) -> dict[str, Any]:
         end = f"at line {max(1, len(text.splitlines()))}, the end of the file"
         reason = " ".join(str(error).replace("at end of document", end).split())
         raise at.error(f"not TOML: {reason}") from error
-    level: list[Any] = [data]
+    level: list[Table] = [data]
     for _ in range(MAX_DEPTH + 1):
         level = [item for table in level for item in table.values() if isinstance(item, dict)]
     if level:
@@ -66,12 +66,12 @@ def _parse_toml(text: str, at: Place) -> dict[str, Any]:
     return data
 
 
-def parse_overrides(args: Sequence[str]) -> dict[str, Any]:
+def parse_overrides(args: Sequence[str]) -> Table:
     """`--train.batch 64 --train.save-every=2` -> {"train": {"batch": 64, "save_every": 2}}; the last wins.
 
     A value is TOML where it parses as a number, true or false, an array or a quoted string, else bare text.
     """
-    result: dict[str, Any] = {}
+    result: Table = {}
     for flag, text in _pairs(args):
         *tables, last = flag[2:].replace("-", "_").split(".")
         node = result
@@ -107,7 +107,7 @@ def _pairs(args: Sequence[str]) -> Iterator[tuple[str, str]]:
         yield flag, text
 
 
-def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+def merge(base: Mapping[str, object], over: Mapping[str, object]) -> Table:
     """Deep merge into new dicts, where `over` wins: tables key by key, lists and values as a whole.
 
     Rule of the name: if both have a table, both tables have a `name` and the two differ, then the table of
@@ -122,13 +122,13 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
-def _renamed(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+def _renamed(old: Mapping[str, object], new: Mapping[str, object]) -> bool:
     return "name" in old and "name" in new and old["name"] != new["name"]
 
 
-def flatten(data: Mapping[str, Any]) -> dict[str, Any]:
+def flatten(data: Mapping[str, object]) -> Table:
     """{"a": {"b": 1}} -> {"a.b": 1}; an empty table stays, a key with a dot is quoted as in TOML."""
-    flat: dict[str, Any] = {}
+    flat: Table = {}
     for key, value in data.items():
         if isinstance(value, Mapping) and value:
             flat |= {f"{key_text(key)}.{name}": item for name, item in flatten(value).items()}

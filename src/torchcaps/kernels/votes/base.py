@@ -59,7 +59,7 @@ class Slots:
     @staticmethod
     def of_window(window: Window, types: int, device: torch.device) -> Slots:
         """Return the slots of a window over a grid with `types` children at each place."""
-        seen = window.seen(device)  # [p n]
+        seen = window.covered(device)  # [p n]
         child = (seen.unsqueeze(-1) * types + torch.arange(types, device=device)).flatten(1)
         return Slots(child, window.grid.places * types)
 

@@ -39,8 +39,10 @@ class CompiledVotes(Votes):
     """
 
     def __init__(self, given: VotesInput) -> None:
+        # The base class splits the batch already, so that the width of a vector comes first.
         self._lanes = BYTES // given.pose.dtype.itemsize
         super().__init__(given.activation, given.slots, given.weights.shape[1], given.dimension)
+        # Samples side by side, parents first: the order in which the loops read.
         offset = given.pose.new_zeros(self.children, self.dimension) if given.offset is None else given.offset
         self._layer = _Layer(
             x=self._blocks(given.pose).permute(0, 2, 3, 1).contiguous(),
@@ -86,6 +88,7 @@ class CompiledVotes(Votes):
 
     def _blocks(self, x: Tensor) -> Tensor:
         """[b ...] -> [n l ...], padded by zeros."""
+        # Samples that fill the last vector are 0; nothing of them comes back, and their gradients are dropped.
         missing = -len(x) % self._lanes
         full = torch.cat([x, x.new_zeros(missing, *x.shape[1:])]) if missing else x
         return torch.unflatten(full, 0, (-1, self._lanes))
@@ -201,15 +204,18 @@ def _run_back(
         written: Tensors [... b] that belong to one task each.
         shared: 1 if a gradient [n b] by a number of each child comes last.
     """
+    # Whole blocks of samples where there are enough for all threads, else single places.
     threads = torch.get_num_threads()
     places = len(layer.child)
     by_block = layer.blocks >= threads
     tasks = layer.blocks if by_block else layer.blocks * places
     step = places if by_block else 1
     copies = 1 if by_block else min(threads, tasks)
+    # Sums over places and parents: one copy for each thread that shares samples with another.
     g_x = layer.x.new_zeros(copies, *layer.x.shape)
     g_more = [layer.x.new_zeros(copies, *layer.x.shape[:2], layer.lanes) for _ in range(shared)]
     g_W = layer.x.new_zeros(min(threads, tasks), *layer.gradient_rows)
+    # Memory as numpy sees it, made once and not in every thread.
     record = layer.record()
     arrays = [_rows(each) for each in read]
     out = [_rows(each) for each in written]
@@ -219,6 +225,7 @@ def _run_back(
         more = [_rows(each[own]) for each in g_more]
         loop(start * step, stop * step, record, *arrays, _rows(g_x[own]), g_W[n].numpy(), *out, *more)
 
+    # Copies are added in the order of the threads: the same sum for the same number of threads.
     in_threads(work, tasks)
     return g_x.sum(0), layer.gradient(g_W.sum(0)), *(each.sum(0) for each in g_more)
 
@@ -334,6 +341,7 @@ def _squared_lengths_backward(
 def _compete(logits: Tensor, order: Tensor, ends: Tensor, groups: int, background: float) -> Tensor:
     """Log-softmax of logits [p j i b] over the parents of each child; `groups` of parent types compete apart."""
     found = torch.empty_like(logits)
+    # A task is one child of one block: all parents that compete for it are read and written by one thread.
     sizes = (*logits.shape[1:4], groups)
     tasks = (len(ends) - 1) * len(logits)
     arrays = (order.numpy(), ends.numpy(), _rows(logits), _rows(found))
@@ -477,12 +485,14 @@ def _save_one(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 def _back_total(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
     *layer, weight = ctx.saved_tensors
     g_x, g_W = _outer_backward(*layer, ctx.matrix, weight, g)
+    # By the weights the total is linear: its derivative is the votes' dot product with g.
     return g_x, g_W, None, None, None, _dot(*layer, ctx.matrix, g)
 
 
 def _back_dot(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
     *layer, parent = ctx.saved_tensors
     g_x, g_W = _outer_backward(*layer, ctx.matrix, g, parent)
+    # By the parents the dot product is linear: its derivative is the votes' sum under g.
     return g_x, g_W, None, None, None, _total(*layer, ctx.matrix, g)
 
 

@@ -75,6 +75,7 @@ def compete_in_slots(logits: Tensor, slots: Slots, *, across_parents: bool, back
         across_parents: Whether different parent types compete, or only the places of one type.
         background: One more logit that competes for every child, or None.
     """
+    # The largest logit of each child, without a gradient: what is subtracted before the exponential.
     child = slots.child.flatten()  # [(p i)]
     flat = logits.flatten(1, 2)  # [b (p i) j]
     rivals = flat.amax(2, keepdim=True) if across_parents else flat  # [b (p i) 1|j]
@@ -83,6 +84,7 @@ def compete_in_slots(logits: Tensor, slots: Slots, *, across_parents: bool, back
     top = empty.scatter_reduce(1, index, rivals.detach(), "amax")  # [b n 1|j]
     if background is not None:
         top = top.clamp_min(background)
+    # Exponentials above it are added up by child; the log-softmax is the distance from the logarithm of that sum.
     above = flat - top[:, child]
     e = above.exp()
     mass = torch.zeros_like(top).index_add(1, child, e.sum(2, keepdim=True) if across_parents else e)

@@ -125,8 +125,7 @@ def test_no_step_is_taken_while_a_recipe_is_read(monkeypatch) -> None:
 
     for kind in OPTIMIZERS.values():
         monkeypatch.setattr(kind, "step", step)
-    for name in recipe_names():
-        load_recipe(name)
+    assert all(load_recipe(name).name == name for name in recipe_names())
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -134,6 +133,7 @@ def test_every_optimizer_takes_a_step_with_its_defaults(name: str) -> None:
     weight = nn.Parameter(torch.ones(2, 2))
     weight.grad = torch.ones(2, 2)
     OptimizerConfig(name).build([weight]).step()
+    assert bool((weight != 1).all()) and bool(weight.isfinite().all())
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
@@ -143,7 +143,8 @@ def test_every_schedule_can_be_stated(name: str) -> None:
         "CyclicLR": {"base_lr": 0.01, "max_lr": 0.1}, "CosineAnnealingWarmRestarts": {"T_0": 4}, **NEEDED,
     }  # fmt: skip
     schedule = ScheduleConfig(name, needed.get(name, {}))
-    rates(StageConfig(OptimizerConfig("SGD", 0.1, {"momentum": 0.9}), schedule), steps=12)
+    found = rates(StageConfig(OptimizerConfig("SGD", 0.1, {"momentum": 0.9}), schedule), steps=12)
+    assert len(found) == 13 and all(rate >= 0 for rate in found)
 
 
 @pytest.mark.parametrize(

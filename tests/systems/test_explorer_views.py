@@ -47,21 +47,21 @@ EXAMPLES = images(12)
 
 
 def model_of(kind: str) -> Any:
-    """Fresh weights; products of experts have stronger ones, and know what the poses of a few images are like; norms of
-    matrix capsules have seen a few images, too."""
+    """Fresh weights; those of products of experts are stronger, and they have pose statistics of a few images; the batch
+    normalization of matrix capsules has running statistics of a few images."""
     model = built(CONFIGS[kind])
     if kind == "matrix":
         for _ in range(30):
             model.train()(images(9))
         model.eval()
     if kind.startswith("poe"):
-        shown = images(9)
+        batch = images(9)
         stage = model.stages()["decoder"]
         with torch.no_grad():
             model.energy.W.mul_(500)
-            model.energy.offset.copy_(model.features(shown).mean(0))
-            stage.prepare((shown * 255).byte())
-            stage.objective(Batch(shown, torch.zeros(9).long(), torch.arange(9)), 0)
+            model.energy.offset.copy_(model.features(batch).mean(0))
+            stage.prepare((batch * 255).byte())
+            stage.objective(Batch(batch, torch.zeros(9).long(), torch.arange(9)), 0)
     return model
 
 
@@ -207,13 +207,13 @@ def test_maps_by_loops_over_children(kind):
     reading, (h, w) = read(view.model), view.places
     for parent in range(view.capsules):
         found = view.routing(IMAGE, parent)
-        wanted = torch.zeros(view.iterations, h, w)
+        expected = torch.zeros(view.iterations, h, w)
         for t in range(view.iterations):
             for i, value in enumerate(contribution(view.model, reading, t, parent)):
                 place = i // (view.children // (h * w))
-                wanted[t, place // w, place % w] += value
-        torch.testing.assert_close(found.maps * found.peak, wanted, rtol=1e-4, atol=1e-7)
-        assert found.peak == pytest.approx(float(wanted.max()), rel=1e-4) and float(found.maps.max()) == 1
+                expected[t, place // w, place % w] += value
+        torch.testing.assert_close(found.maps * found.peak, expected, rtol=1e-4, atol=1e-7)
+        assert found.peak == pytest.approx(float(expected.max()), rel=1e-4) and float(found.maps.max()) == 1
 
 
 def contribution(model: Any, reading: Reading, t: int, parent: int) -> list[float]:
@@ -280,10 +280,10 @@ def test_votes_are_shown_on_their_two_principal_axes(kind):
     center = votes.mean(0)
     axes = torch.linalg.svd(votes - center).Vh[:2]
     axes = torch.stack([axis if axis[axis.abs().argmax()] > 0 else -axis for axis in axes])
-    shown = [[float((vote - center) @ axis) for axis in axes] for vote in votes]
+    projected = [[float((vote - center) @ axis) for axis in axes] for vote in votes]
     close = {"rtol": 1e-3, "atol": 1e-5}
-    torch.testing.assert_close(found.chosen_votes, torch.tensor([shown[0], shown[3]]), **close)
-    torch.testing.assert_close(found.votes, torch.tensor([shown[i] for i in found.vote_children.tolist()]), **close)
+    torch.testing.assert_close(found.chosen_votes, torch.tensor([projected[0], projected[3]]), **close)
+    torch.testing.assert_close(found.votes, torch.tensor([projected[i] for i in found.vote_children.tolist()]), **close)
     if kind in ("matrix", "sparse-matrix"):
         with torch.no_grad():
             out = view.model(IMAGE[None])
@@ -316,18 +316,18 @@ def test_histograms_are_of_em_routing_alone(kind):
     reading = read(view.model)
     with torch.no_grad():
         mean = getattr(view.model, "matrix", view.model)(IMAGE[None]).classes.pose[0, 1]
-    edges, wanted = found.edges.tolist(), torch.zeros(len(found.edges) - 1)
+    edges, expected = found.edges.tolist(), torch.zeros(len(found.edges) - 1)
     for i in range(view.children):
         distance = float((reading.vote(i, 1) - mean).norm())
-        for n in range(len(wanted)):
+        for n in range(len(expected)):
             if edges[n] <= distance < edges[n + 1]:
-                wanted[n] += reading.coupling[-1, i, 1]
-    torch.testing.assert_close(found.counts[-1], wanted, rtol=1e-3, atol=1e-5)
-    assert found.counts.shape == (view.iterations, len(wanted)) and edges[0] == 0
+                expected[n] += reading.coupling[-1, i, 1]
+    torch.testing.assert_close(found.counts[-1], expected, rtol=1e-3, atol=1e-5)
+    assert found.counts.shape == (view.iterations, len(expected)) and edges[0] == 0
     with torch.no_grad():
         network = getattr(view.model, "matrix", view.model)
         own = vote_distances(network, network(IMAGE[None], trace=True))
-    bars = histogram(*(x[:, 0] for x in own), edges[-1], len(wanted))  # [t j n]
+    bars = histogram(*(x[:, 0] for x in own), edges[-1], len(expected))  # [t j n]
     torch.testing.assert_close(found.counts, bars[:, 1], rtol=1e-3, atol=1e-5)
     everything = [view.routing(IMAGE, j).histogram for j in range(view.capsules)]
     assert all(torch.equal(other.edges, found.edges) for other in everything)
@@ -359,13 +359,13 @@ def test_a_pose_draws_what_the_model_draws_of_that_capsule_alone(kind):
         with torch.no_grad():
             code = model.encode(IMAGE[None])
             if kind.startswith("capsnet"):
-                wanted = model.reconstruct(code, torch.tensor([j]))
+                expected = model.reconstruct(code, torch.tensor([j]))
             else:
                 lone = torch.zeros_like(code.pose)
                 lone[:, j] = code.pose[:, j]
-                wanted = model.decode(lone)
-        torch.testing.assert_close(view.draw(j, inferred.pose[j]), wanted[0])
-        torch.testing.assert_close(each[j], wanted[0])
+                expected = model.decode(lone)
+        torch.testing.assert_close(view.draw(j, inferred.pose[j]), expected[0])
+        torch.testing.assert_close(each[j], expected[0])
     if kind.startswith("sparse"):
         with torch.no_grad():
             torch.testing.assert_close(each, draw_capsules(model, model.encode(IMAGE[None]).pose[0]).alone)
@@ -465,8 +465,8 @@ def test_what_there_is_not_is_refused_in_one_line(kind):
         assert refusal(ShapeError, last, lambda wrong=wrong: view.sample(wrong, "empirical", 0))
     for length in (view.dimension - 1, view.dimension + 1):
         for ask in (view.draw, view.sweep, view.limits):
-            wanted = rf"\[{view.dimension}\] is wanted"
-            assert refusal(ShapeError, wanted, lambda ask=ask, n=length: ask(0, torch.zeros(n)))
+            expected = rf"\[{view.dimension}\] is wanted"
+            assert refusal(ShapeError, expected, lambda ask=ask, n=length: ask(0, torch.zeros(n)))
     for child in (-1, view.children):
         assert refusal(ShapeError, f"child {child}", lambda c=child: view.routing(IMAGE, 0, (0, c)))
     assert refusal(ShapeError, "this model wants", lambda: view.infer(torch.zeros(1, 5, 5)))

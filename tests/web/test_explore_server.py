@@ -93,12 +93,12 @@ def test_the_runs_are_listed_before_they_are_loaded(address):
 
 def test_facts(address):
     facts = get(address, "/api/runs/0")
-    wanted = {
+    expected = {
         "id": 0, "name": "a", "kind": "capsnet", "shape": [1, 16, 16], "names": list("0123456789"), "dimension": 4,
         "iterations": 3, "has_decoder": True, "domains": ["empirical"], "examples": 40, "source": "data",
         "about": "glyphs", "recipe": "tiny", "steps": 0, "classifies": True, "display": "unit",
     }  # fmt: skip
-    assert {key: facts[key] for key in wanted} == wanted
+    assert {key: facts[key] for key in expected} == expected
     assert facts["children"] == 2 * facts["places"][0] * facts["places"][1] and facts["parameters"] > 100
 
 
@@ -285,18 +285,18 @@ def respond(run: OpenRun, name: str, **request):
 def test_what_a_model_drew_gets_the_light_of_its_image_back():
     data = Dataset(torch.randint(256, (5, 2, 6, 6), dtype=torch.uint8), torch.zeros(5, dtype=torch.int64), 2)
     examples, image = Examples(data, "data", ("a", "b"), True), data.images[3].float() / 255
-    shown = examples.to_input(image.unsqueeze(0))[0]
-    assert shown.mean().abs() < 1e-5 and abs(float(shown.std(correction=0)) - 1) < 1e-4
-    torch.testing.assert_close(examples.to_display(shown, image), image)
+    model_input = examples.to_input(image.unsqueeze(0))[0]
+    assert model_input.mean().abs() < 1e-5 and abs(float(model_input.std(correction=0)) - 1) < 1e-4
+    torch.testing.assert_close(examples.to_display(model_input, image), image)
     assert examples.to_display(torch.zeros(2, 6, 6)).mean() == pytest.approx(float(data.images.float().mean() / 255))
-    assert Examples(None, "none", ()).to_display(shown) is shown and len(Examples(None, "none", ())) == 0
+    assert Examples(None, "none", ()).to_display(model_input) is model_input and len(Examples(None, "none", ())) == 0
 
 
 def test_examples_of_pairs_and_of_other_things():
     labels = torch.tensor([[3, 7], [1, 0]])
     pairs = Dataset(torch.zeros(2, 1, 4, 4, dtype=torch.uint8), labels, 10)
-    shown = Examples(pairs, "data", tuple("0123456789"))
-    assert (shown.label(0), shown.name(0)) == (None, "3 and 7")
+    several = Examples(pairs, "data", tuple("0123456789"))
+    assert (several.label(0), several.name(0)) == (None, "3 and 7")
     drawn = Examples(Dataset(pairs.images, labels[:, 0], 10), "glyphs", ("T-shirt",) * 10)
     assert (drawn.label(0), drawn.name(0)) == (None, "digit 3, drawn by code")
     with pytest.raises(ShapeError, match="example 2"):

@@ -37,6 +37,7 @@ class Explore:
         """Serve the page until interrupted; return the exit code."""
         from torchcaps.errors import RecipeError
 
+        # The server's libraries are an extra
         try:
             from torchcaps.explore.server import serve
         except ModuleNotFoundError as missing:
@@ -66,4 +67,5 @@ class Explore:
             import threading
             import webbrowser
 
+            # In a thread: some browsers return only when they are closed
             threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()

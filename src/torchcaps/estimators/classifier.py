@@ -154,6 +154,7 @@ def _train(network: Model, inputs: Tensor, labels: Tensor, settings: _Settings, 
             torch.autograd.backward(loss)
             optimizer.step()
             schedule.step()
+    # Weights that diverged would predict NaN
     if not all(bool(p.isfinite().all()) for p in network.parameters()):
         raise TrainingError(f"the capsules diverged at learning_rate={settings.learning_rate}; try a smaller one")
     return steps
@@ -235,6 +236,7 @@ class CapsuleClassifier(ClassifierMixin, BaseEstimator):
             ShapeError: X does not fit `image_shape`.
             TrainingError: training diverged.
         """
+        # Check parameters and data
         settings = check_settings(_Settings, self)
         shape = settings.image_shape
         rows, targets = validate_data(self, flatten_images(X, shape), y, dtype=[np.float64, np.float32])
@@ -242,11 +244,13 @@ class CapsuleClassifier(ClassifierMixin, BaseEstimator):
         self.classes_, labels = np.unique(targets, return_inverse=True)
         if len(self.classes_) < 2:
             raise DataError(f"y has one class, '{self.classes_[0]}'; two or more are wanted, to be told apart")
+        # Scale the columns, which `predict` repeats
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         scaler = ColumnScaler.fit(rows) if shape is None else ColumnScaler.fit_pixels(rows, shape)
         self.mean_ = scaler.mean
         self.scale_ = scaler.scale
         self._settings = settings
+        # Train, and store the weights as arrays, as scikit-learn's tools for copying and pickling expect
         network = settings.build(rows.shape[1], len(self.classes_), seed)
         self.n_iter_ = _train(network, self._to_input(rows).float(), torch.from_numpy(labels), settings, seed)
         self.weights_ = {name: t.detach().double().numpy().copy() for name, t in network.state_dict().items()}
@@ -279,6 +283,7 @@ class CapsuleClassifier(ClassifierMixin, BaseEstimator):
         rows: Rows = validate_data(
             self, flatten_images(X, self._settings.image_shape), dtype=[np.float64, np.float32], reset=False
         )
+        # The network is rebuilt from its weights; rows are scored in float64
         network = self._settings.build(rows.shape[1], len(self.classes_)).double().eval()
         network.load_state_dict({name: torch.from_numpy(array) for name, array in self.weights_.items()})
         with torch.no_grad():

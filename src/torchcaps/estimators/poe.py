@@ -148,6 +148,7 @@ def _fit_decoder(codes: FloatArray, target: FloatArray, ridge: float) -> _Linear
     centered = codes - mean
     gram = centered.T @ centered / len(codes)
     penalty = ridge * max(float(gram.diagonal().mean()), 1e-30)
+    # Relative to the variance of the codes, so that the penalty does not depend on their scale
     U = np.linalg.solve(gram + penalty * np.eye(len(gram)), centered.T @ target / len(codes))
     return _LinearDecoder(U, target.mean(0) - mean @ U)
 
@@ -228,11 +229,13 @@ class PoECapsules(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
             RecipeError: a parameter has the wrong type or is out of range.
             TrainingError: training diverged.
         """
+        # Check parameters and data, scale the columns and cut them into children
         settings = check_settings(_Settings, self)
         rows: Rows = validate_data(self, X, dtype=[np.float64, np.float32])
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         scaler = ColumnScaler.fit(rows, settings.child_dim)
         features = scaler.to_children(rows).float()  # [n i d]
+        # Train W; ramps of the competition are fractions of the number of steps
         steps = settings.epochs * math.ceil(len(rows) / settings.batch_size)
         shape = (features.shape[1], settings.n_capsules, settings.pose_dim, settings.child_dim)
         energy = _build_energy(settings.energy_config(features.shape[1], steps), shape, seed)
@@ -243,6 +246,7 @@ class PoECapsules(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         self.W_ = _to_array(energy.W)
         self.bias_ = _to_array(energy.bias)
         self.offset_ = _to_array(energy.offset)
+        # Winners of the training rows, and the decoder from their codes, both in float64
         self.labels_ = self._compute(rows, CapsuleEnergy.winners).numpy()
         decoder = _fit_decoder(self._compute(rows, _codes).numpy(), scaler.transform(rows), settings.ridge)
         self.decoder_ = decoder.weights
@@ -288,6 +292,7 @@ class PoECapsules(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
 
     def _compute(self, X: Rows, function: Callable[[CapsuleEnergy, CapsuleState], Tensor]) -> Tensor:
         """Compute a function of the trained capsules' state [n ...] of all rows, CHUNK at a time, in float64."""
+        # The trained capsules, rebuilt from their arrays
         config = EnergyConfig(mode=check_settings(_Settings, self).mode)
         energy = _build_energy(config, self.W_.shape).double()
         for tensor, array in ((energy.W, self.W_), (energy.bias, self.bias_), (energy.offset, self.offset_)):

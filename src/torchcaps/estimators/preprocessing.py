@@ -95,6 +95,7 @@ class ColumnScaler:
         with np.errstate(over="ignore", invalid="ignore"):
             mean = X.mean(0, dtype=np.float64)
             scale = X.std(0, dtype=np.float64)
+        # Rounding may leave a constant column a tiny deviation
         scale[X.max(0) == X.min(0)] = 0
         wrong = np.flatnonzero(~np.isfinite(mean + scale))
         if len(wrong):
@@ -116,6 +117,7 @@ class ColumnScaler:
         if X.shape[1] != math.prod(shape):
             size = "x".join(map(str, shape))
             raise ShapeError(f"X has {X.shape[1]} columns; images of image_shape {size} have {math.prod(shape)}")
+        # One range for all pixels: an image keeps its contrast
         low = float(X.min())
         high = float(X.max())
         if not math.isfinite(high - low):
@@ -124,6 +126,7 @@ class ColumnScaler:
 
     def transform(self, X: Rows) -> FloatArray:
         """Compute (X - mean) / scale [n p] in float64; 0 where a column is constant."""
+        # `where` leaves constant columns at 0
         zero = np.zeros(X.shape)
         with np.errstate(over="ignore"):
             scaled = np.divide(X - self.mean, self.scale, out=zero, where=self.scale > 0)

@@ -90,6 +90,7 @@ class Examples:
         """
         if not self.standardized:
             return decoded
+        # Standardizing forgot the brightness; it is put back so that images look as they were
         brightness = self._brightness(image)
         return decoded * brightness.std + brightness.mean
 
@@ -123,8 +124,10 @@ def load_examples(
         tensors: tensors of the checkpoint beside the state.
         data_dir: folder to search for data sets first.
     """
+    # Names and standardization are the recipe's, wherever the images come from
     names = class_names(recipe.data, spec.classes)
     standardized = bool(getattr(recipe.data, "standardize", False))
+    # The first source that has images of the right shape
     data = _stored_images(tensors, spec)
     source = "own"
     if data is None:
@@ -149,13 +152,15 @@ def _test_images(config: DataConfig, spec: ImageSpec, data_dir: Path | None) -> 
     try:
         test = _with_fewer_images(config, data_dir).load().test
     except (TorchcapsError, OSError):
-        return None
+        return None  # data that is not here is no error: digits may stand in
+    # Files often sort by class: evenly spaced images show all of them
     step = max(1, len(test) // COUNT)
     return _if_fitting(subset(test, torch.arange(0, len(test), step)[:COUNT]), spec)
 
 
 def _with_fewer_images(config: DataConfig, data_dir: Path | None) -> DataConfig:
     """Return the same data, with no more images than the page offers."""
+    # Folders and npz files are read whole in any case: their counts are no sizes
     known = {field.name for field in fields(config)}  # type: ignore[arg-type]
     counted = () if isinstance(config, FolderConfig | NpzConfig) else known & IMAGE_COUNTS.keys()
     changes: dict[str, int | str] = {key: min(getattr(config, key), IMAGE_COUNTS[key]) for key in counted}

@@ -61,6 +61,7 @@ def describe_run(number: int, run: OpenRun) -> JsonObject:
         number: the run's number in the registry.
         run: the run.
     """
+    # The view knows the capsules, the trained run its recipe, the examples their images
     model = run.trained.model
     view = run.view
     examples = run.examples
@@ -95,6 +96,7 @@ def get_example(n: int, run: OpenRun) -> JsonObject:
 
 def _infer(run: OpenRun, request: InferRequest) -> JsonObject:
     start = time.perf_counter()
+    # Decode, infer, and encode all that the parents panel shows
     image = _decode(run, request.image)
     result = run.view.infer(run.examples.to_input(image.unsqueeze(0))[0])
     return {
@@ -113,6 +115,7 @@ def _routing(run: OpenRun, request: RoutingRequest) -> JsonObject:
         raise ShapeError(f"{len(request.children)} children are asked for; ask for {MAX_CHILDREN} at most")
     image = _decode(run, request.image)
     found = run.view.routing(run.examples.to_input(image.unsqueeze(0))[0], request.parent, request.children)
+    # Fields of the record are fields of the response; images and the histogram have a form of their own
     response = {name: to_json(value) for name, value in vars(found).items() if name not in ("maps", "histogram")}
     histogram = found.histogram and {name: to_json(value) for name, value in found.histogram._asdict().items()}
     return {"maps": encode_images(found.maps), **response, "histogram": histogram}
@@ -130,6 +133,7 @@ def _sweep(run: OpenRun, request: SweepRequest) -> JsonObject:
 
 def _sample(run: OpenRun, request: SampleRequest) -> JsonObject:
     pose = run.view.sample(request.capsule, request.domain, request.seed)
+    # The page shows the sample at once: pose, image and limits in one response
     image = _encode(run, run.view.draw(request.capsule, pose))
     return {"pose": to_json(pose), "image": image, **_limits(run, request.capsule, pose)}
 

@@ -49,6 +49,7 @@ class Queue:
             QueueFullError: there is no place for it.
             ClientGoneError: `disconnected` returned before the work began, which is dropped then.
         """
+        # Places are counted here, in the event loop, since the executor's own queue has no limit
         if self.size >= self.capacity:
             raise QueueFullError
         self.size += 1
@@ -71,6 +72,7 @@ class Queue:
             self.size -= 1
 
         def callback(_: Future[T]) -> None:
+            # A server that stops closes its loop while work may still run
             if not loop.is_closed():
                 loop.call_soon_threadsafe(decrement)
 
@@ -83,6 +85,7 @@ async def _result_unless_gone(future: Future[T], gone: asyncio.Future[object]) -
     pending: set[asyncio.Future[T] | asyncio.Future[object]] = {result, gone}
     try:
         await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+        # `cancel` succeeds only if the work has not begun; work that has is awaited
         if not result.done() and future.cancel():
             raise ClientGoneError
         return await result

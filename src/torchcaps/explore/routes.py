@@ -96,7 +96,7 @@ class Explorer:
     async def file(self, request: Request) -> Response:
         """Send a file of the page."""
         name = request.path_params.get("name", "index.html")
-        file = self.files.get(name)
+        file = self.files.get(name)  # a table of names, so that ".." is just a name that is not there
         if file is None:
             raise HTTPException(404)
         return Response(file.content, media_type=file.media_type)
@@ -125,6 +125,7 @@ class Explorer:
 
     async def action(self, request: Request) -> Response:
         """Compute what the body asks of a run."""
+        # Refuse what does not exist before the body is read
         number = self._run_number(request)
         action = ACTIONS.get(request.path_params["action"])
         if action is None:
@@ -132,6 +133,7 @@ class Explorer:
         body = await read_json_body(request, self.timeout)
 
         def work() -> JsonObject:
+            # Parsing 64 kB is work, too: in the worker, not in the event loop
             parsed = parse_request(action.request, body)
             return action.respond(self._open(number), parsed)
 
@@ -153,6 +155,7 @@ class Explorer:
         """Run `work`, and the encoding of its result, in the worker's thread."""
         try:
             content = await self.queue.run(lambda: _to_bytes(work()), lambda: _until_disconnect(request))
+        # An error of the request is 400; a run that cannot be read is not the client's fault
         except (QueueFullError, ClientGoneError):
             return _error("too many requests at once; try again in a second", 503, {"retry-after": "1"})
         except TorchcapsError as error:
@@ -187,13 +190,14 @@ def build_application(
         yield
         queue.close()
 
+    # The headers come last, around starlette's own error responses
     app = Starlette(
         routes=Explorer(registry, queue, timeout).routes(),
         middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False)],
         exception_handlers={HTTPException: _http_error, Exception: _unexpected_error},
         lifespan=lifespan,
     )
-    app.router.redirect_slashes = False
+    app.router.redirect_slashes = False  # a path exists or it is 404
     return SecurityHeaders(app)
 
 

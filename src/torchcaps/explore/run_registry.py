@@ -68,6 +68,7 @@ class RunRegistry:
         """
         if number not in self._open:
             run = self._load(self.entries[number])
+            # Loaded first, so that a run that cannot be loaded evicts no other
             while len(self._open) >= MAX_OPEN:
                 self._open.popitem(last=False)
             self._open[number] = run
@@ -97,6 +98,7 @@ def find_runs(paths: Sequence[Path], data_dir: Path | None = None, root: Path = 
     """
     if data_dir is not None and not data_dir.is_dir():
         raise DataError(f"'{data_dir}' is no folder; name one that holds data sets, or leave --data-dir out")
+    # What the user names must be explorable; what is found below `root` may be left out
     if paths:
         return RunRegistry(tuple(entry for path in paths for entry in _entries_at(path)), data_dir)
     shipped = shipped_run()
@@ -125,6 +127,7 @@ def _entries_at(path: Path) -> list[RunEntry]:
 def _entries_below(root: Path) -> Iterator[RunEntry]:
     """Find explorable runs in the subfolders of `root` and one level deeper, such as runs/demo/poe-quick."""
     for folder in _subfolders(root):
+        # A run is a folder with a checkpoint; its own subfolders are not searched
         if checkpoint_path(folder).is_file():
             candidates = [folder]
         else:
@@ -145,6 +148,7 @@ def _subfolders(folder: Path) -> list[Path]:
 
 def _read_entry(path: Path) -> RunEntry:
     """Describe the run at a path by its recipe, without loading its weights."""
+    # The recipe tells the system, and the system whether it can be explored
     model = _model_name(path)
     system = system_of(model)
     if system.explorer_view is None:
@@ -160,6 +164,7 @@ def _model_name(path: Path) -> str:
         return model_name(read_checkpoint(checkpoint_path(path)).meta.recipe.model)
     try:
         with recipe_path.open("rb") as file:
+            # Only the model's name is read: a list of runs needs no valid recipes
             recipe = json.loads(file.read(_MAX_RECIPE_BYTES))
         return str(recipe["model"]["name"])
     except (KeyError, TypeError, RecursionError, OSError, UnicodeDecodeError, json.JSONDecodeError) as error:

@@ -36,9 +36,10 @@ class _TimedProtocol(H11Protocol):
         self._restart_timer()
 
     def handle_events(self) -> None:
+        # A new cycle is a request whose head is complete; single bytes of it do not count as progress
         previous = self.cycle
         super().handle_events()
-        if self.cycle is not previous:  # only a complete head counts as progress
+        if self.cycle is not previous:
             self._restart_timer()
 
     def on_response_complete(self) -> None:
@@ -80,6 +81,7 @@ def listen(host: str, port: int) -> socket.socket:
     if not 0 <= port < 1 << 16:
         raise RecipeError(f"--port is {port}; choose one from 0 (any free one) to 65535")
     try:
+        # The first address of a name decides between IPv4 and IPv6
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         listener = socket.create_server(address[:2], family=family, backlog=CONNECTIONS)
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # inherited; asyncio sets it on others only
@@ -92,6 +94,7 @@ def listen(host: str, port: int) -> socket.socket:
 def url_of(listener: socket.socket) -> str:
     """Return the URL at which a browser on this machine reaches a listening socket."""
     host, port = listener.getsockname()[:2]
+    # A browser cannot open "all addresses", but loopback is one of them
     reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"http://{f'[{reachable}]' if ':' in reachable else reachable}:{port}/"
 
@@ -119,13 +122,16 @@ def build_server(
         ws="none",
         loop="asyncio",
         lifespan="on",
+        # The terminal belongs to the command, which prints the address and nothing else
         log_config=None,
         log_level="critical",
         access_log=False,
+        # No version in responses, and no trust in headers that a proxy would set: there is none
         server_header=False,
         proxy_headers=False,
+        # Limits: see `_TimedProtocol` for what else the first one covers
         timeout_keep_alive=timeout,
-        timeout_graceful_shutdown=2,
+        timeout_graceful_shutdown=2,  # seconds that Ctrl-C waits for responses
         limit_concurrency=CONNECTIONS,
     )
     return uvicorn.Server(config)

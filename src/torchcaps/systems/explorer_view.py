@@ -150,6 +150,7 @@ class ExplorerView(ABC, Generic[M]):
         """
         if steps < 2:
             raise RecipeError(f"steps = {steps}; a sweep has at least 2, its limits")
+        # Each number in turn takes n values, while the others stay
         limits = self.limits(capsule, pose)
         number = torch.arange(self.dimension)
         fraction = torch.linspace(0, 1, steps, dtype=pose.dtype)
@@ -195,6 +196,7 @@ class ExplorerView(ABC, Generic[M]):
         self._check_domain(domain)
         if not 1 <= count <= MAX_GRID_SAMPLES:
             raise RecipeError(f"count = {count} samples of a capsule; choose 1 to {MAX_GRID_SAMPLES}")
+        # All samples of all capsules are decoded as one batch
         chosen = self._grid_capsules()
         poses = torch.stack([self._sample_poses(j, count, domain, seed) for j in chosen], 1)  # [n j' k]
         images = self._decode_alone(list(chosen) * count, poses.flatten(0, 1))
@@ -239,6 +241,7 @@ class ExplorerView(ABC, Generic[M]):
 
     def _grid_capsules(self) -> tuple[int, ...]:
         """Choose the capsules of a grid of samples: those that win the most examples."""
+        # Stable sorting, so that capsules with equally many wins are chosen by index
         wins = torch.tensor([len(poses) for poses in self._winning_poses])
         order = wins.argsort(descending=True, stable=True)[:MAX_GRID_CAPSULES].sort().values
         return tuple(j for j in order.tolist() if wins[j])
@@ -263,6 +266,7 @@ class ExplorerView(ABC, Generic[M]):
     def _winning_poses(self) -> list[Tensor]:
         """For each capsule, its poses [n k] in the examples that it wins."""
         assert self._examples is not None, "the domain was checked"
+        # Once for all examples, in chunks that fit into memory
         encoded = [self._encode(chunk) for chunk in torch.split(self._examples, _CHUNK)]
         pose = torch.cat([e.capsules.pose for e in encoded])
         winner = torch.cat([e.winner for e in encoded])

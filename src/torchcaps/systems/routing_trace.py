@@ -158,6 +158,7 @@ def distance_histogram(trace: RoutingTrace, parent: int) -> Histogram:
 
     Nine in ten of the votes for all parents, in all iterations, lie inside: all histograms of an image share one scale.
     """
+    # One scale for all parents and iterations
     distances = (trace.votes - trace.parents.pose.unsqueeze(1)).norm(dim=-1)  # [t i j]
     reach = max(float(distances.quantile(WITHIN)), torch.finfo(distances.dtype).tiny)
     counts = histogram(distances, trace.coupling, reach, BINS)[:, parent]
@@ -180,6 +181,7 @@ def principal_axes(points: Tensor) -> Projection:
     The axis of larger variance comes first. The entry of an axis that is largest in size is positive, so that the
     sign is a function of the points; where k is 1, the second axis is 0.
     """
+    # In float64: votes may be large and close together
     center = points.double().mean(0)
     centered = points.double() - center
     axes = torch.linalg.eigh(centered.T @ centered).eigenvectors.flip(-1)[:, :2]  # [k 2], or [1 1]

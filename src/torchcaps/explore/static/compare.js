@@ -79,7 +79,7 @@ function card(name, f, found) {
     h("h3", {}, f.name),
     h("p.quiet", {}, `${KINDS[f.kind]}, ${f.parameters.toLocaleString("en")} parameters, ${f.shape[2]}×${f.shape[1]}`),
     h("p.answer-small", { "data-testid": `${name}-answer` }, f.names[found.winner]),
-    h("div.pair", {}, tile(found.image, "sees"), found.reconstruction ? tile(found.reconstruction, "redraws") : h("p.quiet", {}, "This model has no decoder: nothing is redrawn.")),
+    h("div.pair", {}, tile(found.image, "input"), found.reconstruction ? tile(found.reconstruction, "redrawn") : h("p.quiet", {}, "This model has no decoder: nothing is redrawn.")),
     h("div", {}, ...top.map(row)),
     f.names.length > 10 && h("p.quiet", {}, `The ten most active of ${f.names.length}.`),
   ];

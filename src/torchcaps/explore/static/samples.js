@@ -31,8 +31,8 @@ function want() {
   by("samples-able").hidden = !able;
   by("samples-unable").hidden = able;
   by("samples-unable").textContent = facts.has_decoder
-    ? "This run's images are not on this machine, so there are no numbers to draw from. Start the explorer with --data-dir to show where they are."
-    : "This model has no decoder: it can say what it sees, but it cannot draw. Choose another run to see its capsules draw.";
+    ? "This run's images are not on this machine, so there are no poses to sample. Start the explorer with --data-dir FOLDER to name the folder that holds them."
+    : "This model has no decoder, so its capsules cannot be drawn. Choose another run.";
   if (!able) return;
   offer(by("samples-domain"), facts.domains.map((d) => [d, d]), domain());
   by("samples-domain-field").hidden = facts.domains.length < 2;

@@ -73,6 +73,7 @@ class PoEView(ExplorerView[PoE]):
 
     def _pose_range(self, capsule: int, pose: Tensor) -> PoseRange:
         """Return a range around the mean of z_j over the images that the capsule took part in; N(0, 1) without any."""
+        # Statistics that the decoder stage collected; a capsule without images has none
         decoder = self.model.decoder
         mean = decoder.pose_mean()[capsule]
         variance = decoder.pose_covariance()[capsule].diagonal()

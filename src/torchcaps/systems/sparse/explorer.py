@@ -38,6 +38,7 @@ class _SparseModelView(ExplorerView[S]):
 
     def _mask_parents(self, trace: RoutingTrace) -> RoutingTrace:
         """Mask the parents of each iteration as the model would have if routing had stopped there."""
+        # The support of each iteration, as the model computes it from the last one
         h, w = self.places
         held = assigned(trace.coupling, trace.child_activation, self.model.config.routing)  # [t i j]
         mask, _ = self.model.mask(support(held, self.children // (h * w)))  # [t j]

@@ -47,7 +47,7 @@ EXAMPLES = images(12)
 
 
 def model_of(kind: str) -> Any:
-    """Fresh weights; those of products of experts are stronger, and they have pose statistics of a few images; the batch
+    """Fresh weights; those of products of experts are stronger, and they have pose statistics of a few images; batch
     normalization of matrix capsules has running statistics of a few images."""
     model = built(CONFIGS[kind])
     if kind == "matrix":

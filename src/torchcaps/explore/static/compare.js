@@ -2,7 +2,7 @@
 import { ask, channel } from "./api.js";
 import { bars, colors } from "./canvas.js";
 import { by, fill, h, offer } from "./dom.js";
-import { KINDS } from "./help.js";
+import { systemName } from "./help.js";
 import { channels, contain, place } from "./pixels.js";
 import { on, set, state } from "./state.js";
 import { decode, encode, show, toCanvas } from "./wire.js";
@@ -77,7 +77,7 @@ function card(name, f, found) {
   const tile = (picture, words) => h("figure", {}, show(h("canvas.tile", { role: "img", "aria-label": words }), picture), h("figcaption", {}, words));
   return [
     h("h3", {}, f.name),
-    h("p.quiet", {}, `${KINDS[f.kind]}, ${f.parameters.toLocaleString("en")} parameters, ${f.shape[2]}×${f.shape[1]}`),
+    h("p.quiet", {}, `${systemName(f.kind)}, ${f.parameters.toLocaleString("en")} parameters, ${f.shape[2]}×${f.shape[1]}`),
     h("p.answer-small", { "data-testid": `${name}-answer` }, f.names[found.winner]),
     h("div.pair", {}, tile(found.image, "input"), found.reconstruction ? tile(found.reconstruction, "redrawn") : h("p.quiet", {}, "This model has no decoder: nothing is redrawn.")),
     h("div", {}, ...top.map(row)),

@@ -1,4 +1,4 @@
-// What each panel says to a newcomer: a line that always stands there, and more for who wants it.
+// Texts of the panels: a line for newcomers, and details behind “More”. A system that has none here is named by its kind.
 import { h } from "./dom.js";
 
 /** @typedef {"capsnet" | "matrix" | "sparse" | "poe"} Kind */
@@ -90,4 +90,7 @@ export function more(panel, kind) {
 }
 
 /** The kinds in words. @type {Record<Kind, string>} */
-export const KINDS = { capsnet: "CapsNet", matrix: "matrix capsules", sparse: "sparse capsules", poe: "products of experts" };
+const KINDS = { capsnet: "CapsNet", matrix: "matrix capsules", sparse: "sparse capsules", poe: "products of experts" };
+
+/** @param {string} kind @returns {string} the system in words */
+export const systemName = (kind) => KINDS[kind] ?? kind;

@@ -3,7 +3,7 @@ import { ask, channel, Gone, line, Refused } from "./api.js";
 import { repaint } from "./canvas.js";
 import * as compare from "./compare.js";
 import { arrows, by, fill, h, later, offer } from "./dom.js";
-import { KINDS, lead, more } from "./help.js";
+import { lead, more, systemName } from "./help.js";
 import * as input from "./input.js";
 import * as instantiation from "./instantiation.js";
 import * as parents from "./parents.js";
@@ -82,7 +82,7 @@ async function apply(wish) {
 function introduce() {
   const { facts } = state;
   document.title = `${facts.name} · torchcaps explore`;
-  by("about").textContent = `${KINDS[facts.kind]}, ${facts.parameters.toLocaleString("en")} parameters, ${facts.shape[2]}×${facts.shape[1]} pixels`;
+  by("about").textContent = `${systemName(facts.kind)}, ${facts.parameters.toLocaleString("en")} parameters, ${facts.shape[2]}×${facts.shape[1]} pixels`;
   by("about").title = facts.about;
   for (const panel of Object.keys(PANELS)) fill(by(`words-${panel}`), h("p.lead", {}, lead(panel, facts.has_decoder)), more(panel, facts.kind));
 }
@@ -100,7 +100,7 @@ function answer() {
   by("answer").classList.toggle("long", by("answer").textContent.length > 3);
   by("answer").classList.toggle("unsure", facts.classifies && value < 0.5);
   const known = facts.classifies && label ? (label.index === inferred.winner ? ", and that is right" : `; the label is ${label.name}`) : "";
-  by("answer-more").textContent = `${MEASURES[facts.kind]} ${value.toFixed(2)}${known}`;
+  by("answer-more").textContent = `${MEASURES[facts.kind] ?? "its activation is"} ${value.toFixed(2)}${known}`;
   announce(`${by("answer-lead").textContent} ${name}, ${value.toFixed(2)}${known}`);
 }
 

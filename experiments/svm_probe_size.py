@@ -55,11 +55,11 @@ def main(words: Sequence[str] | None = None) -> None:
         raise RecipeError("the two runs have different data; give two runs on the same images")
     # One row an encoder, and last the one that is fitted to the test digits.
     material = build_probe_data(runs[0].recipe, max(numbers))
-    if max(numbers) > material.read:
-        raise RecipeError(f"--images {max(numbers)} came; there are only {material.read} images to fit to")
+    if max(numbers) > material.train_count:
+        raise RecipeError(f"--images {max(numbers)} came; there are only {material.train_count} images to fit to")
     train, test = (material.sets[name] for name in material.protocols[material.main])
     rows = [["accuracy (%) after", *(f"{count:,} images" for count in numbers)]]
-    for title, encoder, gamma in progress(list(_encoders(runs, material.shown)), "fitting"):
+    for title, encoder, gamma in progress(list(_encoders(runs, material.augmented)), "fitting"):
         rows.append([title, *_curve(encoder, gamma, train, test, numbers)])
     before = _before(cast(SparseModel, runs[0].model))
     same = _moved_again(runs[0], max(numbers))

@@ -24,9 +24,9 @@ from torchcaps.evaluate.attacks import (
     gradient,
     logits_of,
     margin,
-    own_loss,
     pgd,
     square,
+    training_loss,
 )
 from torchcaps.evaluate.attacks.gradients import ball, random_start
 from torchcaps.evaluate.attacks.square import side_at
@@ -226,7 +226,7 @@ def test_a_capsule_that_is_all_but_off_feels_which_way_is_on():
 def test_the_own_loss_is_flat_where_the_margin_is_kept():
     data = dark()
     images = data.model_input()
-    own, usual = own_loss(Bright()), cross_entropy(logits_of(Bright()))
+    own, usual = training_loss(Bright()), cross_entropy(logits_of(Bright()))
     torch.testing.assert_close(own(images, data.labels), torch.zeros(10))
     assert not gradient(own, images, data.labels).any()
     assert gradient(usual, images, data.labels).all()
@@ -250,7 +250,7 @@ def test_capsule_networks_are_left_as_they_were(build):
     assert model.training and all((p.grad == 7).all() for p in model.parameters())
     assert found.images == 6 and found.zero_gradients["fgsm"] < 1 and found.gradient_size["fgsm"] > 0
     loss = cross_entropy(logits_of(model.eval()))
-    assert bool(gradient(own_loss(model), data.model_input(), data.labels).any())
+    assert bool(gradient(training_loss(model), data.model_input(), data.labels).any())
     made = fgsm(loss, data.model_input(), data.labels, 0.1)
     assert loss(made, data.labels).sum() > loss(data.model_input(), data.labels).sum()
 

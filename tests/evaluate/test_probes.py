@@ -33,7 +33,7 @@ def knn_by_loops(train, train_labels, test, test_labels, k) -> float:
 def test_knn_by_loops(k, monkeypatch):
     data = problem()
     assert knn(*data, k=k) == knn_by_loops(*data, k)
-    monkeypatch.setattr(probes, "MOST", 60 * 7)
+    monkeypatch.setattr(probes, "MAX_SIMILARITIES", 60 * 7)
     assert knn(*data, k=k) == knn_by_loops(*data, k)
 
 

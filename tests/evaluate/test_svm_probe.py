@@ -71,11 +71,11 @@ def test_it_is_the_machine_of_the_library(names, gamma, monkeypatch):
     width = gamma or 1 / (6 * float(train.double().var(correction=0)))
     library = SVC(C=C, gamma=width, decision_function_shape="ovo", tol=1e-8).fit(rows, labels.numpy())
     wanted = torch.from_numpy(library.decision_function(new)).reshape(100, -1) * (-1 if len(names) == 2 else 1)
-    monkeypatch.setattr(svm_probe, "PART", 7)
+    monkeypatch.setattr(svm_probe, "TEST_CHUNK", 7)
     two = sum(sorted(labels.bincount().tolist())[-2:])
     for most in (two, two - 1):
-        monkeypatch.setattr(svm_probe, "MOST", most)
-        asked = spy(monkeypatch, "_together")
+        monkeypatch.setattr(svm_probe, "MAX_GRAM_CODES", most)
+        asked = spy(monkeypatch, "_joint_gram")
         found = fit_svm(train, labels, gamma=gamma)
         assert {known is None for known in asked} == {most < two}, "one matrix, as long as there is room"
         assert found.pairs.tolist() == [[i, j] for i in names for j in names if i < j]
@@ -98,8 +98,8 @@ def spy(monkeypatch: pytest.MonkeyPatch, name: str) -> list[Any]:
 
 def test_pairs_are_fitted_at_a_time_as_there_is_room(monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
-    monkeypatch.setattr(svm_probe, "ROOM", 8 * 1000**2 * 3)
-    monkeypatch.setattr(svm_probe, "MOST", 2000)
+    monkeypatch.setattr(svm_probe, "MAX_GRAM_BYTES", 8 * 1000**2 * 3)
+    monkeypatch.setattr(svm_probe, "MAX_GRAM_CODES", 2000)
     assert [svm_probe._workers(most) for most in (10, 1000, 1700, 1800, 5000)] == [8, 3, 1, 1, 1]
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     assert svm_probe._workers(1000) == 2
@@ -186,12 +186,12 @@ def replace_test(digits: Splits, most: int):
 def test_one_set_of_images_has_one_protocol_whatever_the_seed():
     recipe = sparse(train=80)
     m, other = build_probe_data(recipe, 50), build_probe_data(replace(recipe, seed=8), 50)
-    assert m.protocols == {"glyphs_svm": ("train", "test")} and m.main == "glyphs_svm" and m.read == 50
+    assert m.protocols == {"glyphs_svm": ("train", "test")} and m.main == "glyphs_svm" and m.train_count == 50
     splits = recipe.data.load()
     assert torch.equal(m.sets["test"].images, splits.test.images) and len(m.sets["train"]) == 50
     assert torch.equal(m.sets["train"].images, other.sets["train"].images)
-    assert not torch.equal(m.shown, other.shown)
-    assert build_probe_data(recipe).read == 80
+    assert not torch.equal(m.augmented, other.augmented)
+    assert build_probe_data(recipe).train_count == 80
     with pytest.raises(RecipeError, match="0 images"):
         build_probe_data(recipe, 0)
 
@@ -203,17 +203,17 @@ def test_images_are_shown_as_training_shows_them(monkeypatch):
     wanted = torch.stack(
         [shift(images[i, None].float() / 255, 2, SampleKey(3, 0, torch.tensor([i])))[0] for i in order.tolist()]
     )
-    assert torch.equal(build_probe_data(recipe, 50).shown, wanted)
+    assert torch.equal(build_probe_data(recipe, 50).augmented, wanted)
     assert not torch.equal(wanted, images[order].float() / 255)
-    monkeypatch.setattr(svm_probe, "READ", 30)
+    monkeypatch.setattr(svm_probe, "MAX_TRAIN_IMAGES", 30)
     m = build_probe_data(recipe, 50)
-    assert torch.equal(m.shown, wanted[:30]) and m.read == 50
+    assert torch.equal(m.augmented, wanted[:30]) and m.train_count == 50
 
 
 def test_affnist_has_three_protocols(drawn_digits):
     recipe = sparse(name="affnist", train=40, test=20, validation=4)
     m = build_probe_data(recipe, 24)
-    assert m.protocols == AFFNIST and m.main == "affnist_svm_a" and m.read == 24
+    assert m.protocols == AFFNIST and m.main == "affnist_svm_a" and m.train_count == 24
     assert {name: len(data) for name, data in m.sets.items()} == {
         "mnist": 24, "affnist": 24, "mnist test": 20, "affnist test": 20,
     }  # fmt: skip
@@ -233,7 +233,7 @@ def test_affnist_has_three_protocols(drawn_digits):
 
 def test_the_read_out_learns_from_no_image_that_was_held_out_and_has_both_protocols_of_moved_digits(drawn_digits):
     held = build_probe_data(sparse(name="affnist", train=40, test=20, validation=4))
-    assert held.read == 36 and len(held.shown) == 36
+    assert held.train_count == 36 and len(held.augmented) == 36
     recipe = sparse(name="affnist", train=40, test=20, train_on="affnist")
     m = build_probe_data(recipe, 24)
     plain = AffnistConfig(train=24, test=20).load()

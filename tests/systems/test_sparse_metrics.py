@@ -114,7 +114,7 @@ def purity_by_loops(groups: torch.Tensor, labels: torch.Tensor) -> float:
 
 
 def test_capsules_in_the_band_by_loops(shelf):
-    model, images = load(shelf / "s0"), build_probe_data(recipe(), 60).shown
+    model, images = load(shelf / "s0"), build_probe_data(recipe(), 60).augmented
     with torch.no_grad():
         firsts = [row.index(0) for row in model(images).ranks.tolist()]
     low, high = 0.64 / 4, 1.6 / 4
@@ -171,7 +171,7 @@ def test_an_untrained_network_that_is_ranked_relatively_knows_what_is_usual(tmp_
     found = evaluate_runs([tmp_path / "r"], only=["untrained"], images=60).controls["untrained"]
     m, fresh = build_probe_data(relative, 60), create(relative).eval()
     with torch.no_grad():
-        usual, psi = fresh(m.shown).support.mean(0), fresh(m.sets["test"].model_input()).support
+        usual, psi = fresh(m.augmented).support.mean(0), fresh(m.sets["test"].model_input()).support
     assert found["purity"] == [pytest.approx(purity_by_loops((psi / usual).argmax(-1), m.sets["test"].labels))]
 
 

@@ -21,8 +21,8 @@ Name = Literal["fgsm", "bim", "pgd", "square", "transfer", "targeted"]
 class Attack:
     """Change test images as little as it takes to mislead a classifier, and say whether its gradients can be trusted.
 
-    Sparse capsules, which know no classes, are attacked through a read-out as that of `torchcaps evaluate`, but with
-    soft votes, so that it has gradients.
+    Sparse capsules, which know no classes, are attacked through an SVM on their codes as that of `torchcaps evaluate`,
+    but with soft votes, so that it has gradients.
 
     Example: torchcaps attack runs/capsnet-glyphs-0 --against runs/cnn-glyphs-0 --attacks fgsm square --images 200
     """

@@ -1,9 +1,9 @@
-"""Rivals: what needs no capsules, fitted to the same features f [n p] and given the same J groups of K numbers.
+"""Baselines without capsules, fitted to the same features f [n p] and given the same J groups of K numbers.
 
 A table that shows a capsule model alone shows nothing: principal components also look like "one object a column", and
-k-means also specializes. Each rival answers what a capsule model is asked (`Rival`), so that one evaluation measures
-all. `RIVALS[name](f, capsules, dimension, seed)` fits one to the rows it is given; k-means and the RBM are those of
-scikit-learn (the extra `sklearn`). Letters: j group (capsule), k number in a group, n row, p feature.
+k-means also specializes. Each baseline answers what a capsule model is asked (`Baseline`), so that one evaluation
+measures all. `BASELINES[name](f, capsules, dimension, seed)` fits one to the rows it is given; k-means and the RBM are
+those of scikit-learn (the extra `sklearn`). Letters: j group (capsule), k number in a group, n row, p feature.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ RBM_SETTINGS = {"learning_rate": 0.05, "batch_size": 20, "n_iter": 20}
 
 
 class Baseline(Protocol):
-    """What every rival can be asked."""
+    """What every baseline can be asked."""
 
     def codes(self, f: Tensor) -> Tensor:
         """[n j k] or [n j] the numbers that stand for each row."""
@@ -120,7 +120,7 @@ class KMeans:
 
 @dataclass(frozen=True, eq=False)
 class LocalPCA:
-    """The strongest fair rival: in each of J k-means clusters the K leading axes, a mixture of K-dimensional Gaussians.
+    """The strongest fair baseline: the K leading axes of each of J k-means clusters, a mixture of Gaussians.
 
     As for capsules in competition, the code of a row is 0 in all groups but the winner; and as theirs, its samples are
     drawn from the scores of the rows that a group won.
@@ -280,7 +280,7 @@ def _check(f: Tensor, capsules: int, dimension: int) -> Tensor:
     if len(f) < capsules:
         raise DataError(f"{len(f)} images for {capsules} capsules; at least as many are wanted: take more images")
     if not bool(f.isfinite().all()):
-        raise DataError("features hold NaN or infinity: look for what diverged before fitting to them")
+        raise DataError("features hold NaN or infinity: find what diverged before fitting to them")
     return f.detach().float().cpu()
 
 

@@ -1,6 +1,6 @@
-"""How often a classifier errs, beside controls that need no capsules at all.
+"""Errors of a classifier, and of the nearest mean image as a control.
 
-What is asked depends on the data, and so do the names of the answers:
+Which metrics there are depends on the data:
 
     one label an image        test_error; test_error_13crop, novel_error and familiar_error, see `viewpoints`
     affNIST                   affnist_accuracy on moved digits, mnist_accuracy on the validation digits as trained on
@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 THRESHOLD = 0.5
-"""Of capsule lengths and of probabilities, where no validation images say better."""
+"""Of scores, for images that show several classes, where no validation images choose a better one."""
 
 
 def load_classifier(folder: Path) -> TrainedRun:
@@ -62,14 +62,14 @@ def require_classifier(run: TrainedRun, folder: Path) -> None:
 
 @torch.inference_mode()
 def class_scores(model: Model, data: Dataset, batch: int = 250) -> Tensor:
-    """[n j] the model's scores of every image, a bounded batch at a time."""
+    """Compute the model's scores [n j] of every image, a bounded batch at a time."""
     model.eval()
     batches = progress(torch.split(torch.arange(len(data)), batch), "scoring images")
     return torch.cat([model.scores(data.model_input(rows)) for rows in batches])
 
 
 def classification(model: Model, data: Dataset) -> dict[str, float]:
-    """test_error, and how far the winning score is from the chance of being right (calibration_error)."""
+    """Compute `test_error`, and how far the winning score is from the chance of being right (`calibration_error`)."""
     return _measure(class_scores(model, data), data.labels)
 
 
@@ -103,13 +103,14 @@ def classifier_metrics(
 
 
 def nearest_mean_metrics(recipe: Recipe, splits: Splits) -> dict[str, float]:
-    """Control: the class whose mean training image is nearest, in pixels."""
+    """Compute the metrics of a control: the class whose mean training image is nearest, in pixels."""
     train = splits.train
     test = splits.test
     means = torch.stack([_mean_image(train, j) for j in range(train.classes)])  # [j (c h w)]
-    parts = torch.split(torch.arange(len(test)), 1000)
-    distances = torch.cat([torch.cdist(test.model_input(rows).flatten(1), means) for rows in parts])
-    scores = (-distances.nan_to_num(torch.inf)).softmax(-1)  # [n j], no image: far
+    chunks = torch.split(torch.arange(len(test)), 1000)
+    distances = torch.cat([torch.cdist(test.model_input(rows).flatten(1), means) for rows in chunks])
+    # A class without training images is infinitely far.
+    scores = (-distances.nan_to_num(torch.inf)).softmax(-1)  # [n j]
     if test.labels.ndim == 2:
         return _several(scores, test.labels, None, None)
     found = _measure(scores, test.labels) | (novel_errors(scores, test) if "familiar" in test.factors else {})
@@ -119,10 +120,10 @@ def nearest_mean_metrics(recipe: Recipe, splits: Splits) -> dict[str, float]:
 
 
 def _mean_image(data: Dataset, label: int) -> Tensor:
-    """[(c h w)] of the images that show a class; NaN of none."""
+    """[(c h w)] the mean of the images that show a class; NaN if there are none."""
     here = data.labels == label
     rows = (here if here.ndim == 1 else here.any(-1)).nonzero().flatten()
-    sums = torch.stack([data.model_input(part).flatten(1).double().sum(0) for part in torch.split(rows, 1000)])
+    sums = torch.stack([data.model_input(chunk).flatten(1).double().sum(0) for chunk in torch.split(rows, 1000)])
     return (sums.sum(0) / len(rows)).float()
 
 

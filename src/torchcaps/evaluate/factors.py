@@ -44,15 +44,16 @@ _PERIODS = {"rotation": 2 * math.pi, "azimuth": 36.0}
 """Angles and their full turn: rotations of glyphs and affNIST in radians, smallNORB's azimuth in tens of degrees."""
 
 _UNORDERED = ("instance", "lighting", "familiar")
-"""Factors that are names, not quantities: smallNORB's toys and lamps, and whether a viewpoint was trained on."""
+"""Factors that are names, not quantities: smallNORB's object instances and lamps, and what was trained on."""
 
 
 class Factor(NamedTuple):
     """How well one factor is tracked.
 
-    rho         mean of `by_class`
-    by_class    class -> correlation of the chosen dimension with the factor, on images that did not choose it
-    dimensions  class -> the chosen dimension of its capsule, counted from 0
+    Attributes:
+        rho: Mean of `by_class`.
+        by_class: Class -> correlation of the chosen dimension with the factor, on images that did not choose it.
+        dimensions: Class -> the chosen dimension of its capsule, counted from 0.
     """
 
     rho: float
@@ -62,27 +63,27 @@ class Factor(NamedTuple):
 
 @torch.inference_mode()
 def class_capsules(model: CapsNet | MatrixCaps, data: Dataset, batch: int = 250) -> Capsules:
-    """The class capsules [n j k] of every image and their activations [n j], a bounded batch at a time."""
+    """Encode every image as class capsules [n j k] with activations [n j], a bounded batch at a time."""
     model.eval()
     batches = progress(torch.split(torch.arange(len(data)), batch), "encoding images")
-    seen = [model.encode(data.model_input(rows)) for rows in batches]
-    return Capsules(torch.cat([c.pose for c in seen]), torch.cat([c.activation for c in seen]))
+    encoded = [model.encode(data.model_input(rows)) for rows in batches]
+    return Capsules(torch.cat([c.pose for c in encoded]), torch.cat([c.activation for c in encoded]))
 
 
 def has_factors(data: Dataset) -> bool:
-    """True if there is something to measure: known factors, one label an image, and a class with enough images."""
+    """Return True if there is something to measure: known factors, one label an image, a class with enough images."""
     return data.labels.ndim == 1 and bool(_ordered(data)) and bool(_rows_by_class(data))
 
 
 def factor_correlation(model: CapsNet, data: Dataset) -> dict[str, Factor]:
-    """For each known factor of the data, what the capsule of the true class says of it."""
+    """Measure for each known factor of the data how well the capsule of the true class tracks it."""
     _check(data)
     poses = class_capsules(model, data).pose  # [n j k]
     return factor_tracking(poses[torch.arange(len(data)), data.labels], data)
 
 
 def factor_metrics(factors: Mapping[str, Factor]) -> dict[str, float]:
-    """Plain numbers: `factor_correlation`, the mean over the factors, and `factor_correlation_NAME` of each."""
+    """Return plain numbers: `factor_correlation`, the mean over factors, and `factor_correlation_NAME` of each."""
     each = {f"factor_correlation_{name}": factor.rho for name, factor in factors.items()}
     return {"factor_correlation": sum(each.values()) / len(each), **each}
 
@@ -105,7 +106,7 @@ def factor_controls(data: Dataset, dimension: int, seed: int = 0) -> dict[str, d
 
 
 def factor_tracking(codes: Tensor, data: Dataset) -> dict[str, Factor]:
-    """The measure itself, for codes [n k] of the images, each compared within the image's own class."""
+    """Measure how well codes [n k] of images track each factor, within each class."""
     found: dict[str, Factor] = {}
     for name, values in _ordered(data).items():
         chosen = {j: _best(codes, _targets(name, values), *_halves(rows)) for j, rows in _rows_by_class(data).items()}
@@ -142,7 +143,7 @@ def _rows_by_class(data: Dataset) -> dict[int, Tensor]:
 
 
 def _halves(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Two halves of the rows, the same ones whenever they are asked for."""
+    """Split rows into two halves, in an order that never changes."""
     mixed = rows[permutation(0, 0, len(rows))]
     return mixed[: len(rows) // 2], mixed[len(rows) // 2 :]
 

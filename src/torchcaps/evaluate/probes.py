@@ -1,4 +1,4 @@
-"""What a simple reader gets out of codes: nearest neighbors and a linear classifier, as accuracies on test codes.
+"""Probes of codes: nearest neighbors and a linear classifier, as accuracies on test codes.
 
 Codes are [n ...], one a row, flattened to [n d]; labels are [n]. Probes say how much of the class a code keeps, not
 how good its capsules are: an untrained code may score as well, so print that one beside.
@@ -16,7 +16,7 @@ from torchcaps.metrics import accuracy
 
 __all__ = ["knn", "linear_probe"]
 
-MOST = 1 << 24
+MAX_SIMILARITIES = 1 << 24
 """Similarities held at once by `knn`."""
 
 
@@ -33,7 +33,7 @@ def knn(train_codes: Tensor, train_labels: Tensor, test_codes: Tensor, test_labe
     classes = _classes(train_labels, test_labels)
     half = y.square().sum(-1) / 2  # [n]
     votes = []
-    for part in torch.split(x, max(1, MOST // len(y))):
+    for part in torch.split(x, max(1, MAX_SIMILARITIES // len(y))):
         nearest = (part @ y.T - half).topk(k, -1).indices  # [m k]
         votes.append(torch.nn.functional.one_hot(labels[nearest], classes).sum(1))  # [m classes]
     return accuracy(torch.cat(votes), test_labels)
@@ -88,7 +88,7 @@ def _prepare(
                 " wanted [n ...] and integers [n], n at least 1"
             )
         if not bool(codes.isfinite().all()):
-            raise DataError(f"{name} codes hold NaN or infinity: look for what diverged before measuring it")
+            raise DataError(f"{name} codes hold NaN or infinity: find what diverged before measuring it")
     if train_codes.shape[1:] != test_codes.shape[1:]:
         raise ShapeError(f"training codes are {list(train_codes.shape)}, test codes {list(test_codes.shape)}")
     y = train_codes.detach().flatten(1).float()

@@ -1,4 +1,4 @@
-"""The judge: a plain CNN, trained on the labels and apart from the model whose samples it is shown."""
+"""The reference classifier: a CNN, trained on the labels, that judges samples of other models."""
 
 from __future__ import annotations
 
@@ -23,14 +23,28 @@ RATE = 0.004
 def train_reference_classifier(
     data: DataConfig, folder: Path, *, epochs: float = 5.0, seed: int = 1000, quiet: bool = False
 ) -> CNN:
-    """The judge of a data set, in evaluation mode: trained into `folder`, or taken from there if it was before.
+    """Train the reference classifier of a data set, or load it if it was trained before.
 
-    `data` is a recipe's [data], not its images: it stands in the judge's own recipe, so that a folder with the judge
-    of other data, another seed or another number of epochs is refused; one that was cut off is trained on.
+    Args:
+        data: A recipe's [data], not its images: it stands in the classifier's own recipe, so that a folder with one of
+            other data, another seed or another number of epochs is refused.
+        folder: Of its run; one that was cut off is trained on.
+        epochs: How long to train.
+        seed: Of its weights and of the order of images.
+        quiet: No progress bars.
+
+    Returns:
+        The classifier, in evaluation mode.
+
+    Raises:
+        DataError: If images have several labels.
+        TrainingError: If training was interrupted.
     """
     labels = data.load().train.labels
     if labels.ndim != 1:
-        raise DataError(f"labels of shape {list(labels.shape)}; a judge needs one label an image: choose other data")
+        raise DataError(
+            f"labels of shape {list(labels.shape)}; a reference classifier needs one label an image: choose other data"
+        )
     settings = TrainConfig(epochs=epochs, batch=min(128, len(labels)))
     recipe = Recipe(
         name="judge",
@@ -43,20 +57,22 @@ def train_reference_classifier(
     )
     outcome = train(recipe, folder, resume="auto", quiet=quiet)
     if not outcome.finished:
-        raise TrainingError(f"the judge in '{folder}' is not trained to its end; run the command again to go on")
+        raise TrainingError(
+            f"the reference classifier in '{folder}' is not trained to its end; run the command again to go on"
+        )
     return cast(CNN, outcome.model.eval())
 
 
 @torch.no_grad()
 def reference_probabilities(cnn: CNN, images: Tensor, batch: int = 500) -> Tensor:  # [n classes]
-    """What the judge holds images [n c h w] in [0, 1] for."""
+    """Compute the probabilities of all classes for images [n c h w] in [0, 1]."""
     cnn.eval()
-    return torch.cat([cnn.scores(part) for part in torch.split(images, batch)])
+    return torch.cat([cnn.scores(chunk) for chunk in torch.split(images, batch)])
 
 
 @torch.no_grad()
 def reference_features(cnn: CNN, images: Tensor, batch: int = 500) -> Tensor:  # [n p]
-    """Activations of the judge's last hidden layer, after its ReLU and without dropout, of images [n c h w]."""
+    """Compute the last hidden layer, after its ReLU and without dropout, for images [n c h w]."""
     layers = [layer for layer in list(cnn.head)[:-1] if not isinstance(layer, nn.Dropout)]
     hidden = nn.Sequential(*layers)
-    return torch.cat([hidden(cnn.trunk(part)) for part in torch.split(images, batch)])
+    return torch.cat([hidden(cnn.trunk(chunk)) for chunk in torch.split(images, batch)])

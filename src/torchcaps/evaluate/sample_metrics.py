@@ -1,4 +1,4 @@
-"""What single-capsule samples and poses are worth: pure functions from tensors to numbers.
+"""Metrics of samples and poses of single capsules: pure functions from tensors to numbers.
 
 Here j counts capsules, n samples of one capsule or images, p features of an image. As in `metrics`, all work in
 float64 and outside of gradients, no result is NaN, and what a degenerate input gives is said.
@@ -22,14 +22,19 @@ SAMPLES = 1000
 
 
 def sample_confidence(probabilities: Tensor, confident: float = 0.9) -> dict[str, float]:
-    """A judge's verdicts [j n classes] on n samples of each capsule j, in three numbers.
+    """Summarize what a reference classifier says about samples of each capsule.
 
     A verdict is the class with the largest probability; it is confident if that is above `confident`.
 
-    confident_fraction  share of all j n samples with a confident verdict
-    classes_covered     classes that are the confident verdict on at least 10 % of the n samples of some capsule
-    consistency         share of a capsule's confident verdicts that fall on its commonest class, averaged over the
-                        capsules that have a confident verdict; 0 if none has
+    Args:
+        probabilities: [j n classes] of n samples of each capsule j.
+        confident: The least probability of a confident verdict.
+
+    Returns:
+        `confident_fraction`, the share of all j n samples with a confident verdict; `classes_covered`, the classes
+        that are the confident verdict on at least 10 % of the samples of some capsule; `consistency`, the share of a
+        capsule's confident verdicts that fall on its commonest class, averaged over the capsules that have one, 0 if
+        none has.
     """
     _check_probabilities(probabilities, confident)
     n, classes = probabilities.shape[1:]

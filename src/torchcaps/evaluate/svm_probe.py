@@ -1,8 +1,8 @@
-"""The read-out of Rawlinson 2018, and the images that it learns from and is tested on.
+"""The SVM probe of Rawlinson 2018, and the images that it learns from and is tested on.
 
 It is a support vector machine over codes [n ...], flattened to [n d], with the kernel k(x, y) = exp(-gamma |x - y|^2);
-each pair of classes has its own, and their votes decide. What made the codes has seen no label: the read-out is all
-that ever does.
+each pair of classes has its own, and their votes decide. The network that made the codes was trained without labels:
+only the SVM learns from them.
 """
 
 from __future__ import annotations
@@ -23,56 +23,68 @@ from torchcaps.errors import DataError, RecipeError, ShapeError
 from torchcaps.metrics import accuracy
 from torchcaps.train.recipe import Recipe, stage_names, stage_of
 
-__all__ = ["GAMMA", "READ", "SVM", "C", "ProbeData", "build_probe_data", "fit_svm", "kernel", "require_sklearn"]
+__all__ = [
+    "GAMMA",
+    "MAX_TRAIN_IMAGES",
+    "SVM",
+    "C",
+    "ProbeData",
+    "build_probe_data",
+    "fit_svm",
+    "kernel",
+    "require_sklearn",
+]
 
 C = 100.0
 GAMMA = 0.1
 """Those of the authors' code, for capsules whose lengths are below 1."""
-READ = 10_000
-"""Training images that the read-out learns from, unless told otherwise."""
-MOST = 16_000
-ROOM = 4_000_000_000
+MAX_TRAIN_IMAGES = 10_000
+"""Training images that the SVM learns from, unless told otherwise."""
+MAX_GRAM_CODES = 16_000
+MAX_GRAM_BYTES = 4_000_000_000
 """Codes of two classes whose kernel is one matrix, 2 GB at the most, which is many times as fast; bytes of all such
 matrices at a time, beside those of each class with itself."""
-PART = 1000
-CACHE = 2000
+TEST_CHUNK = 1000
+CACHE_MEGABYTES = 2000
 """Test codes at a time; megabytes for parts of a kernel that is no matrix."""
 AFFNIST = {
     "mnist_svm": ("mnist", "mnist test"),
     "affnist_svm_a": ("affnist", "affnist test"),
     "affnist_svm_b": ("mnist", "affnist test"),
 }
-"""Metric -> which of the sets the read-out learns from, and which it is tested on."""
+"""Metric -> which of the sets the SVM learns from, and which it is tested on."""
 
 
 @dataclass(frozen=True, eq=False)
 class SVM:
-    """A fitted machine, for codes of the shape that it was fitted to: of each two classes, one function
+    """A fitted SVM: of each two classes, one function f(x) = sum_s w_s k(x_s, x) + b, above 0 where the first wins.
 
-    f(x) = sum_s w_s k(x_s, x) + b, above 0 where the first of the two wins.
+    Attributes:
+        vectors: [s d] the support vectors x_s of all functions.
+        weights: [p s] of each function; 0 for vectors that are not its own.
+        bias: [p].
+        pairs: [p 2] the two classes of each function.
+        gamma: Of the kernel.
+        shape: Of one code that it was fitted to.
     """
 
     vectors: Tensor
-    """[s d] the codes x_s that carry any of the functions."""
     weights: Tensor
-    """[p s] of each function; 0 for codes of other classes, and for those that do not carry it."""
     bias: Tensor
-    """[p]"""
     pairs: Tensor
-    """[p 2] the two classes of each function."""
     gamma: float
     shape: tuple[int, ...]
 
     def functions(self, codes: Tensor) -> Tensor:
-        """f [n p] of codes [n d], in float64, since thousands of large weights take each other back."""
+        """f [n p] of codes [n d], in float64, since thousands of large weights cancel each other."""
         return kernel(codes.double(), self.vectors, self.gamma) @ self.weights.T + self.bias
 
     def predict(self, codes: Tensor) -> Tensor:
-        """[n] the class of each code that wins most; of several, the lowest."""
+        """[n] the class that wins most pairs, for codes [n ...]; of several, the lowest."""
         _check("test", codes)
         if codes.shape[1:] != self.shape:
             raise ShapeError(f"test codes are {list(codes.shape)}, wanted [n {' '.join(map(str, self.shape))}]")
-        return torch.cat([self._winners(part) for part in torch.split(codes.detach().flatten(1), PART)])
+        return torch.cat([self._winners(part) for part in torch.split(codes.detach().flatten(1), TEST_CHUNK)])
 
     def _winners(self, codes: Tensor) -> Tensor:
         lost = (self.functions(codes) <= 0).long()  # [n p]
@@ -81,16 +93,28 @@ class SVM:
         return wins.scatter_add_(1, won, torch.ones_like(won)).argmax(1)
 
     def accuracy(self, codes: Tensor, labels: Tensor) -> float:
-        """The share of codes whose class is that of their label [n]."""
+        """Return the share of codes [n ...] whose predicted class is that of their label [n]."""
         found = self.predict(codes)
         classes = 1 + int(torch.cat([found, labels.long()]).max())
         return accuracy(one_hot(found, classes), labels)
 
 
 def fit_svm(codes: Tensor, labels: Tensor, *, c: float = C, gamma: float | None = GAMMA) -> SVM:
-    """A machine for codes [n ...] and labels [n]; without gamma it is 1 / (d variance), which suits codes of any size.
+    """Fit an SVM.
 
-    `c` bounds the weight of a code, so that the smaller it is, the more codes may lie on the wrong side.
+    Args:
+        codes: [n ...].
+        labels: [n] integers.
+        c: Bounds the weight of a code: the smaller it is, the more codes may lie on the wrong side.
+        gamma: Of the kernel; None for 1 / (d variance), which suits codes of any size.
+
+    Returns:
+        The SVM.
+
+    Raises:
+        ShapeError: If codes and labels do not fit.
+        DataError: If all codes are of one class, or not finite.
+        RecipeError: If a setting is not positive, or scikit-learn is missing.
     """
     _check("training", codes)
     if labels.shape != codes.shape[:1] or labels.is_floating_point():
@@ -106,15 +130,24 @@ def fit_svm(codes: Tensor, labels: Tensor, *, c: float = C, gamma: float | None 
     of = [(labels == name).nonzero().squeeze(1) for name in classes]  # [n of the class] each
     pairs = list(combinations(range(len(classes)), 2))
     most = sum(sorted(map(len, of))[-2:])  # codes of two classes
-    with ThreadPoolExecutor(_workers(most)) as team:
-        groups = list(team.map(lambda g: _group(rows[g], gamma, whole=most <= MOST), of))
-        found = list(team.map(lambda pair: _between(groups[pair[0]], groups[pair[1]], c, gamma), pairs))
+    # One function for each pair of classes, several at a time; the kernel of a class with itself is shared.
+    with ThreadPoolExecutor(_workers(most)) as pool:
+        groups = list(pool.map(lambda g: _group(rows[g], gamma, whole=most <= MAX_GRAM_CODES), of))
+        found = list(pool.map(lambda pair: _fit_pair(groups[pair[0]], groups[pair[1]], c, gamma), pairs))
+    # All functions in one matrix over the codes that are a support vector of any.
     weights = torch.zeros(len(pairs), len(rows), dtype=torch.float64)
     for row, pair, (w, _) in zip(weights, pairs, found, strict=True):
         row[torch.cat([of[i] for i in pair])] = w
-    carry = weights.any(0)
+    is_support = weights.any(0)
     bias = torch.tensor([b for _, b in found], dtype=torch.float64)
-    return SVM(rows[carry], weights[:, carry], bias, torch.tensor(classes)[torch.tensor(pairs)], gamma, codes.shape[1:])
+    return SVM(
+        rows[is_support],
+        weights[:, is_support],
+        bias,
+        torch.tensor(classes)[torch.tensor(pairs)],
+        gamma,
+        codes.shape[1:],
+    )
 
 
 class _Group(NamedTuple):
@@ -128,23 +161,30 @@ def _group(codes: Tensor, gamma: float, *, whole: bool) -> _Group:
     return _Group(codes, kernel(codes, codes, gamma) if whole else None)
 
 
-def _between(one: _Group, other: _Group, c: float, gamma: float) -> tuple[Tensor, float]:
-    """Weights [n] of the codes of two classes, and the bias, of the function that is above 0 for the one."""
+class _PairFunction(NamedTuple):
+    """Weights [n] of the codes of two classes, and the bias, of the function that is above 0 for the first."""
+
+    weights: Tensor
+    bias: float
+
+
+def _fit_pair(one: _Group, other: _Group, c: float, gamma: float) -> _PairFunction:
+    """Fit the function of two classes, on a precomputed kernel if there is room for it."""
     from sklearn.svm import SVC
 
-    known = _together(one, other, gamma)
-    machine = SVC(C=c, kernel="precomputed")
-    if known is None:
-        machine = SVC(C=c, gamma=gamma, cache_size=CACHE)
-        known = torch.cat([one.codes, other.codes])
-    machine.fit(known.numpy(), [1] * len(one.codes) + [-1] * len(other.codes))
-    weights = torch.zeros(len(known), dtype=torch.float64)
-    weights[torch.from_numpy(machine.support_).long()] = torch.from_numpy(machine.dual_coef_[0])
-    return weights, float(machine.intercept_[0])
+    inputs = _joint_gram(one, other, gamma)
+    svc = SVC(C=c, kernel="precomputed")
+    if inputs is None:
+        svc = SVC(C=c, gamma=gamma, cache_size=CACHE_MEGABYTES)
+        inputs = torch.cat([one.codes, other.codes])
+    svc.fit(inputs.numpy(), [1] * len(one.codes) + [-1] * len(other.codes))
+    weights = torch.zeros(len(inputs), dtype=torch.float64)
+    weights[torch.from_numpy(svc.support_).long()] = torch.from_numpy(svc.dual_coef_[0])
+    return _PairFunction(weights, float(svc.intercept_[0]))
 
 
-def _together(one: _Group, other: _Group, gamma: float) -> Tensor | None:
-    """The kernel of all codes of two classes, if that of each with itself is known; no copy of it is made."""
+def _joint_gram(one: _Group, other: _Group, gamma: float) -> Tensor | None:
+    """[n n] the kernel of all codes of two classes, if that of each with itself is known; None if not."""
     if one.gram is None or other.gram is None:
         return None
     a = len(one.codes)
@@ -158,79 +198,99 @@ def _together(one: _Group, other: _Group, gamma: float) -> Tensor | None:
 
 
 def _workers(most: int) -> int:
-    """How many pairs of classes are fitted at a time, of which the largest has `most` codes."""
-    return max(1, min(torch.get_num_threads(), ROOM // (8 * min(most, MOST) ** 2)))
+    """How many pairs of classes to fit at a time, if the largest has `most` codes."""
+    return max(1, min(torch.get_num_threads(), MAX_GRAM_BYTES // (8 * min(most, MAX_GRAM_CODES) ** 2)))
 
 
 def kernel(x: Tensor, y: Tensor, gamma: float) -> Tensor:
-    """k [n m] of x [n d] and y [m d] in one matrix product, since |x - y|^2 = |x|^2 + |y|^2 - 2 x . y."""
+    """Compute k [n m] of x [n d] and y [m d] in one matrix product, since |x - y|^2 = |x|^2 + |y|^2 - 2 x . y."""
     square = torch.addmm(y.square().sum(1), x, y.T, alpha=-2).add_(x.square().sum(1, keepdim=True))  # [n m]
     return square.clamp_min_(0).mul_(-gamma).exp_()
 
 
 def require_sklearn() -> None:
-    """One line where scikit-learn is missing: ask before any work."""
+    """Refuse to go on without scikit-learn; call it before any work is done.
+
+    Raises:
+        RecipeError: If it is not installed.
+    """
     try:
         import sklearn.svm  # noqa: F401
     except ImportError:
-        raise RecipeError("the read-out needs scikit-learn: pip install 'torchcaps[sklearn]'") from None
+        raise RecipeError("the SVM needs scikit-learn: pip install 'torchcaps[sklearn]'") from None
 
 
 @dataclass(frozen=True, eq=False)
 class ProbeData:
-    """The images that all rows share.
+    """The images that all rows of a table share.
 
-    `sets` are those of the read-out, by name; `protocols` says for each metric which it learns from and is tested on;
-    simpler readers and groups are measured by the protocol `main`. `shown` [n c h w] are training images as training
-    shows them, as many as are read, but 10,000 at the most: enough to count winners and to fit what is fitted to them.
+    Attributes:
+        sets: Name -> images of the SVM.
+        protocols: Metric -> names of the sets that the SVM learns from and is tested on.
+        main: The protocol by which simpler probes and groups are measured.
+        augmented: [n c h w] augmented training images, as many as the SVM learns from, but 10,000 at most: to count
+            winners and to fit controls to.
     """
 
     sets: Mapping[str, Dataset]
     protocols: Mapping[str, tuple[str, str]]
     main: str
-    shown: Tensor
+    augmented: Tensor
 
     @property
-    def read(self) -> int:
-        """How many images the read-out learns from."""
+    def train_count(self) -> int:
+        """How many images the SVM learns from."""
         return len(self.sets[self.protocols[self.main][0]])
 
 
-def build_probe_data(recipe: Recipe, images: int = READ) -> ProbeData:
-    """The images of a recipe's data; which they are does not depend on the seed, but for how training shows them."""
+def build_probe_data(recipe: Recipe, images: int = MAX_TRAIN_IMAGES) -> ProbeData:
+    """Build the sets of images to probe codes on.
+
+    Args:
+        recipe: Of the network that makes the codes; its seed has an influence on augmentation only.
+        images: How many training images the SVM learns from.
+
+    Returns:
+        The sets and protocols, those of the paper for affNIST.
+
+    Raises:
+        RecipeError: If no image is asked for.
+        DataError: If images have several labels.
+    """
     if images < 1:
-        raise RecipeError(f"the read-out is to learn from {images} images; at least 1 is wanted")
+        raise RecipeError(f"the SVM is to learn from {images} images; at least 1 is wanted")
     data = recipe.data
     splits = recipe.data.load()
-    loop = stage_of(recipe, stage_names(recipe.model)[-1]).train
+    settings = stage_of(recipe, stage_names(recipe.model)[-1]).train
     train = splits.train
     if train.labels.ndim != 1:
-        raise DataError("each image shows several classes; the read-out wants data of one label an image")
+        raise DataError("each image shows several classes; the SVM needs data of one label an image")
     count = min(images, len(train))
     order = epoch_order(recipe.seed, 0, len(train))
-    shown = make_batch(
-        train, order, BatchPosition(0, 0), min(count, READ), seed=recipe.seed, max_shift=loop.max_shift
+    augmented = make_batch(
+        train, order, BatchPosition(0, 0), min(count, MAX_TRAIN_IMAGES), seed=recipe.seed, max_shift=settings.max_shift
     ).images
     if isinstance(data, AffnistConfig):
-        return ProbeData(_digits(data, count) | {"affnist test": splits.test}, AFFNIST, "affnist_svm_a", shown)
-    some = subset(train, epoch_order(0, 0, len(train))[:count])
+        return ProbeData(_digits(data, count) | {"affnist test": splits.test}, AFFNIST, "affnist_svm_a", augmented)
+    # The same images for every seed.
+    train_images = subset(train, epoch_order(0, 0, len(train))[:count])
     name = f"{to_dict(recipe)['data']['name'].replace('-', '_')}_svm"
-    return ProbeData({"train": some, "test": splits.test}, {name: ("train", "test")}, name, shown)
+    return ProbeData({"train": train_images, "test": splits.test}, {name: ("train", "test")}, name, augmented)
 
 
 def _digits(data: AffnistConfig, count: int) -> dict[str, Dataset]:
-    """Placed digits and moved ones, each the first `count` of training, and the test digits, placed."""
-    some = replace(data, train_on="mnist", train=count, test=1, validation=0, placed_shift=0)
+    """Load centered and transformed digits, each the first `count` of training, and the test digits, centered."""
+    centered = replace(data, train_on="mnist", train=count, test=1, validation=0, placed_shift=0)
     tests = MnistConfig(test=data.test, data_dir=data.data_dir).load().test
     return {
-        "mnist": some.load().train,
-        "affnist": replace(some, train_on="affnist").load().train,
-        "mnist test": replace(tests, images=_placed(tests.images, data.size)),
+        "mnist": centered.load().train,
+        "affnist": replace(centered, train_on="affnist").load().train,
+        "mnist test": replace(tests, images=_centered(tests.images, data.size)),
     }
 
 
-def _placed(images: Tensor, size: int) -> Tensor:
-    """Images [n c h w] in the middle of a canvas, as affNIST's recipe has those of training."""
+def _centered(images: Tensor, size: int) -> Tensor:
+    """Put images [n c h w] into the middle of a canvas, as affNIST's recipe has those of training."""
     before = (size - images.shape[-1]) // 2
     after = size - images.shape[-1] - before
     return pad(images, (before, after, before, after))
@@ -240,4 +300,4 @@ def _check(name: str, codes: Tensor) -> None:
     if codes.ndim < 2 or 0 in codes.shape:
         raise ShapeError(f"{name} codes are {list(codes.shape)}; [n ...] is wanted, no empty axis")
     if not bool(codes.isfinite().all()):
-        raise DataError(f"{name} codes hold NaN or infinity: look for what diverged before measuring it")
+        raise DataError(f"{name} codes hold NaN or infinity: find what diverged before measuring it")

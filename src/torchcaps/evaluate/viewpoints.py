@@ -1,4 +1,4 @@
-"""How often a classifier errs when it may look at an image from several sides, and on viewpoints it never saw.
+"""Errors of a classifier with several views of an image averaged, and on viewpoints that were not trained on.
 
 test_error_13crop              the scores of 13 views of an image, averaged; where images are larger than a view
 novel_error, familiar_error    of the test images whose viewpoint was not, or was, among those of training

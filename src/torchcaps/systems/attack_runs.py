@@ -133,7 +133,7 @@ def attack_runs(attacked: AttackRuns, settings: AttackSettings) -> dict[str, Att
     source = attacked.source
     systems = [system_of(one.run.recipe) for one in attacked.runs.values()]
     if settings.loss == "own" and not all(system.attacked_by_own_loss for system in systems):
-        raise RecipeError("a read-out was trained by no loss that an attack could climb; leave --loss out")
+        raise RecipeError("an SVM on codes was trained by no loss that an attack could climb; leave --loss out")
     names = {label: _attacks_on(label, one.run, source, settings.attacks) for label, one in attacked.runs.items()}
     curves = {}
     for label, (run, test) in attacked.runs.items():

@@ -6,7 +6,7 @@ curves     accuracy against epsilon, also of images made on another model (trans
 """
 
 from torchcaps.evaluate.attacks.curves import EPSILONS, AttackCurves, GradientMasking, attack_curves, find_masking
-from torchcaps.evaluate.attacks.gradients import bim, cross_entropy, fgsm, gradient, logits_of, own_loss, pgd
+from torchcaps.evaluate.attacks.gradients import bim, cross_entropy, fgsm, gradient, logits_of, pgd, training_loss
 from torchcaps.evaluate.attacks.picture import curve_plot
 from torchcaps.evaluate.attacks.registry import ATTACKS
 from torchcaps.evaluate.attacks.square import margin, square
@@ -25,7 +25,7 @@ __all__ = [
     "gradient",
     "logits_of",
     "margin",
-    "own_loss",
     "pgd",
     "square",
+    "training_loss",
 ]

@@ -45,13 +45,16 @@ Curve = dict[str, float]
 
 @dataclass(frozen=True)
 class AttackCurves:
-    """What attacks did to a model, on so many images and in so many seconds; the rest by the attack's name.
+    """What attacks did to a model; dictionaries are by the attack's name.
 
-    attack_accuracy  epsilon -> share of the attacked images that are told right
-    attack_success   epsilon -> share of images that are taken for a given other class, the mean over the classes
-    zero_gradients   share of images whose gradient is exactly zero where the attack starts: it never moves them
-    zero_values      share of the values of those gradients that are exactly zero
-    gradient_size    mean size of those values
+    Attributes:
+        images: How many were attacked.
+        seconds: How long that took.
+        attack_accuracy: Epsilon -> share of the attacked images that are still classified right.
+        attack_success: Epsilon -> share of images that are taken for a given other class, the mean over the classes.
+        zero_gradients: Share of images whose gradient is exactly zero where the attack starts: it never moves them.
+        zero_values: Share of the values of those gradients that are exactly zero.
+        gradient_size: Mean size of those values.
     """
 
     images: int
@@ -75,15 +78,22 @@ def attack_curves(
     queries: int = 300,
     loss: Literal["cross-entropy", "own"] = "cross-entropy",
 ) -> AttackCurves:
-    """Attack a classifier at every epsilon on so many images that the seed picks, or on all that there are.
+    """Attack a classifier at every epsilon.
 
-    attacks    names of WAYS; by default all, "transfer" only where there is a source
-    epsilons   largest change of a pixel of [0, 1]; where a set is standardized, the attacked image is
-    source     the model on which FGSM makes the images of "transfer"
-    queries    of Square; an image that it has fooled stays so at larger epsilons, whose balls hold it too
-    loss       what gradient attacks climb; "own" is what the model is trained by, see `gradients`
+    Args:
+        model: The classifier.
+        data: Test images; where they are standardized, the attacked image is.
+        attacks: Names in `ATTACKS`; by default all, "transfer" only where there is a source. "targeted" is FGSM
+            towards each class in turn, of the images of all others (Hinton 2018, section 6).
+        epsilons: Largest changes of a pixel of [0, 1].
+        images: How many images to attack, picked by the seed; all if there are fewer.
+        seed: Picks images and random numbers.
+        source: The model on which FGSM makes the images of "transfer".
+        queries: Of "square", an image; one that it has fooled stays so at larger epsilons, whose balls hold it too.
+        loss: What gradient attacks climb; "own" is what the model is trained by, see `gradients`.
 
-    "targeted" is FGSM towards each class in turn, of the images of all others (Hinton 2018, section 6).
+    Returns:
+        The curves of all attacks.
     """
     began = time.perf_counter()
     names = select_attacks(attacks, source is not None)
@@ -133,7 +143,7 @@ def _attacked(counts: Counts, images: int, seconds: float, levels: Sequence[floa
         images,
         round(seconds, 1),
         {name: {f"{e:g}": counts.right[name, e] / images for e in levels} for name in names},
-        {"targeted": {f"{e:g}": _success(counts, e) for e in levels}} if counts.others else {},
+        {"targeted": {f"{e:g}": _success(counts, e) for e in levels}} if counts.targeted_images else {},
         {name: s["zero images"] / s["images"] for name, s in sums.items()},
         {name: s["zero values"] / s["values"] for name, s in sums.items()},
         {name: s["size"] / s["values"] for name, s in sums.items()},
@@ -141,7 +151,7 @@ def _attacked(counts: Counts, images: int, seconds: float, levels: Sequence[floa
 
 
 def _success(counts: Counts, epsilon: float) -> float:
-    return mean(counts.taken[j, epsilon] / count for j, count in counts.others.items())
+    return mean(counts.targeted_hits[j, epsilon] / count for j, count in counts.targeted_images.items())
 
 
 def select_attacks(attacks: Sequence[str] | None, has_source: bool) -> list[str]:

@@ -28,17 +28,17 @@ from torchcaps.utils.random import uniform
 __all__ = [
     "Logits",
     "Loss",
-    "along",
     "ball",
     "bim",
     "cross_entropy",
     "fgsm",
     "gradient",
     "logits_of",
-    "numbered",
-    "own_loss",
     "pgd",
     "random_start",
+    "row_numbers",
+    "step_along",
+    "training_loss",
 ]
 
 Logits = Callable[[Tensor], Tensor]
@@ -51,7 +51,7 @@ _LATE = 10**9
 
 
 def logits_of(model: Model) -> Logits:
-    """What a network without capsules returns itself; of capsules log(a + ε), whose softmax is a_j / sum_k a_k.
+    """Return the logits of a classifier: its output, or of capsules log(a + ε), whose softmax is a_j / sum_k a_k.
 
     ε keeps the logarithm finite. It is the root of the smallest float, much below the ε of training: a capsule that is
     all but off must still feel which way is on, or no attack could be targeted at it.
@@ -67,7 +67,7 @@ def logits_of(model: Model) -> Logits:
 
 
 def cross_entropy(logits: Logits) -> Loss:
-    """L = -log softmax(logits)_t."""
+    """Return the loss L = -log softmax(logits)_t."""
 
     def loss(images: Tensor, labels: Tensor) -> Tensor:
         return F.cross_entropy(logits(images), labels, reduction="none")
@@ -75,8 +75,8 @@ def cross_entropy(logits: Logits) -> Loss:
     return loss
 
 
-def own_loss(model: Model) -> Loss:
-    """What the model is trained by, at the end of its training; each image's loss is given as the batch's mean."""
+def training_loss(model: Model) -> Loss:
+    """Return the loss that a model is trained by, as at the end of training; every image gets the batch's mean."""
 
     def loss(images: Tensor, labels: Tensor) -> Tensor:
         batch = Batch(images, labels, torch.arange(len(images), device=images.device))
@@ -86,7 +86,7 @@ def own_loss(model: Model) -> Loss:
 
 
 def gradient(loss: Loss, images: Tensor, labels: Tensor) -> Tensor:  # [b c h w]
-    """dL / dx; zero where it is not a number, or where the loss does not depend on the image.
+    """Compute dL / dx; zero where it is not a number, or where the loss does not depend on the image.
 
     Only images are differentiated: what parameters hold in `.grad` stays, and nothing is differentiated twice.
     """
@@ -100,12 +100,12 @@ def gradient(loss: Loss, images: Tensor, labels: Tensor) -> Tensor:  # [b c h w]
 
 
 def fgsm(loss: Loss, images: Tensor, labels: Tensor, epsilon: float, *, targeted: bool = False) -> Tensor:
-    """One step of epsilon in every pixel, along the gradient's sign; `labels` [b] are the targets if `targeted`."""
-    return along(images, gradient(loss, images, labels), epsilon, targeted=targeted)
+    """Take one step of epsilon in every pixel, along the gradient's sign; `labels` [b] are targets if `targeted`."""
+    return step_along(images, gradient(loss, images, labels), epsilon, targeted=targeted)
 
 
-def along(images: Tensor, direction: Tensor, epsilon: float, *, targeted: bool = False) -> Tensor:
-    """The step of `fgsm` where the gradient is known, since it is the same for every epsilon."""
+def step_along(images: Tensor, direction: Tensor, epsilon: float, *, targeted: bool = False) -> Tensor:
+    """Take the step of `fgsm` along a known gradient, which is the same for every epsilon."""
     low, high = ball(images, epsilon)
     return (images + _signed(epsilon, targeted) * direction.sign()).clamp(low, high)
 
@@ -121,7 +121,7 @@ def bim(
     targeted: bool = False,
     start: Tensor | None = None,
 ) -> Tensor:
-    """So many steps of stride · epsilon, each clipped, from the images or from `start` (foolbox's defaults)."""
+    """Take `steps` steps of stride · epsilon, each clipped, from the images or from `start` (foolbox's defaults)."""
     low, high = ball(images, epsilon)
     x = (images if start is None else start).clamp(low, high)
     for _ in range(steps if epsilon > 0 else 0):
@@ -141,23 +141,23 @@ def pgd(
     rows: Tensor | None = None,
     targeted: bool = False,
 ) -> Tensor:
-    """BIM from `random_start`, in more and shorter steps (foolbox's defaults)."""
+    """Run BIM from `random_start`, in more and shorter steps (foolbox's defaults)."""
     start = random_start(images, epsilon, seed, rows)
     return bim(loss, images, labels, epsilon, steps=steps, stride=stride, targeted=targeted, start=start)
 
 
 def random_start(images: Tensor, epsilon: float, seed: int, rows: Tensor | None = None) -> Tensor:
-    """Every pixel uniform within epsilon, and clipped: a function of (seed, row), whatever batch an image is in.
+    """Move every pixel uniformly within epsilon, by random numbers that are functions of (seed, row).
 
     `rows` [b] number the images in their set; 0, 1, ... if not given.
     """
     low, high = ball(images, epsilon)
-    u = uniform(seed, numbered(images, rows), count=images.shape[1:].numel()).to(images)  # [b (c h w)]
+    u = uniform(seed, row_numbers(images, rows), count=images.shape[1:].numel()).to(images)  # [b (c h w)]
     return (images + epsilon * (2 * u.view(images.shape) - 1)).clamp(low, high)
 
 
 def ball(images: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
-    """The lowest and highest value that each pixel may take, rounded inwards: no difference exceeds epsilon.
+    """Return the lowest and highest value that each pixel may take, rounded inwards: no difference exceeds epsilon.
 
     Every attack comes through here, so this is where what is attacked is checked.
     """
@@ -166,7 +166,7 @@ def ball(images: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
     if images.ndim != 4 or not images.is_floating_point():
         raise ShapeError(f"images are {images.dtype} {list(images.shape)}; floats [b c h w] in [0, 1] are wanted")
     if not bool(((images >= 0) & (images <= 1)).all()):
-        raise DataError("images hold values outside [0, 1] or NaN; attack the pixels, not what a model makes of them")
+        raise DataError("images hold values outside [0, 1] or NaN; attack the pixels, not the model's input")
     x = images.double()
     low = (x - epsilon).to(images)
     high = (x + epsilon).to(images)
@@ -175,8 +175,8 @@ def ball(images: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
     return low.clamp_min(0), high.clamp_max(1)
 
 
-def numbered(images: Tensor, rows: Tensor | None) -> Tensor:  # [b]
-    """The numbers of the images in their set; 0, 1, ... if not given."""
+def row_numbers(images: Tensor, rows: Tensor | None) -> Tensor:  # [b]
+    """Return the indices of the images in their set; 0, 1, ... if not given."""
     if rows is None:
         return torch.arange(len(images), device=images.device)
     if rows.shape != images.shape[:1]:

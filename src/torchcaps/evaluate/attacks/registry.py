@@ -1,4 +1,4 @@
-"""Every attack by its name: what it makes of a batch at each epsilon, and what is counted on the way."""
+"""The table of attacks: each changes a batch of images at every epsilon, and counts what the classifier then says."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from torchcaps.data import Dataset
 from torchcaps.evaluate.attacks.gradients import (
     Logits,
     Loss,
-    along,
     bim,
     cross_entropy,
     gradient,
     logits_of,
-    own_loss,
     pgd,
     random_start,
+    step_along,
+    training_loss,
 )
 from torchcaps.evaluate.attacks.square import square
 from torchcaps.models import Model
@@ -30,42 +30,61 @@ __all__ = ["ATTACKS", "AttackBatch", "Counts", "Target", "build_target"]
 
 
 class Target(NamedTuple):
-    """A model as attacks see it, from pixels in [0, 1] on."""
+    """A classifier of pixels in [0, 1], as attacks use it.
+
+    Attributes:
+        logits: Pixels [b c h w] -> [b j], with gradients everywhere.
+        loss: Pixels and labels [b] -> [b], what attacks along the gradient climb.
+        scores: Pixels -> [b j], the classifier's own scores.
+    """
 
     logits: Logits
     loss: Loss
     scores: Logits
 
     @torch.no_grad()
-    def classes(self, pixels: Tensor) -> Tensor:  # [b]
-        """The class with the highest score, of equals the first; -1 where a score is not a number."""
+    def predict(self, pixels: Tensor) -> Tensor:  # [b]
+        """Return the class with the highest score, of equals the first; -1 where a score is not a number."""
         scores = self.scores(pixels)
         return scores.argmax(1).masked_fill(scores.isnan().any(1), -1)
 
 
 def build_target(model: Model, data: Dataset, *, own: bool = False) -> Target:
-    """A model behind what its data set does to pixels; attacked along cross-entropy, or along its `own` loss."""
+    """Put a model behind the preprocessing of its data set, so that pixels can be attacked.
+
+    Args:
+        model: A classifier.
+        data: Whose preprocessing it is used to.
+        own: Attack along the loss that the model was trained by, not along cross-entropy.
+    """
     logits = logits_of(model)
-    trained_by = own_loss(model)
+    loss_of_input = training_loss(model)
+    to_input = data.preprocess.to_input
 
-    show = data.preprocess.to_input
+    def pixel_logits(pixels: Tensor) -> Tensor:
+        return logits(to_input(pixels))
 
-    def answer(pixels: Tensor) -> Tensor:
-        return logits(show(pixels))
+    def pixel_loss(pixels: Tensor, labels: Tensor) -> Tensor:
+        return loss_of_input(to_input(pixels), labels)
 
-    def loss(pixels: Tensor, labels: Tensor) -> Tensor:
-        return trained_by(show(pixels), labels)
-
-    return Target(answer, loss if own else cross_entropy(answer), lambda pixels: model.scores(show(pixels)))
+    loss = pixel_loss if own else cross_entropy(pixel_logits)
+    return Target(pixel_logits, loss, lambda pixels: model.scores(to_input(pixels)))
 
 
 @dataclass(frozen=True)
 class Counts:
-    """Sums over batches: images told right and, of those of `others`, taken for a class; gradients by attack."""
+    """Sums over batches.
+
+    Attributes:
+        right: (attack, epsilon) -> images that are still classified right.
+        targeted_hits: (class, epsilon) -> images that are taken for the class they were moved towards.
+        targeted_images: Class -> images that were moved towards it.
+        gradients: Attack -> sums over its gradients, see `count_gradients`.
+    """
 
     right: Counter[tuple[str, float]] = field(default_factory=Counter)
-    taken: Counter[tuple[int, float]] = field(default_factory=Counter)
-    others: Counter[int] = field(default_factory=Counter)
+    targeted_hits: Counter[tuple[int, float]] = field(default_factory=Counter)
+    targeted_images: Counter[int] = field(default_factory=Counter)
     gradients: dict[str, dict[str, float]] = field(default_factory=dict)
 
     def count_gradients(self, name: str, g: Tensor) -> Tensor:
@@ -82,52 +101,64 @@ class Counts:
 
 @dataclass(frozen=True)
 class AttackBatch:
-    """Who is attacked, with pixels [b c h w] made on which source, their labels and rows [b], at rising epsilons."""
+    """A batch of images to attack.
 
-    victim: Target
+    Attributes:
+        target: The classifier that is attacked.
+        source: The classifier on which the images of "transfer" are made.
+        pixels: [b c h w] in [0, 1].
+        labels: [b].
+        rows: [b] indices of the images in their set, for random numbers.
+        epsilons: Rising.
+        seed: Of random numbers.
+        queries: How often "square" may ask about an image.
+        counts: Where results are added.
+    """
+
+    target: Target
     source: Target | None
     pixels: Tensor
     labels: Tensor
     rows: Tensor
-    levels: Sequence[float]
+    epsilons: Sequence[float]
     seed: int
     queries: int
     counts: Counts
 
     def record(self, name: str, made: Iterator[Tensor]) -> None:
-        """Count what the victim still tells right of the images made at each epsilon."""
-        for e, x in zip(self.levels, made, strict=True):
-            self.counts.right[name, e] += int((self.victim.classes(x) == self.labels).sum())
+        """Count the images, made at each epsilon, that the target still classifies right."""
+        for e, x in zip(self.epsilons, made, strict=True):
+            self.counts.right[name, e] += int((self.target.predict(x) == self.labels).sum())
 
 
 def _fgsm(s: AttackBatch) -> None:
-    g = s.counts.count_gradients("fgsm", gradient(s.victim.loss, s.pixels, s.labels))
-    s.record("fgsm", (along(s.pixels, g, e) for e in s.levels))
+    g = s.counts.count_gradients("fgsm", gradient(s.target.loss, s.pixels, s.labels))
+    s.record("fgsm", (step_along(s.pixels, g, e) for e in s.epsilons))
 
 
 def _bim(s: AttackBatch) -> None:
-    s.counts.count_gradients("bim", gradient(s.victim.loss, s.pixels, s.labels))
-    s.record("bim", (bim(s.victim.loss, s.pixels, s.labels, e) for e in s.levels))
+    s.counts.count_gradients("bim", gradient(s.target.loss, s.pixels, s.labels))
+    s.record("bim", (bim(s.target.loss, s.pixels, s.labels, e) for e in s.epsilons))
 
 
 def _pgd(s: AttackBatch) -> None:
-    for e in s.levels:
-        s.counts.count_gradients("pgd", gradient(s.victim.loss, random_start(s.pixels, e, s.seed, s.rows), s.labels))
-    s.record("pgd", (pgd(s.victim.loss, s.pixels, s.labels, e, seed=s.seed, rows=s.rows) for e in s.levels))
+    for e in s.epsilons:
+        s.counts.count_gradients("pgd", gradient(s.target.loss, random_start(s.pixels, e, s.seed, s.rows), s.labels))
+    s.record("pgd", (pgd(s.target.loss, s.pixels, s.labels, e, seed=s.seed, rows=s.rows) for e in s.epsilons))
 
 
 def _square(s: AttackBatch) -> None:
-    """What is fooled stays so, in a larger ball; only the rest is searched for again."""
+    """Search at each epsilon for the images that are not fooled yet: a larger ball holds what a smaller one had."""
 
     def made() -> Iterator[Tensor]:
         x = s.pixels.clone()
         live = torch.arange(len(s.pixels))
-        for e in s.levels:
+        for e in s.epsilons:
             if len(live):
                 here = s.pixels[live]
                 told = s.labels[live]
-                x[live] = square(s.victim.logits, here, told, e, queries=s.queries, seed=s.seed, rows=s.rows[live])
-                live = live[s.victim.classes(x[live]) == told]
+                x[live] = square(s.target.logits, here, told, e, queries=s.queries, seed=s.seed, rows=s.rows[live])
+                live = live[s.target.predict(x[live]) == told]
             yield x
 
     s.record("square", made())
@@ -136,21 +167,21 @@ def _square(s: AttackBatch) -> None:
 def _transfer(s: AttackBatch) -> None:
     assert s.source is not None, "nothing is transferred without a source"
     g = gradient(s.source.loss, s.pixels, s.labels)
-    s.record("transfer", (along(s.pixels, g, e) for e in s.levels))
+    s.record("transfer", (step_along(s.pixels, g, e) for e in s.epsilons))
 
 
 def _targeted(s: AttackBatch) -> None:
     with torch.no_grad():
-        classes = s.victim.scores(s.pixels[:1]).shape[1]
+        classes = s.target.scores(s.pixels[:1]).shape[1]
     for j in range(classes):
         x = s.pixels[s.labels != j]
         if not len(x):
             continue
         t = torch.full((len(x),), j)
-        g = s.counts.count_gradients("targeted", gradient(s.victim.loss, x, t))
-        s.counts.others[j] += len(x)
-        for e in s.levels:
-            s.counts.taken[j, e] += int((s.victim.classes(along(x, g, e, targeted=True)) == j).sum())
+        g = s.counts.count_gradients("targeted", gradient(s.target.loss, x, t))
+        s.counts.targeted_images[j] += len(x)
+        for e in s.epsilons:
+            s.counts.targeted_hits[j, e] += int((s.target.predict(step_along(x, g, e, targeted=True)) == j).sum())
 
 
 ATTACKS: dict[str, Callable[[AttackBatch], None]] = {
@@ -161,4 +192,4 @@ ATTACKS: dict[str, Callable[[AttackBatch], None]] = {
     "transfer": _transfer,
     "targeted": _targeted,
 }
-"""The attacks by name; each counts into its scene."""
+"""Name -> attack, which adds to the batch's counts."""

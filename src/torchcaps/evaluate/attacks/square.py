@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from torchcaps.evaluate.attacks.gradients import Logits, ball, numbered
+from torchcaps.evaluate.attacks.gradients import Logits, ball, row_numbers
 from torchcaps.utils.random import uniform
 
 __all__ = ["margin", "side_at", "square"]
@@ -45,7 +45,7 @@ def square(
     All is a function of (seed, row): `rows` [b] number the images in their set; 0, 1, ... if not given.
     """
     low, high = ball(images, epsilon)
-    rows = numbered(images, rows)
+    rows = row_numbers(images, rows)
     before = margin(logits(images), labels)  # [b]
     best = images.clone()
     lowest = torch.full_like(before, torch.inf)

@@ -114,7 +114,7 @@ def measure(encoded: Mapping[str, ImageCodes], data: ProbeData, gamma: float | N
     if codes:
         row |= _svm_accuracies(codes, data, gamma)
         probes = (codes[train], data.sets[train].labels, codes[test], data.sets[test].labels)
-        row |= {"knn": knn(*probes, k=min(5, data.read)), "linear_probe": linear_probe(*probes)}
+        row |= {"knn": knn(*probes, k=min(5, data.train_count)), "linear_probe": linear_probe(*probes)}
     groups = encoded[test].groups
     if groups is not None:
         labels = data.sets[test].labels
@@ -209,7 +209,7 @@ def _encode(model: Model, data: ProbeData) -> dict[str, ImageCodes]:
 
 
 def _measure_network(model: Model, encoded: Mapping[str, ImageCodes], data: ProbeData, gamma: float | None) -> Row:
-    inside = count_in_band(cast(SparseModel, model), data.shown)
+    inside = count_in_band(cast(SparseModel, model), data.augmented)
     return measure(encoded, data, gamma) | {"capsules_in_band": float(inside)}
 
 
@@ -224,8 +224,8 @@ def gamma_of(run: TrainedRun) -> float | None:
 def _measure_control(name: str, runs: Sequence[TrainedRun], data: ProbeData) -> Metrics:
     """One row; what has no seed is measured once."""
     if name != "untrained":
-        return gather([measure(encode_sets(_fit_control(name, runs[0], data.shown), data), data)])
-    networks = (_untrained(run, data.shown) for run in runs)
+        return gather([measure(encode_sets(_fit_control(name, runs[0], data.augmented), data), data)])
+    networks = (_untrained(run, data.augmented) for run in runs)
     return gather(_measure_network(network, _encode(network, data), data, None) for network in networks)
 
 

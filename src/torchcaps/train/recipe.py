@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from torchcaps.config import (
     Choice,
@@ -15,6 +15,7 @@ from torchcaps.config import (
     PositiveFloat,
     Range,
     Share,
+    Table,
     from_dict,
     merge,
     read_toml,
@@ -174,7 +175,7 @@ def find_recipe(name: str) -> Path:
     return _recipe_folder() / f"{name}.toml"
 
 
-def load_recipe(name: str, overrides: Mapping[str, Any] | None = None) -> Recipe:
+def load_recipe(name: str, overrides: Mapping[str, object] | None = None) -> Recipe:
     """Read, override and check: whatever is wrong is said in one line."""
     path = find_recipe(name)
     tables = {"name": path.stem, **_read(path)}
@@ -185,13 +186,13 @@ def load_recipe(name: str, overrides: Mapping[str, Any] | None = None) -> Recipe
     return recipe_of(merged, where=path.name)
 
 
-def _compared(tables: Mapping[str, Any], key: str) -> object:
+def _compared(tables: Mapping[str, object], key: str) -> object:
     """A table of a recipe without the place where this machine stores the data."""
     table = tables.get(key)
     return {k: v for k, v in table.items() if k != "data_dir"} if isinstance(table, Mapping) else table
 
 
-def _read(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
+def _read(path: Path, above: tuple[Path, ...] = ()) -> Table:
     """The tables of a recipe file, merged over those of its `base`, which may have one itself.
 
     `base` is the name of a recipe that comes with the package, or a path that ends in .toml, as seen from the file.
@@ -219,7 +220,7 @@ def _base_path(path: Path, base: object) -> Path:
         raise RecipeError(f"recipe {path.name!r}: base: {' '.join(str(error).split())}") from None
 
 
-def recipe_of(data: Mapping[str, Any], where: str = "") -> Recipe:
+def recipe_of(data: Mapping[str, object], where: str = "") -> Recipe:
     """The recipe that plain tables describe; what [stages.NAME] leaves out is as in the recipe's own tables."""
     stages = data.get("stages")
     if isinstance(stages, Mapping):

@@ -22,7 +22,7 @@ MAPPINGS: dict[str, type[dict[Any, Any]]] = {"$dict": dict, "$ordered": OrderedD
 MAPPING_TAGS = {cls: tag for tag, cls in MAPPINGS.items()}
 
 
-def pack_state(state: Any, prefix: str) -> tuple[dict[str, Tensor], Any]:
+def pack_state(state: object, prefix: str) -> tuple[dict[str, Tensor], object]:
     """Split a nested state into flat tensors, named by their path below `prefix`, and a skeleton for `meta`.
 
     Lists, and dicts whose keys are text without a leading `$`, stand for themselves. What JSON lacks becomes
@@ -36,15 +36,15 @@ def pack_state(state: Any, prefix: str) -> tuple[dict[str, Tensor], Any]:
         raise CheckpointError(f"state {prefix!r} contains itself or nests too deep: flatten it") from error
 
 
-def _pack(state: Any, where: str, tensors: dict[str, Tensor]) -> Any:
+def _pack(state: object, where: str, tensors: dict[str, Tensor]) -> object:
     if is_plain(state):
         return state
     if isinstance(state, Tensor):
         return {"$tensor": _keep(state, where, tensors)}
-    if type(state) in (list, tuple):
+    if isinstance(state, list | tuple) and type(state) in (list, tuple):  # not a NamedTuple
         items = [_pack(item, _join(where, index), tensors) for index, item in enumerate(state)]
         return items if type(state) is list else {"$tuple": items}
-    if type(state) in MAPPING_TAGS:
+    if isinstance(state, dict) and type(state) in MAPPING_TAGS:
         return _pack_mapping(state, where, tensors)
     raise CheckpointError(
         f"state {where!r} is of type {type(state).__name__}; wanted a tensor, number, str, None, list, "
@@ -52,13 +52,13 @@ def _pack(state: Any, where: str, tensors: dict[str, Tensor]) -> Any:
     )
 
 
-def _pack_mapping(state: dict[Any, Any], where: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
+def _pack_mapping(state: dict[object, object], where: str, tensors: dict[str, Tensor]) -> dict[str, object]:
     for key in state:
         if type(key) not in (str, int):
             raise CheckpointError(f"key {key!r} of state {where!r} is a {type(key).__name__}; wanted str or int")
     pairs = [[key, _pack(value, _join(where, key), tensors)] for key, value in state.items()]
-    if type(state) is dict and not any(type(key) is int or key.startswith("$") for key in state):
-        return dict(pairs)
+    if type(state) is dict and all(isinstance(key, str) and not key.startswith("$") for key in state):
+        return {str(key): value for key, value in pairs}
     return {MAPPING_TAGS[type(state)]: pairs}
 
 
@@ -74,7 +74,7 @@ def _keep(tensor: Tensor, name: str, tensors: dict[str, Tensor]) -> str:
     return name
 
 
-def unpack_state(skeleton: Any, tensors: Mapping[str, Tensor]) -> Any:
+def unpack_state(skeleton: object, tensors: Mapping[str, Tensor]) -> object:
     """The inverse of `pack_state`; `tensors` may hold others besides, and is not copied."""
     try:
         return _unpack(skeleton, tensors)
@@ -82,7 +82,7 @@ def unpack_state(skeleton: Any, tensors: Mapping[str, Tensor]) -> Any:
         raise CheckpointError("skeleton of a state nests too deep: it is not from pack_state") from error
 
 
-def _unpack(node: Any, tensors: Mapping[str, Tensor]) -> Any:
+def _unpack(node: object, tensors: Mapping[str, Tensor]) -> object:
     if is_plain(node):
         return node
     if type(node) is list:
@@ -97,7 +97,7 @@ def _unpack(node: Any, tensors: Mapping[str, Tensor]) -> Any:
     return _unpack_tag(tag, body, tensors)
 
 
-def _unpack_tag(tag: str, body: Any, tensors: Mapping[str, Tensor]) -> Any:
+def _unpack_tag(tag: str, body: object, tensors: Mapping[str, Tensor]) -> object:
     if tag == "$tensor" and type(body) is str:
         if body not in tensors:
             raise CheckpointError(f"tensor {body!r} of the state is missing: use a checkpoint of this very state")

@@ -11,6 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from torchcaps.config import Table
 from torchcaps.data import batch_position
 from torchcaps.errors import CheckpointError, RecipeError, TrainingError, suggestion
 from torchcaps.models import Model
@@ -113,15 +114,14 @@ class TrainState:
     def restore(self, checkpoint: Checkpoint) -> None:
         """Go to where a checkpoint of the same recipe was made in this stage."""
         meta = checkpoint.meta
-        state = unpack_state(checkpoint.state, checkpoint.tensors)
-        self.model.load_state_dict(state["model"])
+        load_weights(self.model, checkpoint)
         if self.optimizer:
-            if state["optimizer"] is None:
+            if meta.weights_only:
                 raise ValueError("it holds weights alone; to train further, name its run as `start` of another")
-            self.optimizer.load_state_dict(state["optimizer"])
+            self.optimizer.load_state_dict(_unpack_entry(checkpoint, "optimizer"))
             _lay_out_like_parameters(self.optimizer)
         if self.schedule:
-            self.schedule.load_state_dict(state["schedule"])
+            self.schedule.load_state_dict(_unpack_entry(checkpoint, "schedule"))
         self.steps_before = meta.steps_before
         self.step = meta.step - meta.steps_before
         self.seconds = meta.seconds
@@ -216,14 +216,18 @@ def restore_training(training: TrainState, recipe: Recipe, checkpoint: Checkpoin
 def load_weights(model: Model, checkpoint: Checkpoint) -> None:
     """Fill a model with the weights of a checkpoint; the state of its optimizer is not read."""
     with _refusing_foreign():
-        model.load_state_dict(unpack_state(_entry(checkpoint.state, "model"), checkpoint.tensors))
+        model.load_state_dict(_unpack_entry(checkpoint, "model"))
 
 
-def _entry(skeleton: object, name: str) -> object:
-    """One entry of the skeleton of a state."""
-    if not isinstance(skeleton, Mapping) or name not in skeleton:
-        raise ValueError(f"its state has no entry '{name}'")
-    return skeleton[name]
+def _unpack_entry(checkpoint: Checkpoint, name: str) -> Table:
+    """Return the state of the model, the optimizer or the schedule out of a checkpoint."""
+    skeleton = checkpoint.state
+    if not isinstance(skeleton, Mapping) or skeleton.get(name) is None:
+        raise ValueError(f"it holds no state of the {name}")
+    state = unpack_state(skeleton[name], checkpoint.tensors)
+    if not isinstance(state, dict):
+        raise ValueError(f"the state of the {name} is a {type(state).__name__}")
+    return state
 
 
 @contextmanager

@@ -48,11 +48,22 @@ def route(
     over: Literal["parents", "children"] = "parents",
     logits: Literal["accumulated", "replaced"] = "accumulated",
 ) -> tuple[Tensor, Tensor]:
-    """The last iteration's coupling c [b i j] and sum z [b j k], before squash, for children x [b i d].
+    """Route children without storing a vote; equal to `routing.dynamic` but for rounding.
 
-    The settings are those of `routing.Dynamic`, and it equals `routing.dynamic` to rounding. The coupling is a view in
-    which the batch lies together, as the other functions here want it. Finite for all finite float32 (routed in
-    float64 where a squared length may overflow) and for float64 whose votes stay below 1e150.
+    Finite for all finite float32 (routed in float64 where a squared length may overflow) and for float64 whose votes
+    stay below 1e150.
+
+    Args:
+        x: Children [b i d].
+        W: Weights [i j k d].
+        iterations: This and all settings below are those of `routing.Dynamic`.
+        agreement: "dot" or "cosine".
+        over: What the coupling is normalized over, "parents" or "children".
+        logits: "accumulated" or "replaced".
+
+    Returns:
+        The last iteration's coupling c [b i j], a view in which the batch lies together, as the other functions here
+        want it, and its sum z [b j k], before squash.
     """
     wide = torch.float64 if _may_overflow(x, W) else x.dtype
     if iterations > 1 and _loops(x, W):
@@ -79,7 +90,16 @@ def route(
 
 @torch.no_grad()
 def forward(x: Tensor, W: Tensor, c: Tensor | float) -> Tensor:
-    """z_j = sum_i c_ij W_ij x_i: children [b i d] and coupling [b i j], or one number for all, -> [b j k]."""
+    """Compute z_j = sum_i c_ij W_ij x_i.
+
+    Args:
+        x: Children [b i d].
+        W: Weights [i j k d].
+        c: Coupling [b i j], or one number for all.
+
+    Returns:
+        z [b j k].
+    """
     if isinstance(c, Tensor) and _loops(x, W, c):
         total = compiled.weighted_sum(W, to_blocks(x, children=True), compiled.blocked_coupling(c))
         return from_blocks(total, len(x))
@@ -88,7 +108,16 @@ def forward(x: Tensor, W: Tensor, c: Tensor | float) -> Tensor:
 
 @torch.no_grad()
 def reverse(h: Tensor, W: Tensor, c: Tensor | float) -> Tensor:
-    """sum_j c_ij W_ij^T h_j: parents [b j k] and coupling [b i j], or one number for all, -> [b i d], a view."""
+    """Compute sum_j c_ij W_ij^T h_j.
+
+    Args:
+        h: Parents [b j k].
+        W: Weights [i j k d].
+        c: Coupling [b i j], or one number for all.
+
+    Returns:
+        Children [b i d], a view.
+    """
     if isinstance(c, Tensor) and _loops(h, W, c):
         return compiled.reverse(W, compiled.blocked_coupling(c), to_blocks(h), len(h))
     P = _ordered(W)
@@ -107,11 +136,16 @@ def reverse(h: Tensor, W: Tensor, c: Tensor | float) -> Tensor:
 
 @torch.no_grad()
 def grad(x: Tensor, c: Tensor | float, a: Tensor, onto: Tensor | None = None) -> Tensor:
-    """sum_b c_ij a_j x_i^T: children [b i d], coupling [b i j] or one number, and a [b j k] -> [i j k d].
+    """Compute sum_b c_ij a_j x_i^T: with a = 2 z / (1 + |z|^2) one phase of Hauser 2019, eq. 18, over the batch.
 
-    Given another such sum, it is added `onto` that one, which may not be used any more.
+    Args:
+        x: Children [b i d].
+        c: Coupling [b i j], or one number for all.
+        a: Parents [b j k].
+        onto: Another such sum, which this one is added to; it may not be used any more.
 
-    With a = 2 z / (1 + |z|^2) it is one phase of Hauser 2019, eq. 18, summed over the batch.
+    Returns:
+        [i j k d].
     """
     (_, i, d) = x.shape
     (_, j, k) = a.shape

@@ -36,16 +36,28 @@ FFT_COST = 175
 
 
 def fourier_conv2d(x: Tensor, w: Tensor, stride: int = 1) -> Tensor:
-    """Images [b c h w] and kernels [o c t t] -> [b o h' w'], as `torch.nn.functional.conv2d` without padding or bias.
+    """Convolve as `torch.nn.functional.conv2d` without padding or bias; with first derivatives only.
 
-    Channels c and o are whole SIMD vectors (`simd_layout.block_size`). With first derivatives only.
+    Args:
+        x: Images [b c h w]; c is a multiple of the numbers of a SIMD vector (`simd_layout.block_size`).
+        w: Kernels [o c t t]; so is o.
+        stride: Of rows and columns.
+
+    Returns:
+        [b o h' w'].
     """
     y: Tensor = _forward(x, w, stride)
     return y
 
 
 def is_faster(x: Tensor, w: Tensor, stride: int) -> bool:
-    """Whether spectra cost less than a direct convolution of such images and kernels, and can be had."""
+    """Return whether spectra can be used and cost less than a direct convolution.
+
+    Args:
+        x: Images [b c h w].
+        w: Kernels [o c t t].
+        stride: Of rows and columns.
+    """
     if not (kernels_enabled() and has_loops(x, w) and _fit(x, w)) or any(n % block_size(x.dtype) for n in w.shape[:2]):
         return False
     z = _Sizes.of(x, w, stride)

@@ -106,17 +106,17 @@ def dot_query(V: Array, row: int, Q: Array, n: int, j: int) -> Vector:
 
 
 @inline
-def add_weighted_votes(S: Array, n: int, j: int, V: Array, weight: Array, rows: Range) -> None:
-    """Add the sum over rows of weight[row] V[row] to s_j."""
+def add_weighted_votes(S: Array, n: int, j: int, V: Array, weight: Array, row: int, rows: int) -> None:
+    """Add the sum of weight[r] V[r] over some rows r, from `row` on, to s_j."""
     K = S.shape[2]
     for k in range(0, K - 3, 4):
         s = load4(S, (n, j, k))
-        for r in range(rows.start, rows.stop):
+        for r in range(row, row + rows):
             s = fma4(load(weight, r), load4(V, (r, k)), s)
         store(S, (n, j, k), s)
     for k in range(K // 4 * 4, K):
         t = load(S, (n, j, k))
-        for r in range(rows.start, rows.stop):
+        for r in range(row, row + rows):
             t = fma(load(weight, r), load(V, (r, k)), t)
         store(S, (n, j, k), t)
 
@@ -213,7 +213,7 @@ def route_parents(problem: DynamicProblem, C: Array, S: Array, start: int, stop:
                     store(c, (j,), e)
                     if C.shape[0] > 0:
                         store(C, (i, j, n * L), e)
-                    add_weighted_votes(S, n, j, V, c, Range(j, j + 1))
+                    add_weighted_votes(S, n=n, j=j, V=V, weight=c, row=j, rows=1)
 
 
 @loop
@@ -263,7 +263,7 @@ def route_children(problem: DynamicProblem, C: Array, S: Array, Z: Array, blocks
                 store(Z, (0, j, n * L), new)
                 store(Z, (1, j, n * L), z)
                 scale(S, n, j, shrink)
-                add_weighted_votes(S, n, j, V, c, Range(0, rows))
+                add_weighted_votes(S, n=n, j=j, V=V, weight=c, row=0, rows=rows)
 
     # Divide by the sums, the totals and then the coupling.
     for j in range(parents.start, parents.stop):

@@ -70,7 +70,7 @@ def query_grad_parents(problem: DynamicProblem, dS: Array, Z: Array, dQ: Array, 
                     if floor > 0:
                         e = e * load(length, (j,))
                     store(c, (j,), e)
-                    add_weighted_votes(dQ, n, j, V, c, Range(j, j + 1))
+                    add_weighted_votes(dQ, n=n, j=j, V=V, weight=c, row=j, rows=1)
 
 
 @loop
@@ -106,4 +106,4 @@ def query_grad_children(problem: DynamicProblem, dS: Array, Z: Array, dQ: Array,
                         b = b * length
                         dc = dc * length
                     store(e, (r,), ((exp(b - top) * inverse) * dc))
-                add_weighted_votes(dQ, n, j, V, e, Range(0, rows))
+                add_weighted_votes(dQ, n=n, j=j, V=V, weight=e, row=0, rows=rows)

@@ -20,7 +20,7 @@ from torchcaps.math.squash import norm, squash
 from torchcaps.models import MODELS, MatrixConfig
 from torchcaps.models.base import Model
 from torchcaps.routing import EM, ROUTERS, Compete, Dynamic, Router, stack_info
-from torchcaps.train.recipe import Recipe
+from torchcaps.train.recipe import Recipe, load_recipe
 from torchcaps.types import Batch, Capsules, RoutingInfo
 
 ROUTED = [name for name in MODELS if any("routing.name" in key for key, _, _ in describe(MODELS[name]))]
@@ -174,3 +174,9 @@ def test_the_command_line_trains_with_a_router_by_name(tmp_path: Path, capsys: p
     code, _, error = run(capsys, recipe, "--out", tmp_path / "run", *flags)
     assert code == 0, error
     assert "did you mean 'em'" in refused(capsys, recipe, "--out", tmp_path / "other", "--model.routing.name", "emm")
+
+
+def test_a_recipe_that_sets_its_router_can_be_given_another() -> None:
+    recipe = load_recipe("matrix-mnist-small", parse_overrides(["--model.routing.name", "dynamic"]))
+    assert settings(recipe) == Dynamic()
+    assert isinstance(settings(load_recipe("matrix-mnist-small")), EM)

@@ -32,7 +32,16 @@ _DARK = -2.0
 
 @dataclass(frozen=True)
 class AutoencoderConfig:
-    """Sizes of the two convolutions; the defaults make 28x28 images 6x6x128 features, the 576 x 8 of Hauser 2019."""
+    """Sizes of the two convolutions; the defaults make 28x28 images 6x6x128 features, the 576 x 8 of Hauser 2019.
+
+    Attributes:
+        channels: Of the two convolutions.
+        kernel: Side of both.
+        stride: Step of the second.
+        slope: Of the leaky ReLU below 0.
+        dropout: Share of g and h that is dropped in training.
+        biases: Whether there are biases; the paper names none.
+    """
 
     channels: tuple[Count, Count] = (128, 128)
     kernel: Count = 9
@@ -52,7 +61,7 @@ class Autoencoder(Model):
     """Images [b c h w] in [0, 1] -> features [b C2 h' w'] -> images, with tied filters."""
 
     fewest = 1
-    """Training images that what is built on the features needs at least."""
+    """The least number of training images, as models that are built on the features may need one for each capsule."""
 
     def __init__(self, config: AutoencoderConfig, spec: ImageSpec) -> None:
         super().__init__()
@@ -63,13 +72,13 @@ class Autoencoder(Model):
         middle = Grid.of_image(spec.height, spec.width).window(config.kernel, 1).out
         places = middle.window(config.kernel, config.stride).out
         self._grid = places.height, places.width
-        self._unreached = _left_over(middle.height, config), _left_over(middle.width, config)
+        self._unreached = _unreached_rows(middle.height, config), _unreached_rows(middle.width, config)
         self.conv1 = nn.Conv2d(spec.channels, C1, config.kernel, bias=config.biases)
         self.conv2 = Convolution(C1, C2, config.kernel, config.stride, bias=config.biases)
         self.e1 = nn.Parameter(torch.zeros(C1)) if config.biases else None
         self.e0 = nn.Parameter(torch.full((spec.channels,), _DARK)) if config.biases else None
-        _start(self.conv1, std=0.05)
-        _start(self.conv2, std=(config.kernel**2 * C1) ** -0.5)
+        _initialize(self.conv1, std=0.05)
+        _initialize(self.conv2, std=(config.kernel**2 * C1) ** -0.5)
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -77,7 +86,11 @@ class Autoencoder(Model):
         return self._grid
 
     def prepare(self, images: Tensor) -> None:
-        """Refuse, before hours of training, images [n c h w] that nothing can be learned from."""
+        """Refuse, before hours of training, images [n c h w] that nothing can be learned from.
+
+        Raises:
+            DataError: If there are too few images, or all are the same.
+        """
         if len(images) < self.fewest:
             raise DataError(f"{len(images)} training images for {self.fewest} capsules; at least one each is wanted")
         if bool((images == images[:1]).all()):
@@ -85,14 +98,14 @@ class Autoencoder(Model):
 
     @in_chunks
     def encode(self, images: Tensor) -> Tensor:
-        """Features h [b C2 h' w']; in training with dropout on the first layer."""
+        """Compute the features h [b C2 h' w'] of images [b c h w]; in training with dropout on the first layer."""
         check_images(images, self.spec)
         _check_pixels(images)
         g = self._dropped(self._leaky(self.conv1(images)))  # [b C1 h-K+1 w-K+1]
         return self._leaky(self.conv2(g))  # [b C2 h' w']
 
     def logits(self, features: Tensor) -> Tensor:
-        """[b c h w] the image before its sigmoid; in training with dropout on the features."""
+        """Decode features [b C2 h' w'] to images [b c h w] before their sigmoid; in training with dropout."""
         self._check_features(features)
         h = self._dropped(features)
         w1 = self.conv1.weight
@@ -101,7 +114,7 @@ class Autoencoder(Model):
         return conv_transpose2d(self._leaky(g), w1, self.e0)  # [b c h w]
 
     def decode(self, features: Tensor) -> Tensor:
-        """Features [b C2 h' w'] -> images [b c h w] in [0, 1]."""
+        """Decode features [b C2 h' w'] to images [b c h w] in [0, 1]."""
         return self.logits(features).sigmoid()
 
     def forward(self, images: Tensor) -> Tensor:
@@ -129,13 +142,13 @@ class Autoencoder(Model):
             )
 
 
-def _left_over(side: int, config: AutoencoderConfig) -> int:
+def _unreached_rows(side: int, config: AutoencoderConfig) -> int:
     """Rows that the last stride does not reach; the transposed convolution must add them to give the size back."""
     return (side - config.kernel) % config.stride
 
 
-def _start(conv: nn.Conv2d, std: float) -> None:
-    """w ~ N(0, std²), b = 0."""
+def _initialize(conv: nn.Conv2d, std: float) -> None:
+    """Draw w ~ N(0, std²), and set b = 0."""
     nn.init.normal_(conv.weight, std=std)
     if conv.bias is not None:
         nn.init.zeros_(conv.bias)

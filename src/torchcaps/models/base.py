@@ -1,4 +1,4 @@
-"""What training and evaluation ask of a model and of its stages, and the one check of its images."""
+"""The base class of models: what training and evaluation ask of a model and of its stages; checks of images."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ __all__ = ["Model", "ModelConfig", "check_classes", "check_images", "check_spec"
 
 
 class Model(nn.Module):
-    """A network that can say what it wants: `objective(batch, step)["loss"]` is the scalar that training lowers.
+    """A network with an objective: `objective(batch, step)["loss"]` is the scalar that training lowers.
 
     The other entries of that dictionary are means over the batch worth a line in the journal.
 
     A model may be trained in `stages()`, one after the other. A stage is a Model itself: its `parameters()` are the
     ones that it trains, and they and all else that it learns belong to the whole model, whose state is what a
-    checkpoint holds. The rest stands still, in evaluation mode. A stage goes through
+    checkpoint holds. All else does not change and is in evaluation mode. A stage goes through
 
         prepare(images), objective(batch, 0), objective(batch, 1), ..., finish()
 
@@ -40,10 +40,23 @@ class Model(nn.Module):
     empty."""
 
     def objective(self, batch: Batch, step: int) -> dict[str, Tensor]:
+        """Return the loss of a batch, and means over the batch worth a line in the journal.
+
+        Args:
+            batch: Images, labels and indices.
+            step: Number of the training step in this stage, from 0.
+
+        Returns:
+            Name -> scalar; "loss" is the one that training lowers.
+        """
         raise TypeError(f"{type(self).__name__} states no objective to train by")
 
     def scores(self, images: Tensor) -> Tensor:
-        """[b j] one number a class, larger = more likely; only classifiers have it."""
+        """Return scores [b j] of images [b c h w], one number a class, larger = more likely.
+
+        Raises:
+            TypeError: If the model is not a classifier.
+        """
         raise TypeError(f"{type(self).__name__} is not a classifier")
 
     @property
@@ -52,19 +65,22 @@ class Model(nn.Module):
         return type(self).scores is not Model.scores
 
     def stages(self) -> dict[str, Model]:
-        """Name -> stage in the order of training; the names are those of `STAGES` of the model's configuration."""
+        """Return name -> stage in the order of training; the names are `STAGES` of the model's configuration."""
         return {"all": self}
 
     def prepare(self, images: Tensor) -> None:
-        """Before a stage's first step, and before the next one after a resumption: all training images [n c h w].
+        """Get ready for a stage: called before its first step, and before the next one after a resumption.
 
-        They are bytes, and `batch.indices` counts in them, so that a stage may keep what parts that stand still make
-        of them (as a plain attribute: a buffer would travel between processes at every step). Called in evaluation
-        mode, without gradients, with the same random numbers each time.
+        A stage may store what layers that do not change compute of the images (as a plain attribute: a buffer would be
+        sent between processes at every step). Called in evaluation mode, without gradients, and with the same random
+        numbers each time, which the seed of the run decides.
+
+        Args:
+            images: All training images [n c h w] as bytes; `batch.indices` are rows of them.
         """
 
     def finish(self) -> None:
-        """After a stage's last step, before it is saved: in evaluation mode, without gradients, safe to repeat.
+        """Conclude a stage: called after its last step, in evaluation mode, without gradients; safe to repeat.
 
         What it changes it must change in place (`copy_`), so that memory is laid out as after a resumption.
         """
@@ -80,7 +96,15 @@ class ModelConfig(Protocol):
 
 
 def is_correct(scores: Tensor, labels: Tensor) -> Tensor:
-    """[b] true where the highest of the scores [b j] is that of the label [b], or the m highest those of [b m]."""
+    """Return where a classifier is right: the highest score is that of the label, or the m highest those of m labels.
+
+    Args:
+        scores: [b j].
+        labels: Class numbers [b], or [b m] of images that show m things.
+
+    Returns:
+        [b] truth values.
+    """
     if labels.ndim == 1:
         return scores.argmax(-1) == labels
     highest = scores.topk(labels.shape[1], dim=-1).indices.sort(-1).values
@@ -88,7 +112,15 @@ def is_correct(scores: Tensor, labels: Tensor) -> Tensor:
 
 
 def check_spec(spec: ImageSpec, smallest: int) -> None:
-    """Refuse, when a model is built, images that it cannot be built for; `smallest` is the side it needs."""
+    """Refuse, when a model is built, images that it cannot be built for.
+
+    Args:
+        spec: Shape of the images, and classes.
+        smallest: The side that the model needs, in pixels.
+
+    Raises:
+        ShapeError: If the images are smaller, or something is below 1.
+    """
     for name, count in spec._asdict().items():
         if count < 1:
             raise ShapeError(f"{name} = {count}; at least 1 is wanted")
@@ -100,13 +132,26 @@ def check_spec(spec: ImageSpec, smallest: int) -> None:
 
 
 def check_classes(spec: ImageSpec) -> None:
-    """Refuse, when a classifier is built, images that are all of one class."""
+    """Refuse, when a classifier is built, images that are all of one class.
+
+    Raises:
+        DataError: If there is a single class.
+    """
     if spec.classes == 1:
         raise DataError("all images are of a single class; a classifier needs two or more to tell apart")
 
 
 def check_images(images: Tensor, spec: ImageSpec) -> None:
-    """Images [b c h w] of the model's size with finite values, or one line that says what came instead."""
+    """Refuse images that are not of the model's shape, floating point and finite.
+
+    Args:
+        images: What came for [b c h w].
+        spec: What the model was built for.
+
+    Raises:
+        ShapeError: If shape or type are others.
+        DataError: If a value is not finite; not checked inside `torch.compile`.
+    """
     wanted = f"[b {spec.channels} {spec.height} {spec.width}]"
     if images.ndim != 4 or tuple(images.shape[1:]) != tuple(spec[:3]):
         raise ShapeError(f"images have shape {list(images.shape)}; this model wants {wanted}")

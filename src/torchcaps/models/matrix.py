@@ -48,11 +48,16 @@ def _authors_routing() -> EM:
 class MatrixInit:
     """How training starts. Weights are normal, cut at two standard deviations; these are the deviations.
 
-    on, on_bias       of a primary capsule's switch: sigmoid(x - 1)
-    switch            (s, a) of the convolutional capsules' switches, see `Switches`
-    switch_classes    (s, a) of the class capsules' switches
-    identity          W of the convolutional capsules starts around the identity instead of around 0: all votes of a
-                      window are then about the same thing from the first step on
+    Attributes:
+        conv: Of the first convolution; its bias is `conv_bias`.
+        pose: Of the primary capsules' poses.
+        on: Of the primary capsules' activations sigmoid(x - 1); their bias is `on_bias`.
+        capsules: Of W of the convolutional capsules.
+        classes: Of W of the class capsules.
+        switch: (s, a), the activation bias of the convolutional capsules, see `ActivationBias`.
+        switch_classes: (s, a), the activation bias of the class capsules.
+        identity: W of the convolutional capsules starts around the identity instead of around 0: all votes of a window
+            are then about the same thing from the first step on.
     """
 
     conv: PositiveFloat = 0.05
@@ -188,7 +193,7 @@ class ActivationBias(nn.ParameterDict):
 
     @staticmethod
     def create(count: int, start: tuple[float, float]) -> ActivationBias:
-        """`count` switches that start at (s, a)."""
+        """Return the biases of `count` parent types, which start at (s, a)."""
         s, a = start
         values = {"beta_a": torch.full((count,), a), "beta_u": torch.full((count,), s)}
         return ActivationBias({name: nn.Parameter(value) for name, value in values.items()})

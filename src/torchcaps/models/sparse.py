@@ -42,18 +42,25 @@ __all__ = [
 class SparseConfigBase:
     """How latent capsules compete, and how they redraw the image, whatever network makes them.
 
-    capsules        L, how many there are
-    sparse          False: the dense control, whose capsules all reach the decoder
-    gamma, cut      mask exp(-gamma rank / (L - 1)), 0 below the cut
-    alpha           of the moving average of how often each capsule comes first
-    boost, every    step of the boost, and the batches from one to the next
-    band            of lifetime frequencies in which a boost stays; none = (.64, 1.6) / L, the paper's [.04, .1] at
-                    L = 16 (the authors' code has [.03, .12])
-    relative        rank by the support over its own moving average, for routing that supports some capsules always
-    ramp            training batches over which gamma rises from 0 (our own); 0 = it is there at once. Elsewhere all
-                    of it counts, so that within the ramp images are redrawn from fewer capsules than have learned to
-    reconstruction  weight of the sum of squared errors
-    decoder         units of its hidden layers
+    Attributes:
+        capsules: L, how many there are.
+        sparse: False for the dense control, whose capsules all reach the decoder.
+        gamma: Of the mask exp(-gamma rank / (L - 1)).
+        cut: The least mask that counts; below it the mask is 0.
+        alpha: Of the moving average of how often each capsule comes first.
+        boost: Step of the boost.
+        every: Training batches from one boost to the next.
+        band: Lifetime frequencies in which a boost stays; none = (.64, 1.6) / L, the paper's [.04, .1] at L = 16 (the
+            authors' code has [.03, .12]).
+        relative: Rank by the support over its own moving average, for routing that always supports some capsules.
+        ramp: Training batches over which gamma rises from 0 (our own); 0 = none. In evaluation all of gamma counts, so
+            that within the ramp images are redrawn from fewer capsules than in training.
+        reconstruction: Weight of the sum of squared errors.
+        decoder: Units of its hidden layers.
+        routing: Any router of `ROUTERS`.
+
+    Raises:
+        RecipeError: If a setting is out of range.
     """
 
     capsules: Count = 16
@@ -80,10 +87,15 @@ class SparseConfigBase:
 class SparseConfig(SparseConfigBase):
     """Sizes and competition; the defaults are those of Rawlinson 2018, which trains on 40x40 images.
 
-    shared          all places share one W, and votes say where they come from (our own)
-    coordinates     how much a pixel counts there; of `shared` alone
-    frames          each capsule draws a picture of its own, into a frame of its own (our own)
-    side            pixels of such a picture; of `frames` alone
+    Attributes:
+        dimension: Numbers of a latent capsule's pose.
+        channels: Of the first convolution, whose side is `kernel` and whose step is `stride`.
+        types: Primary capsules at one place, of `type_dimension` numbers each, made by a convolution with
+            `primary_kernel` and `primary_stride`.
+        shared: All places share one W, and votes say where they come from (our own).
+        coordinates: How much a pixel counts there; of `shared` alone.
+        frames: Each capsule draws a picture of its own, into a frame of its own (our own).
+        side: Pixels of such a picture; of `frames` alone.
     """
 
     dimension: Count = 16
@@ -120,8 +132,17 @@ class SmallSparseConfig(SparseConfig):
 
 
 class SparseOutput(NamedTuple):
-    """Latent capsules [b j k] as routing left them, v before the mask and v' behind it, the mask's ranks [b j] and
-    support [b j], and how the capsules below, [b h w i d], were routed."""
+    """What a network with a mask computes of images.
+
+    Attributes:
+        latent: Latent capsules [b j k] as routing left them.
+        unmasked: v, whose poses vanish with their activations.
+        masked: v' = v m.
+        ranks: [b j] that made the mask.
+        support: [b j] that made the ranks.
+        primary: The capsules below, [b h w i d].
+        info: The record of the routing.
+    """
 
     latent: Capsules
     unmasked: Capsules
@@ -192,7 +213,7 @@ def build_mask(config: SparseConfigBase) -> SparseMask:
 
 
 class SparseModel(Model):
-    """What a network with a mask and a decoder does without labels; `forward` returns a SparseOutput."""
+    """Base of networks with a mask and a decoder, which learn without labels; `forward` returns a SparseOutput."""
 
     config: SparseConfigBase
     mask: SparseMask
@@ -200,7 +221,7 @@ class SparseModel(Model):
 
     @in_chunks
     def encode(self, images: Tensor) -> Capsules:
-        """The latent capsules v' [b j k] behind the mask: what decoder and read-out get to see."""
+        """Return the latent capsules v' [b j k] behind the mask, the input of decoder and probes."""
         out: SparseOutput = self(images)
         return out.masked
 

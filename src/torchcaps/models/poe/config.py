@@ -18,30 +18,35 @@ __all__ = ["DecoderConfig", "EnergyConfig", "PoEConfig"]
 
 
 def _uniform() -> Dynamic:
+    """Uniform coupling that sums to 1 over children."""
     return Dynamic(iterations=1, agreement="cosine", over="children")
 
 
 @dataclass(frozen=True)
 class EnergyConfig:
-    """The capsule encoder W and how it learns.
+    """The capsule encoder W and how it learns. Settings from `bias` on count in mode "competition" alone.
 
-    mode        "paper": Algorithm 1 as printed. "offset": the visible children are centerd (eq. 1 has such a bias,
-                eq. 7 dropped it). "competition": centerd, and capsules compete for each image.
-    routing     how the coupling is found; 1 iteration is uniform coupling, which needs no routing at all
-    magnitudes  hidden capsules pass on their expected length ("mean") or are drawn on or off ("bernoulli")
-    chain       the model's phase starts from the "data" (CD) or from where it stopped ("persistent"), for `steps` steps
-    particles   how many persistent chains there are
-    gradient    eq. 18 in "closed" form, or by "autograd" from the free energy
-    init        standard deviation of the entries of c W at the start; in mode "paper" that of W is .1
+    Attributes:
+        mode: "paper": Algorithm 1 as printed. "offset": the visible children are centered (eq. 1 has such a bias, eq. 7
+            dropped it). "competition": centered, and capsules compete for each image.
+        routing: How the coupling is found, by any router without learned scalars; 1 iteration of dynamic routing is
+            uniform coupling, which needs no routing at all.
+        magnitudes: Hidden capsules pass on their expected length ("mean") or are drawn on or off ("bernoulli").
+        chain: The negative phase starts from the "data" (CD) or from where it stopped ("persistent").
+        steps: Of the chain.
+        particles: How many persistent chains there are.
+        gradient: Eq. 18 in "closed" form, or by "autograd" from the free energy.
+        init: Standard deviation of the entries of c W at the start; in mode "paper" that of W is .1.
+        bias: Length of the hidden bias at the end: it keeps a capsule's poses on one side of their sphere.
+        bias_start: Its length at the start: while it is long, a capsule can learn little but one picture.
+        gain: Of the reverse pass over the forward one: few hidden capsules of length 1 stand for many visible ones.
+        sharpness: gamma of the rank mask exp(-gamma rank / (J - 1)) at the end; its start is 0.
+        ramp: Steps over which gamma rises.
+        loosen: Steps over which the bias goes from its start to its end.
+        boost: Step of the boost that capsules which win too seldom get, on a support between 0 and 2.
 
-    Only in mode "competition":
-    bias        length of the hidden bias at the end: it keeps a capsule's poses on one side of their sphere
-    bias_start  its length at the start: while it is long, a capsule can learn little but one picture
-    gain        of the reverse pass over the forward one: few hidden capsules of length 1 answer for many visible ones
-    sharpness   gamma of the rank mask exp(-gamma rank / (J - 1)) at the end; its start is 0
-    ramp        steps over which gamma rises
-    loosen      steps over which the bias goes from its start to its end
-    boost       step of the boost that capsules which win too seldom get, on a support between 0 and 2
+    Raises:
+        RecipeError: If a setting is out of range, or the router has learned scalars.
     """
 
     mode: Literal["competition", "offset", "paper"] = "competition"
@@ -79,9 +84,10 @@ class EnergyConfig:
 class DecoderConfig:
     """The capsule decoder U and how it learns.
 
-    rule    "least squares": closed form, in one pass over the images. "gradient": on the image's reconstruction through
-            the frozen autoencoder. "paper": section 4.1's own rule, which undershoots.
-    ridge   of the least squares, relative to the mean square of a code's numbers
+    Attributes:
+        rule: "least squares": closed form, in one pass over the images. "gradient": on the image's reconstruction
+            through the frozen autoencoder. "paper": section 4.1's own rule, which undershoots.
+        ridge: Of the least squares, relative to the mean square of a code's numbers.
     """
 
     rule: Literal["least squares", "gradient", "paper"] = "least squares"
@@ -93,7 +99,16 @@ class DecoderConfig:
 
 @dataclass(frozen=True)
 class PoEConfig:
-    """Sizes of Hauser 2019, section 4.1: 20 capsules of 16 numbers over 8-dimensional children."""
+    """Products of expert capsules; the defaults are the sizes of Hauser 2019, section 4.1.
+
+    Attributes:
+        capsules: J, 20 in the paper.
+        dimension: Numbers of a capsule's pose.
+        child_dimension: Numbers of a child: channels of the autoencoder are grouped by it.
+        autoencoder: Of the first stage.
+        energy: The encoder, of the second stage.
+        decoder: Of the third stage.
+    """
 
     STAGES: ClassVar[tuple[str, ...]] = ("autoencoder", "capsules", "decoder")
 

@@ -30,7 +30,17 @@ def _votes(x: Tensor, U: Tensor) -> Tensor:
 
 
 def decoder_coupling(x: Tensor, U: Tensor, iterations: int = 3, votes: Tensor | None = None) -> Tensor:
-    """e [b j i]: routing by agreement in reverse, softmax over the capsules j that are on (x_j not 0)."""
+    """Find the decoder's coupling e by routing in reverse, with a softmax over the capsules that are on (x_j not 0).
+
+    Args:
+        x: Hidden capsules [b j k].
+        U: [j i d k].
+        iterations: Of the routing, 1 = uniform.
+        votes: U_ji x_j [b j i d], if they are known already.
+
+    Returns:
+        [b j i].
+    """
     votes = _votes(x, U) if votes is None else votes
     off = ~x.bool().any(-1)  # [b j]
     logits = votes.new_zeros(votes.shape[:3]).masked_fill(off.unsqueeze(-1), -torch.inf)
@@ -48,9 +58,20 @@ def _softmax(logits: Tensor) -> Tensor:
 
 
 def paper_update(U: Tensor, x: Tensor, z: Tensor, e: Tensor) -> Tensor:
-    """Section 4.1's rule, mean over the batch: dU_ji = 2 e_ji (z_i x_jᵀ / (1 + |z_i|²) - z~_i x~_jᵀ / (1 + |z~_i|²))
+    """Return the update of U by the rule of section 4.1, the mean over the batch.
 
-    [j i d k], with z~_i = sum_j e_ji U_ji x_j and x~_j = squash(sum_i e_ji U_jiᵀ z~_i).
+        dU_ji = 2 e_ji (z_i x_jᵀ / (1 + |z_i|²) - z~_i x~_jᵀ / (1 + |z~_i|²))
+
+    with z~_i = sum_j e_ji U_ji x_j and x~_j = squash(sum_i e_ji U_jiᵀ z~_i).
+
+    Args:
+        U: [j i d k].
+        x: Hidden capsules [b j k].
+        z: Pre-activations of the children [b i d].
+        e: Coupling [b j i].
+
+    Returns:
+        [j i d k].
     """
     flat = U.flatten(1, 2)  # [j (i d) k]
     model_z = (e.unsqueeze(-1) * _votes(x, U)).sum(1)  # [b i d]
@@ -66,7 +87,15 @@ def _spread(e: Tensor, z: Tensor) -> Tensor:
 
 
 class CapsuleDecoder(nn.Module):
-    """Capsules [b j k] -> pre-activations [b i d], and what the images said about each capsule's poses."""
+    """Capsules [b j k] -> pre-activations [b i d]; it also holds the distribution of each capsule's poses.
+
+    Args:
+        config: How U learns.
+        children: i.
+        capsules: j.
+        child_dimension: d.
+        dimension: k.
+    """
 
     intercept: Tensor
     gram: Tensor
@@ -95,28 +124,34 @@ class CapsuleDecoder(nn.Module):
         self.register_buffer("kept", torch.zeros(capsules, dtype=torch.int64))
 
     def forward(self, pose: Tensor) -> Tensor:
+        """Decode capsules [b j k] to pre-activations [b i d]."""
         if self.config.rule == "paper":
             votes = _votes(pose, self.U)
             return (decoder_coupling(pose, self.U, votes=votes).unsqueeze(-1) * votes).sum(1) + self.intercept
         return torch.einsum("jidk,bjk->bid", self.U, pose) + self.intercept
 
     def store_poses(self, z: Tensor, taken: Tensor) -> None:
-        """Keep the first poses z [n j k] of the images that each capsule takes part in, taken [n j]."""
+        """Store the first poses of the images that each capsule takes part in.
+
+        Args:
+            z: [n j k].
+            taken: [n j], true where the capsule takes part.
+        """
         for j in range(len(self.kept)):
             own = z[taken[:, j], j][:EXAMPLES]  # [n k]
             self.examples[j, : len(own)] = own
             self.kept[j] = len(own)
 
     def examples_of(self, j: int) -> Tensor:
-        """[n k] the poses kept of capsule j; a single 0 if it took part in no image."""
+        """Return the poses [n k] stored of capsule j; a single 0 if it took part in no image."""
         return self.examples[j, : max(1, int(self.kept[j]))]
 
     def pose_mean(self) -> Tensor:
-        """[j k] mean of z_j over the images that capsule j takes part in; 0 if there are none."""
+        """Return the mean [j k] of z_j over the images that capsule j takes part in; 0 if there are none."""
         return self.first / self.weight.clamp_min(1e-12).unsqueeze(-1)
 
     def pose_covariance(self) -> Tensor:
-        """[j k k] likewise."""
+        """Return the covariance [j k k] of z_j over the images that capsule j takes part in."""
         mean = self.pose_mean()
         second = self.second / self.weight.clamp_min(1e-12).view(-1, 1, 1)
         return second - mean.unsqueeze(-1) * mean.unsqueeze(-2)

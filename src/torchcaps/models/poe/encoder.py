@@ -1,4 +1,4 @@
-"""The capsule encoder: W, what it takes images for, and one step of contrastive divergence."""
+"""The capsule encoder W: from visible children to hidden capsules, and steps of contrastive divergence."""
 
 from __future__ import annotations
 
@@ -61,7 +61,15 @@ class CapsuleState(NamedTuple):
 
 
 class CapsuleEnergy(nn.Module):
-    """I visible children of d numbers <-> J hidden capsules of k numbers, W [i j k d]."""
+    """I visible children of d numbers <-> J hidden capsules of k numbers, by W [i j k d].
+
+    Args:
+        config: How it learns.
+        children: I.
+        capsules: J.
+        child_dimension: d.
+        dimension: k.
+    """
 
     bias: Tensor
     offset: Tensor
@@ -87,12 +95,18 @@ class CapsuleEnergy(nn.Module):
         self.mask = SparseMask(capsules, gamma=config.sharpness, delta=config.boost) if self.competes else None
 
     def visible(self, features: Tensor) -> Tensor:
-        """Features [b i d] -> children x_i = squash(features - offset); the paper's own have no offset."""
+        """Return the children x_i = squash(features - offset) of features [b i d]; the paper's have no offset."""
         return squash(features - self.offset)
 
     @torch.no_grad()
     def infer(self, x: Tensor, sharpness: float | None = None, boosted: bool = False) -> CapsuleState:
-        """Route, find z, and let the capsules compete; `sharpness` is the final one unless given."""
+        """Route, compute z, and let the capsules compete.
+
+        Args:
+            x: Visible children [b i d].
+            sharpness: gamma of the mask; None for the final one.
+            boosted: Whether the support is boosted, as in training.
+        """
         coupling, z = self.route(x)
         z = z + self.bias
         if self.mask is None:
@@ -103,7 +117,7 @@ class CapsuleEnergy(nn.Module):
         return CapsuleState(x, coupling, z, gate, ranks)
 
     def route(self, x: Tensor) -> tuple[energy.Coupling, Tensor]:
-        """Algorithm 1, line 1: the coupling, and z [b j k] without the bias."""
+        """Return the coupling of children x [b i d], and z [b j k] without the bias (Algorithm 1, line 1)."""
         r = self.config.routing
         if self.config.couples_uniformly:
             return self.share, contrastive_ops.forward(x, self.W, self.share)
@@ -116,7 +130,7 @@ class CapsuleEnergy(nn.Module):
         return coupling, contrastive_ops.forward(x, self.W, coupling)
 
     def support(self, x: Tensor, z: Tensor) -> Tensor:
-        """[b j] in [0, 2]: 1 + the cosine between x and what capsule j alone, uniformly coupled, would expect of it.
+        """Return the support [b j] in [0, 2]: 1 + the cosine between x and what capsule j alone would expect of it.
 
         With t_j = W_jᵀ z_j, the cosine is x . t_j / (|x| |t_j|) = (W_j x) . z_j / (|x| sqrt(z_jᵀ W_j W_jᵀ z_j)), where
         W_j x is z_j - b_j unless z_j was routed.
@@ -132,7 +146,7 @@ class CapsuleEnergy(nn.Module):
         return 1 + cosine
 
     def reconstruct_children(self, hidden: Tensor, coupling: energy.Coupling) -> Tensor:
-        """Pre-activations [b i d] that hidden capsules [b j k] expect: gain * sum_j c_ij W_ijᵀ x_j."""
+        """Return the pre-activations [b i d] that hidden capsules [b j k] expect: gain * sum_j c_ij W_ijᵀ x_j."""
         return self.gain * contrastive_ops.reverse(hidden, self.W, coupling)
 
     def winners(self, state: CapsuleState) -> Tensor:
@@ -175,18 +189,18 @@ class CapsuleEnergy(nn.Module):
         return {"loss": gap * self.scale(data.gate), "gap": gap, "error": error}
 
     def sharpness_at(self, step: int) -> float:
-        """gamma rises from 0 over `ramp` steps: without that, capsules that lose at first never learn."""
+        """Return gamma at a step: it rises from 0 over `ramp` steps, else capsules that lose at first never learn."""
         return self.config.sharpness * min(1.0, step / self.config.ramp)
 
     @torch.no_grad()
     def _update_bias(self, step: int) -> None:
-        """The hidden bias of a step, along the first axis: W may turn a capsule's space, so any direction will do."""
+        """Set the hidden bias of a step, along the first axis: W may turn a capsule's space, any direction will do."""
         if self.competes:
-            way = min(1.0, step / self.config.loosen)
-            self.bias[:, 0] = (1 - way) * self.config.bias_start + way * self.config.bias
+            progress = min(1.0, step / self.config.loosen)
+            self.bias[:, 0] = (1 - progress) * self.config.bias_start + progress * self.config.bias
 
     def scale(self, gate: Tensor | None) -> float:
-        """What makes a learning rate mean the same for any number of capsules and children, and any coupling.
+        """Return the factor that makes a learning rate mean the same for any number of capsules and any coupling.
 
         A step of c W, which is what z and the reconstruction see, is c² times the step that eq. 18 takes of W, and its
         effect grows with the power |x|² of the data and with the gain; a gate takes most images from a capsule.
@@ -228,12 +242,12 @@ class CapsuleEnergy(nn.Module):
 
     @torch.no_grad()
     def fit_offset(self, features: Tensor, chunk: int = 1000) -> None:
-        """Learn offset and power from all training features [n i d], and place the persistent chains."""
+        """Fit offset and power to all training features [n i d], and start the persistent chains."""
         n = len(features)
-        parts = torch.split(features, chunk)
+        chunks = torch.split(features, chunk)
         if self.config.mode != "paper":
-            self.offset.copy_(torch.stack([part.double().sum(0) for part in parts]).sum(0) / n)
-        power = sum(float(self.visible(part.to(self.offset.dtype)).square().sum()) for part in parts) / n
+            self.offset.copy_(torch.stack([rows.double().sum(0) for rows in chunks]).sum(0) / n)
+        power = sum(float(self.visible(rows.to(self.offset.dtype)).square().sum()) for rows in chunks) / n
         self.power.fill_(power if power > 1e-12 else 1.0)  # images that are all alike have none
         if len(self.particles) and not bool(self.particles.any()):
             first = torch.arange(len(self.particles)) % n

@@ -1,4 +1,4 @@
-"""Where poses come from that no image gave: the domains of section 4.2, sweeps and interpolation."""
+"""Poses that no image gave: samples from the domains of section 4.2, sweeps and interpolation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,21 @@ _TURNED = 0.2
 
 
 def sample_poses(decoder: CapsuleDecoder, j: int, n: int, domain: str, seed: int) -> Tensor:
-    """[n k] poses of capsule j from a domain; sample m is a function of (seed, j, m)."""
+    """Sample poses of a capsule from a domain; sample m is a function of (seed, j, m).
+
+    Args:
+        decoder: Holds the distribution of each capsule's poses.
+        j: Number of the capsule.
+        n: How many poses.
+        domain: One of `DOMAINS`.
+        seed: Of the samples.
+
+    Returns:
+        [n k], squashed.
+
+    Raises:
+        RecipeError: If there is no such domain.
+    """
     check_domain(domain)
     which = torch.arange(n)
     if domain == "empirical":
@@ -32,7 +46,11 @@ def sample_poses(decoder: CapsuleDecoder, j: int, n: int, domain: str, seed: int
 
 
 def check_domain(domain: str) -> None:
-    """Refuse a domain that there is not, with the nearest one."""
+    """Refuse an unknown domain.
+
+    Raises:
+        RecipeError: With the nearest known one.
+    """
     if domain not in DOMAINS:
         raise RecipeError(f"unknown domain '{domain}'{suggestion(domain, DOMAINS)}")
 
@@ -49,10 +67,18 @@ def _visited(decoder: CapsuleDecoder, j: int) -> Tensor:
 
 
 def sweep_poses(decoder: CapsuleDecoder, j: int, steps: int = 9, reach: float = 2.5, principal: bool = False) -> Tensor:
-    """[k n k] capsule j's mean pose with each of its k numbers in turn moved by -reach ... reach of its deviations.
+    """Move each number of a capsule's mean pose in turn.
 
-    Training may turn a capsule's space as it likes, so its numbers go together; `principal` turns it back: each row
-    then moves along one axis of the poses' covariance, the widest first.
+    Args:
+        decoder: Holds the distribution of each capsule's poses.
+        j: Number of the capsule.
+        steps: n, poses a number.
+        reach: From -reach to reach standard deviations of the number.
+        principal: Move along the axes of the poses' covariance instead, the widest first: training may turn a
+            capsule's space as it likes, so that its numbers vary together.
+
+    Returns:
+        [k n k], squashed.
     """
     mean = decoder.pose_mean()[j]
     covariance = decoder.pose_covariance()[j]
@@ -66,6 +92,15 @@ def sweep_poses(decoder: CapsuleDecoder, j: int, steps: int = 9, reach: float = 
 
 
 def interpolate_poses(start: Tensor, end: Tensor, steps: int = 9) -> Tensor:
-    """[n j k] codes on the way from one code [j k] to another, both ends included."""
-    way = torch.linspace(0, 1, steps, dtype=start.dtype).view(-1, 1, 1)
-    return (1 - way) * start + way * end
+    """Interpolate between two codes, both ends included.
+
+    Args:
+        start: [j k].
+        end: [j k].
+        steps: n.
+
+    Returns:
+        [n j k].
+    """
+    weight = torch.linspace(0, 1, steps, dtype=start.dtype).view(-1, 1, 1)
+    return (1 - weight) * start + weight * end

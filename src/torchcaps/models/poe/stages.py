@@ -53,10 +53,10 @@ class CapsuleStage(Model):
 
     def prepare(self, images: Tensor) -> None:
         """Compute the features of all images [n c h w], and from them the offset; choose the seed of the draws."""
-        # The run's seed decides this number, and it is the same after a resumption and in every process.
-        self._seed = int(torch.randint(2**31, ()))
         self._cache = collect(self._features, images)
         self.energy.fit_offset(self._cache)
+        # The run's seed decides this number, and it is the same after a resumption and in every process.
+        self._seed = int(torch.randint(2**31, ()))
 
     def objective(self, batch: Batch, step: int) -> dict[str, Tensor]:
         """Return the loss of a step of contrastive divergence; of the batch, only the indices are read."""

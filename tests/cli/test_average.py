@@ -61,7 +61,7 @@ def test_runs_with_batch_norms_have_no_mean(capsys, tmp_path):
     recipe = from_dict(Recipe, {**TINY, "model": model, "train": {**TINY["train"], "epochs": 0.2}})
     train(recipe, folders[0], quiet=True)
     train(replace(recipe, seed=9, start=str(folders[0])), folders[1], quiet=True)
-    assert "batch norms" in refused(capsys, *folders, "--out", out)
+    assert "batch normalization" in refused(capsys, *folders, "--out", out)
     assert not out.exists()
 
 

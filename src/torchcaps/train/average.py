@@ -24,10 +24,21 @@ __all__ = ["average"]
 
 
 def average(folders: Sequence[Path], out: Path, *, name: str | None = None) -> Recipe:
-    """Write the mean of the runs' weights as a run of its own into `out`; returns its recipe.
+    """Write the mean of the runs' weights as a run of its own.
 
-    That is the last run's with another name, by default its own and "-mean". It loads as any run does, and others may
-    `start` from it; what only the optimizers knew is gone, so it cannot be resumed.
+    It loads as any run does, and others may `start` from it; the state of the optimizers is gone: it cannot be resumed.
+
+    Args:
+        folders: Folders of two or more runs of one network, of which all but one started from another's weights.
+        out: The folder of the new run.
+        name: The name of the new run; by default the last one's and "-mean".
+
+    Returns:
+        The recipe of the new run: the last one's with another name.
+
+    Raises:
+        RecipeError: The runs have no mean.
+        TrainingError: `out` holds something already.
     """
     if len(folders) < 2:
         raise RecipeError(f"{len(folders)} run to average; name two or more, as in: torchcaps average runs/a runs/b")
@@ -40,12 +51,16 @@ def average(folders: Sequence[Path], out: Path, *, name: str | None = None) -> R
             raise RecipeError(
                 f"'{folder}' is a run of another network than '{folders[-1]}'; only equal ones have a mean"
             )
-    if any(isinstance(part, PerTypeBatchNorm) for part in runs[-1].model.modules()):
+    if any(isinstance(module, PerTypeBatchNorm) for module in runs[-1].model.modules()):
         raise RecipeError(
-            "runs with batch norms have no mean: moving averages are of one run's weights; evaluate them apart"
+            "runs with batch normalization have no mean: running statistics are of one run's weights; evaluate each"
         )
+
+    # The recipe of the mean is the last run's, under another name.
     about = f"The mean of the weights of {', '.join(run.recipe.name for run in runs)}."
     recipe = replace(last, name=name or f"{last.name}-mean", about=about)
+
+    # The weights alone: what the optimizers knew has no mean.
     weights = [strip_to_weights(checkpoint) for checkpoint in checkpoints]
     longest = max(weights, key=lambda one: one.meta.step)
     target = open_run(out, recipe, resume=False)

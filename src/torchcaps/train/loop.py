@@ -320,8 +320,8 @@ def _save(job: _Job, training: TrainState) -> None:
 def _to(batch: Batch, device: torch.device, channels_last: bool) -> Batch:
     layout = torch.channels_last if channels_last else torch.contiguous_format
     images = batch.images.to(device, non_blocking=True, memory_format=layout)
-    parts = None if batch.components is None else batch.components.to(device)
-    return Batch(images, batch.labels.to(device), batch.indices, parts)
+    components = None if batch.components is None else batch.components.to(device)
+    return Batch(images, batch.labels.to(device), batch.indices, components)
 
 
 def _report(terms: dict[str, Tensor], training: TrainState, group: ProcessGroup) -> dict[str, float]:

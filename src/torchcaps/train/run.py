@@ -43,7 +43,8 @@ Resume = bool | Literal["auto"]
 RESUMABLE_CHANGES = {"about", "data.data_dir", "train.epochs", "train.save_every", "train.log_every"}
 """Settings that may change between the start of a run and its resumption: they do not change what a step does.
 
-The same holds for those of a single stage, `stages.NAME.train.epochs` and so on.
+The same holds for those of a single stage, `stages.NAME.train.epochs` and so on. The epochs may not change where the
+learning rate of every step depends on them (`ScheduleConfig.depends_on_length`).
 """
 
 
@@ -68,7 +69,12 @@ class Run:
         return found.st_mtime_ns, found.st_size
 
     def checkpoint(self) -> Checkpoint:
-        """The last one; CheckpointError if it was not made by this folder's recipe."""
+        """Read the last checkpoint.
+
+        Raises:
+            CheckpointError: The file is not whole.
+            TrainingError: It was made by another recipe.
+        """
         path = checkpoint_path(self.folder)
         checkpoint = read_checkpoint(path)
         _check_same(checkpoint.meta.recipe, self.recipe, path)
@@ -219,12 +225,12 @@ def checkpoint_path(folder: Path) -> Path:
 
 
 def _is_ours(name: str) -> bool:
-    """A file that a start of a run leaves behind, also one that was killed while it wrote."""
+    """True for a file that the start of a run leaves behind, also one that was killed while it wrote."""
     return name in ("recipe.json", "journal.jsonl") or name.startswith(".torchcaps-")
 
 
 def _has_content(folder: Path) -> bool:
-    """More than the recipe: a start that failed before its first step may be tried again."""
+    """True if there is more than the recipe: a start that failed before its first step may be tried again."""
     journal = folder / "journal.jsonl"
     return checkpoint_path(folder).exists() or (journal.exists() and journal.stat().st_size > 0)
 
@@ -237,7 +243,7 @@ def _make(folder: Path) -> None:
 
 
 def _settings(recipe: Recipe) -> dict[str, object]:
-    """Every setting of a recipe by its dotted key, those of each stage too, whether or not it had its own."""
+    """Return every setting of a recipe by its dotted key, those of each stage too, whether or not it had its own."""
     return flatten(to_dict(with_all_stages(recipe)))
 
 
@@ -247,8 +253,8 @@ def _is_free(key: str) -> bool:
 
 def _schedule_of(recipe: Recipe, key: str) -> ScheduleConfig:
     """The schedule of the stage that a key such as `stages.NAME.train.epochs` belongs to."""
-    parts = key.split(".")
-    return stage_of(recipe, parts[1]).schedule if parts[0] == "stages" else recipe.schedule
+    tables = key.split(".")
+    return stage_of(recipe, tables[1]).schedule if tables[0] == "stages" else recipe.schedule
 
 
 def _check_same(old: Recipe, new: Recipe, folder: Path) -> None:

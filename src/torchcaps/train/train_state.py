@@ -1,4 +1,4 @@
-"""The state of a training: what a step changes and a checkpoint holds."""
+"""The state of a training: what a step changes and a checkpoint stores."""
 
 from __future__ import annotations
 
@@ -40,10 +40,18 @@ __all__ = [
 class TrainState:
     """All that changes as a run goes on, and so all that a checkpoint holds.
 
-    `images` is the number of training images, on which the length of a schedule depends.
-    `step` counts in the stage, `before` the steps of the stages before it; `seconds` are those of the whole run. A
-    stage that does not learn by gradients has no optimizer. `finished` says that the stage's `finish` has been called,
-    and `reached` that it ended because a check found the accuracy to stop at.
+    Attributes:
+        model: The whole model.
+        stages: Its stages in the order of training.
+        stage: The name of the stage that is being trained.
+        images: The number of training images, on which the length of a schedule depends.
+        optimizer: None for a stage that does not learn by gradients.
+        schedule: None if the learning rate is constant.
+        step: The number of steps of this stage so far.
+        steps_before: The number of steps of the stages before it.
+        seconds: How long the whole run has taken so far.
+        finished: True if the stage's `finish` has been called.
+        stopped_early: True if the stage ended because the validation accuracy reached `train.stop_at`.
     """
 
     model: Model
@@ -247,12 +255,12 @@ def warm_start(training: TrainState, model: nn.Module, *, steps: int, seconds: f
     training.seconds = seconds
 
 
-def load_stage(parts: Mapping[str, Model], given: Mapping[str, nn.Module]) -> None:
+def load_stage(stages: Mapping[str, Model], given: Mapping[str, nn.Module]) -> None:
     """Fill stages with the state of modules of the same kind that were trained elsewhere."""
     for name, module in given.items():
-        if name not in parts:
-            raise RecipeError(f"a module was given for the stage '{name}'{suggestion(name, parts)}")
-        _fill(parts[name], module, f"what was given for the stage '{name}'")
+        if name not in stages:
+            raise RecipeError(f"a module was given for the stage '{name}'{suggestion(name, stages)}")
+        _fill(stages[name], module, f"what was given for the stage '{name}'")
 
 
 def _fill(target: nn.Module, source: nn.Module, what: str) -> None:

@@ -71,7 +71,7 @@ class Predict:
         from torchcaps.errors import RecipeError
 
         if not self.pictures:
-            raise RecipeError(f"no picture to look at; name some, as in: torchcaps predict {self.folder} digit.png")
+            raise RecipeError(f"no picture to classify; name some, as in: torchcaps predict {self.folder} digit.png")
         if self.threshold is not None and not 0 <= self.threshold <= 1:
             raise RecipeError(f"--threshold {self.threshold:g} is asked for; 0 to 1 is wanted")
 

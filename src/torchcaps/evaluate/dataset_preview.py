@@ -1,4 +1,4 @@
-"""Sheets of images from a data set, to look at."""
+"""Previews of data sets: sheets with some images of each class."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def preview_grid(data: Dataset, columns: int = 10) -> bytes:
 
 
 def _of_class(data: Dataset, label: int) -> Tensor:
-    shown = data.labels == label
-    return (shown if shown.ndim == 1 else shown.any(-1)).nonzero().flatten()
+    is_class = data.labels == label
+    return (is_class if is_class.ndim == 1 else is_class.any(-1)).nonzero().flatten()
 
 
 def _pixels(images: Tensor) -> Tensor:

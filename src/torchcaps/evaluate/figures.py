@@ -1,4 +1,4 @@
-"""Pictures of any model, drawn with matplotlib (the `plot` extra), as PNG bytes: image grids, curves, reliability."""
+"""Figures of any model, drawn with matplotlib (the `plot` extra), as PNG bytes: image grids, curves, reliability."""
 
 from __future__ import annotations
 
@@ -46,8 +46,18 @@ def pixels(images: Tensor) -> Tensor:
 
 
 def image_grid(rows: Rows, scale: float = 0.55, notes: Mapping[int, Sequence[str]] | None = None) -> bytes:
-    """Rows of images in one picture, `scale` inches an image; `notes` of row n stand above its images."""
+    """Draw rows of images as one PNG.
+
+    Args:
+        rows: Title and images [n h w] or [n h w 3] in [0, 1], a row each.
+        scale: Inches an image.
+        notes: Row number -> texts above its images.
+
+    Returns:
+        A PNG.
+    """
     plt = pyplot()
+    # The left margin has room for the longest title.
     notes = notes or {}
     columns = max(len(images) for _, images in rows)
     tops, height = _tops(len(rows), notes)
@@ -80,6 +90,7 @@ def _tops(rows: int, notes: Mapping[int, Sequence[str]]) -> tuple[list[float], f
 
 def _strip(images: Tensor) -> Tensor:
     """[n h w] or [n h w 3] -> [s (n s)] or [s (n s) 3]: side by side, each in the middle of a white square."""
+    # Small images are enlarged by whole numbers, so that their pixels stay sharp.
     more = max(1, round(_SIDE / max(images.shape[1:3])))
     images = images.repeat_interleave(more, 1).repeat_interleave(more, 2)
     h, w = images.shape[1:3]
@@ -103,7 +114,15 @@ def running_mean(values: Sequence[float], reach: int) -> list[float]:
 
 
 def learning_curve(curves: Sequence[tuple[str, Sequence[dict[str, Any]]]], key: str = "accuracy") -> bytes:
-    """Journals (name, entries) as lines over the steps, pale, with running means; a loss above 0 by its logarithm."""
+    """Draw journals as lines over the steps, pale, with their running means.
+
+    Args:
+        curves: Name and entries of each journal.
+        key: Which value of the entries; a loss above 0 has a logarithmic scale.
+
+    Returns:
+        A PNG.
+    """
     plt = pyplot()
     figure, ax = plt.subplots(figsize=(6, 2.6))
     for name, entries in curves:
@@ -130,7 +149,7 @@ class Reliability(NamedTuple):
 
 
 def reliability(confidence: Tensor, correct: Tensor, bins: int = 15) -> Reliability:
-    """Answers by their confidence [n], in the bins of `expected_calibration_error`; `correct` is [n]."""
+    """Sort answers by their confidence [n] into the bins of `expected_calibration_error`; `correct` is [n]."""
     p = confidence.detach().double()
     hit = correct.detach().double()
     edges = torch.arange(1, bins, dtype=p.dtype, device=p.device) / bins
@@ -141,9 +160,17 @@ def reliability(confidence: Tensor, correct: Tensor, bins: int = 15) -> Reliabil
 
 
 def reliability_diagram(confidence: Tensor, correct: Tensor, bins: int = 15) -> bytes:
-    """The share of right answers by their confidence; on the diagonal a model knows how often it errs.
+    """Draw the share of right answers by their confidence; on the diagonal a model knows how often it errs.
 
     Below, the share of the answers in each bin: one with few says little.
+
+    Args:
+        confidence: [n] in [0, 1].
+        correct: [n] True where the answer is right.
+        bins: How many.
+
+    Returns:
+        A PNG.
     """
     plt = pyplot()
     error = expected_calibration_error(confidence, correct, bins)
@@ -163,12 +190,16 @@ def reliability_diagram(confidence: Tensor, correct: Tensor, bins: int = 15) -> 
 
 
 def require_matplotlib() -> None:
-    """Say at once, rather than after an hour of training, that pictures cannot be drawn."""
+    """Refuse to go on without matplotlib, at once rather than after an hour of training.
+
+    Raises:
+        RecipeError: If it is not installed.
+    """
     pyplot()
 
 
 def pyplot() -> Any:
-    """`matplotlib.pyplot`, which draws into memory."""
+    """Import `matplotlib.pyplot`, set to draw into memory."""
     try:
         import matplotlib
     except ImportError:
@@ -180,7 +211,7 @@ def pyplot() -> Any:
 
 
 def png(figure: Any) -> bytes:
-    """What is drawn in a figure, which is closed."""
+    """Return what is drawn in a figure, and close it."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=110)
     pyplot().close(figure)

@@ -55,7 +55,7 @@ class Result:
 
 
 def gather(rows: Iterable[Mapping[str, float]]) -> Metrics:
-    """Metrics of several seeds, each a row name -> value, as lists over the seeds."""
+    """Turn the rows of several seeds, each metric name -> value, into lists over the seeds."""
     rows = list(rows)
     return {name: [float(row[name]) for row in rows] for name in (rows[0] if rows else {})}
 
@@ -73,7 +73,11 @@ def write_result(folder: Path, result: Result) -> Path:
 
 
 def read_result(path: Path) -> Result:
-    """Read and check a results file."""
+    """Read and check a results file.
+
+    Raises:
+        DataError: If it cannot be read, or is none.
+    """
     names = {f.name for f in fields(Result)}
     try:
         data = json.loads(path.read_text(encoding="utf-8"))

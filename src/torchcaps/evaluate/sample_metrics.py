@@ -114,7 +114,7 @@ def _check_probabilities(probabilities: Tensor, confident: float) -> None:
     if probabilities.ndim != 3 or 0 in probabilities.shape:
         raise ShapeError(f"probabilities are {list(probabilities.shape)}, wanted [j n classes], no empty axis")
     if not bool(((probabilities >= 0) & (probabilities <= 1 + 1e-5)).all()):
-        raise DataError("probabilities hold values outside [0, 1] or NaN: pass a judge's softmax, not its logits")
+        raise DataError("probabilities hold values outside [0, 1] or NaN: pass a classifier's softmax, not its logits")
     if not 0 <= confident < 1:
         raise RecipeError(f"confident = {confident}; at least 0 and below 1 is wanted")
 
@@ -123,4 +123,4 @@ def _check_features(a: Tensor, b: Tensor) -> None:
     if a.ndim != 2 or b.ndim != 2 or 0 in (*a.shape, *b.shape) or a.shape[1] != b.shape[1]:
         raise ShapeError(f"features are {list(a.shape)} and {list(b.shape)}, wanted [n p] and [m p], none empty")
     if not (bool(a.isfinite().all()) and bool(b.isfinite().all())):
-        raise DataError("features hold NaN or infinity: look for what diverged before measuring it")
+        raise DataError("features hold NaN or infinity: find what diverged before measuring it")

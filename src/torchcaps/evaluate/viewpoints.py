@@ -51,6 +51,6 @@ def novel_errors(scores: Tensor, data: Dataset) -> dict[str, float]:
     """Errors on the two parts of the test set that the factor `familiar` tells apart; `scores` are [n j]."""
     if "familiar" not in data.factors:
         raise DataError("these data have no split by viewpoint; set data.novel to azimuth or elevation")
-    seen = data.factors["familiar"].bool()
-    parts = {"novel_error": ~seen, "familiar_error": seen}
-    return {name: 1 - accuracy(scores[rows], data.labels[rows]) for name, rows in parts.items() if bool(rows.any())}
+    familiar = data.factors["familiar"].bool()
+    halves = {"novel_error": ~familiar, "familiar_error": familiar}
+    return {name: 1 - accuracy(scores[rows], data.labels[rows]) for name, rows in halves.items() if bool(rows.any())}

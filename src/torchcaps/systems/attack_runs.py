@@ -93,6 +93,7 @@ def load_attack_runs(folders: Sequence[Path], source: Path | None = None) -> Att
         RecipeError: If they cannot be compared.
         DataError: If their images have several labels.
     """
+    # All runs must have been tested on the same images with one label each.
     runs = [_load(folder) for folder in folders]
     first = runs[0].recipe.data.load().test
     if first.labels.ndim != 1:
@@ -101,6 +102,7 @@ def load_attack_runs(folders: Sequence[Path], source: Path | None = None) -> Att
     labels = _labels([(run.recipe.name, run.recipe.seed) for run in runs])
     if len(set(labels)) < len(labels):
         raise RecipeError(f"the runs are {', '.join(labels)}; each recipe and seed is attacked once")
+    # Images that are made on the source must mean the same to all runs.
     source_run = None if source is None else _load(source)
     if source_run is not None and source is not None:
         for test in (_test_images(source_run, source, first, runs[0]), *tests):
@@ -130,6 +132,7 @@ def attack_runs(attacked: AttackRuns, settings: AttackSettings) -> dict[str, Att
     Raises:
         RecipeError: If attacks shall climb a loss that a model does not have.
     """
+    # Check all runs before the first is attacked.
     source = attacked.source
     systems = [system_of(one.run.recipe) for one in attacked.runs.values()]
     if settings.loss == "own" and not all(system.attacked_by_own_loss for system in systems):
@@ -172,7 +175,10 @@ def curves_of(plain: Mapping[str, Any]) -> dict[str, AttackCurves]:
 
 
 def attack_rows(curves: Mapping[str, AttackCurves]) -> list[list[str]]:
-    """Header, and a row for each model and attack: shares of images in percent by epsilon, and without a gradient."""
+    """Lay out curves as a table: a row for each model and attack, shares of images in percent by epsilon.
+
+    The last column is the share of images without a gradient, for attacks that follow it.
+    """
     first = next(iter(curves.values()))
     epsilons = list(next(iter((first.attack_accuracy | first.attack_success).values())))
     rows = [["right (%) at epsilon", *epsilons, "zero gradients (%)"]]
@@ -188,11 +194,12 @@ def attack_rows(curves: Mapping[str, AttackCurves]) -> list[list[str]]:
 
 
 def verdicts(curves: Mapping[str, AttackCurves]) -> list[str]:
-    """One line a model: whether its gradients are masked, and by how much at the worst epsilon."""
+    """Say of each model in one line whether its gradients are masked, and by how much at the worst epsilon."""
     return [f"{label}: {_verdict(one)}" for label, one in curves.items()]
 
 
 def _verdict(one: AttackCurves) -> str:
+    # Masking shows where an attack without gradients does better than those along them: it takes both.
     made = set(one.attack_accuracy)
     if not made & set(FREE) or not made & set(GRADIENT):
         return "masking unknown; it takes an attack along the gradient and one without (square, transfer)"

@@ -209,9 +209,11 @@ class System:
         """
         for one in (*runs, *others):
             one.system.check_classifier(one.run, one.folder)
+        # The runs share their data; they differ in the seed.
         recipe = runs[0].run.recipe
         splits = recipe.data.load()
         metrics = gather(self.measure(one.run.model, one.run.recipe, splits, options) for one in runs)
+        # Other runs have data and metrics of their own; runs of one recipe are seeds of one row.
         rows: dict[str, list[dict[str, float]]] = {}
         for other in others:
             model = other.run.model

@@ -50,17 +50,20 @@ def evaluate_runs(
     """
     if not 1 <= views <= VIEWS:
         raise RecipeError(f"{views} views of an image are to be averaged; ask for 1 to {VIEWS}")
+    # Load and check everything before the first measurement.
     options = EvaluationOptions(images, None if only is None else tuple(only), reference, views)
     runs = [_load(folder) for folder in folders]
     _check_one_recipe(runs)
     system = runs[0].system
     _check_options(options, runs[0])
     others = [_load(folder) for folder in controls]
+    # The system knows what its models are measured by.
     found = system.evaluate(runs, others, options)
     return _result(runs, _with_marked_controls(found, others))
 
 
 def _load(folder: Path) -> EvaluatedRun:
+    """Load the run that a path means."""
     found = find_run(folder)
     run = load_run(found)
     return EvaluatedRun(run, found, system_of(run.recipe))
@@ -105,8 +108,10 @@ def _with_marked_controls(found: Measurements, others: Sequence[EvaluatedRun]) -
 
 
 def _result(evaluated: Sequence[EvaluatedRun], found: Measurements) -> Result:
+    """Put measurements together with the recipe, its paper's numbers, and what training cost."""
     runs = [one.run for one in evaluated]
     first = runs[0].recipe
+    # Runs of one recipe may differ in time and threads.
     budget = {
         "steps": max(run.step for run in runs),
         "seconds": round(sum(run.seconds for run in runs) / len(runs), 1),

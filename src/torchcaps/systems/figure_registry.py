@@ -66,13 +66,16 @@ def figures_of(
     """
     if what == CURVES:
         return [PlannedFigure(CURVES, "Training, step by step.", partial(_draw_curves, folder, run.recipe.start))]
+    # Refuse what cannot be drawn before any data are loaded.
     system = system_of(run.recipe)
     name = folder.resolve().name
     _check_kind(system, what, name, run)
     _check_options(system, what, options, beside)
+    # One context for all figures: images are loaded and encoded once.
     load = partial(system.figure_images, run.recipe, options.seed)
     compared = _load_compared(beside, name, options.seed)
     context = system.figure_context(run.model, options, load, name, compared)
+    # "all" leaves out what these options or data do not allow.
     kinds = [what]
     if what == "all":
         kinds = [kind for kind, one in system.figures.items() if one.by_default and not one.obstacle(context)]
@@ -114,6 +117,7 @@ def _load_compared(folders: Sequence[Path], name: str, seed: int) -> list[Compar
         raise RecipeError(f"the runs are called {', '.join(names)}; each needs a name of its own")
     found = []
     for folder, other in zip(folders, names[1:], strict=True):
+        # Each with its own test images: runs on other data may be compared, too.
         run = load_run(folder)
         system = system_of(run.recipe)
         if system.name not in RANKINGS:
@@ -125,6 +129,7 @@ def _load_compared(folders: Sequence[Path], name: str, seed: int) -> list[Compar
 
 def _draw_curves(folder: Path, start: str | None) -> dict[str, bytes]:
     """Draw the losses and accuracies in a run's journal, after those of the runs it started from, stage by stage."""
+    # A stage of the run follows those of the runs it started from.
     stages = _earlier_journals(start)
     for entry in read_journal(folder / "journal.jsonl"):
         stages.setdefault(entry.get("stage", folder.resolve().name), []).append(entry)

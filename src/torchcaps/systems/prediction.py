@@ -173,6 +173,7 @@ def classify(run: TrainedRun, data: Dataset, threshold: float | None = None) -> 
         raise TrainingError("the scores of this run are not finite: its training has diverged; train it again")
     if threshold is None:
         return [Prediction(row, (int(row.argmax()),)) for row in scores]
+    # Several classes may be named, the highest score first.
     order = top(scores, scores.shape[1])  # [n j]
     return [
         Prediction(row, tuple(int(j) for j in ranked if row[j] > threshold))

@@ -1,4 +1,4 @@
-"""One HTML file that says what was trained, how it did beside its controls, and what the capsules do."""
+"""Tables of results as text, and a report of a run as one HTML file."""
 
 from __future__ import annotations
 
@@ -43,9 +43,11 @@ def rows_of(result: Result) -> Table:
         A header, the result, its controls, and the paper's numbers if it has any: mean and standard deviation over
         seeds, each in the form that its metric is declared with.
     """
+    # How each column is printed is declared with its metric.
     metrics = [metric_of(name) for name in result.metrics]
     titles = [name.replace("_", " ") for name in result.metrics]
     header = [f"{title} (%)" if one.form == "percent" else title for title, one in zip(titles, metrics, strict=True)]
+    # The rows: the runs, all controls, and the paper last.
     label = f"{result.recipe} ({UNFINISHED_LABEL})" if result.budget.get(UNFINISHED) else result.recipe
     named = [(label, result.metrics), *result.controls.items()]
     if result.paper:
@@ -66,7 +68,8 @@ def metric_of(name: str) -> Metric:
 
 
 def text_table(rows: Sequence[Sequence[str]], width: int = 120) -> str:
-    """Aligned columns for a terminal; what is wider than that goes on below, with the first column again."""
+    """Align columns for a terminal; what is wider than `width` continues below, with the first column again."""
+    # Fill blocks with as many columns as fit beside the first.
     widths = [max(len(row[n]) for row in rows) for n in range(len(rows[0]))]
     blocks = [[0]]
     used = widths[0]
@@ -112,6 +115,7 @@ def report_of(
         HTML that loads nothing from anywhere.
     """
     planned = figures_of(folder, run, options)
+    # Exported weights have no journal to draw curves from.
     if (folder / "journal.jsonl").is_file():
         planned += figures_of(folder, run, options, CURVES)
     drawn = [(one.caption, png) for one in progress(planned, "drawing") for png in one.draw().values()]
@@ -119,6 +123,7 @@ def report_of(
 
 
 def _facts(run: TrainedRun) -> str:
+    """One sentence about what was trained, and for how long."""
     count = sum(p.numel() for p in run.model.parameters())
     about = f" ({run.recipe.about})" if run.recipe.about else ""
     return (
@@ -130,7 +135,17 @@ def _facts(run: TrainedRun) -> str:
 def html_report(
     title: str, paragraphs: Sequence[str], rows: Sequence[Sequence[str]], figures: Sequence[tuple[str, bytes]]
 ) -> str:
-    """A self-contained page: text, table, pictures (caption, PNG) inside it; it loads nothing from anywhere."""
+    """Write a self-contained page.
+
+    Args:
+        title: Heading.
+        paragraphs: Text, not HTML.
+        rows: A table; the first row is its header.
+        figures: Caption and PNG of each.
+
+    Returns:
+        HTML with the figures inside; it loads nothing from anywhere.
+    """
     table = "".join(_row("td" if n else "th", row) for n, row in enumerate(rows))
     text = "".join(f"<p>{html.escape(p)}</p>" for p in paragraphs)
     pictures = "".join(

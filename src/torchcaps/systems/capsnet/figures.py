@@ -43,7 +43,7 @@ __all__ = [
 
 REACH = 0.25
 STEPS = 11
-"""How far a dimension is moved, and in how many steps: those of Sabour 2017, figure 4, .05 apart."""
+"""How far a dimension is moved, and in how many steps: as in Sabour 2017, figure 4, .05 apart."""
 
 _SCALE = 0.7
 """Inches an image."""
@@ -111,6 +111,7 @@ def _errors(context: ClassFigureContext[CapsNet]) -> Tensor:
 
 def draw_perturbations(context: ClassFigureContext[CapsNet]) -> dict[str, bytes]:
     """A sheet a class, one row a dimension; and one of all these classes, each with its most visible dimension."""
+    # One example of each class, whose pose is moved one dimension at a time.
     found = _examples(context)
     sheets = {}
     most = []
@@ -189,6 +190,7 @@ def maps_of(classes: Capsules, children: Capsules, coupling: Tensor) -> Coupling
     """
     b, h, w, i, _ = children.pose.shape
     ranked = top(classes.activation, 2)  # [b 2]
+    # What each child sent to the two classes: its coupling times its activation.
     mine = coupling.permute(1, 3, 0, 2)[torch.arange(b).unsqueeze(1), ranked]  # [b 2 t (h w i)]
     sent = mine * children.activation.reshape(b, 1, 1, h * w * i)
     maps = sent.view(*sent.shape[:3], h * w, i).sum(-1).view(*sent.shape[:3], h, w)
@@ -197,6 +199,7 @@ def maps_of(classes: Capsules, children: Capsules, coupling: Tensor) -> Coupling
 
 def draw_multimnist(context: ClassFigureContext[CapsNet]) -> dict[str, bytes]:
     """Two digits in red and green, as in figure 5 of Sabour 2017; and where the answer is another pair."""
+    # An answer is right if it names both digits, in any order.
     labels = context.data.labels
     answers = top(context.classes.activation, 2)
     drawn = {"multimnist": _pairs(context, context.rows)}

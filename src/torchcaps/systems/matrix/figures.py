@@ -29,8 +29,8 @@ __all__ = [
 ]
 
 NEAR = 0.25
-"""Figure 2 looks as far as this share of the votes is at first. Hinton 2018 looks up to .05, and in figure B.2 up to
-60: distances in the poses of one network, which say nothing of another's."""
+"""Share of the votes that figure 2 shows in the first iteration, the nearest ones. Hinton 2018 shows distances up to
+.05, and in figure B.2 up to 60: those are in units of one network's poses and say nothing about another's."""
 
 NEAR_BINS = 25
 FAR_BINS = 120
@@ -62,6 +62,7 @@ def draw_votes(context: MatrixFigureContext) -> dict[str, bytes]:
     titles = context.names(torch.tensor(chosen))
     rows = context.rows
     labels = context.names(context.data.labels[rows])
+    # Two histograms an image: near votes on a linear scale, all of them on a logarithmic one.
     for n, (row, label) in enumerate(zip(rows.tolist(), labels, strict=True)):
         for reach, bins, end in zip(reaches(distances[:, n]), (NEAR_BINS, FAR_BINS), ("", "-all"), strict=True):
             bars = histogram(distances[:, n], share[:, n], reach, bins)  # [t j n]

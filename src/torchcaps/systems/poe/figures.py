@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 _PAIRED = 4
-"""Of so many capsules, the most used ones, all pairs are drawn unless capsules are named."""
+"""Number of capsules, the most used ones, of which all pairs are drawn unless capsules are named."""
 
 _SHOWN_STEPS = (0, 1, 2, 4, 10)
 """Steps of the completion's chain that are drawn; the last is where it ends."""
@@ -53,7 +53,7 @@ class PoEFigureContext(FigureContext[PoE]):
 
     @property
     def domain(self) -> Domain:
-        """Where poses are sampled: as the options say, or from the poses seen in training."""
+        """Where poses are sampled: as the options say, or from the poses of training images."""
         domain = self.options.domain or "empirical"
         check_domain(domain)
         return cast(Domain, domain)
@@ -123,6 +123,7 @@ def draw_sweeps(context: PoEFigureContext) -> dict[str, bytes]:
 
 def draw_interpolation(context: PoEFigureContext) -> dict[str, bytes]:
     """Between each image and the next: image, code ... code, image."""
+    # Pairs of neighbors: the first with the second, the third with the fourth.
     images = context.picked_images
     codes = context.state.hidden  # [b j k]
     winners = context.model.energy.winners(context.state)  # [b]
@@ -136,6 +137,7 @@ def draw_interpolation(context: PoEFigureContext) -> dict[str, bytes]:
 
 def draw_completion(context: PoEFigureContext) -> dict[str, bytes]:
     """Each half hidden and completed; and for the right half the way there."""
+    # Every half is hidden and completed; the last state of each chain is drawn.
     images = context.picked_images
     chains = {half: generation.completion(context.model, images, half, _SHOWN_STEPS[-1]) for half in HALVES}
     rows = [("image", pixels(images))]

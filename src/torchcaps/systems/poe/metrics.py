@@ -234,12 +234,15 @@ def measure(encoder: Encoder, data: EvaluationData) -> dict[str, float]:
     Returns:
         Metric name -> value, see the module's docstring; without `tied_mse` for encoders that have no such way.
     """
+    # Encode the test images once, and draw samples of each capsule.
     encoded = encoder.encode(data.features)
     samples = encoder.samples(SAMPLES, seed=0)  # [j n c h w]
     drawn = samples.flatten(0, 1)
+    # What the reference classifier says about the samples.
     verdicts = reference_probabilities(data.reference, drawn).view(*samples.shape[:2], -1)  # [j n classes]
     drawn_features = reference_features(data.reference, _spread(drawn, len(data.real)))
     probes = (encoder.codes(data.fitted), data.fitted_labels, encoded.codes, data.labels)
+    # The order of the metrics is that of published tables.
     row = {
         **sample_confidence(verdicts),
         "argmax_nmi": nmi(encoded.winners, data.labels),
@@ -291,6 +294,7 @@ def run_and_controls(recipe: Recipe, folder: Path, data: EvaluationData, names: 
     Returns:
         All rows.
     """
+    # Baselines are fitted and controls trained when their turn comes, so that one at a time is in memory.
     encoders: dict[str, Callable[[], Encoder]] = {_RUN: partial(PoEEncoder, data.model)}
     for name in names:
         if name in BASELINES:
@@ -339,6 +343,7 @@ def _shortened(stage: StageConfig, epochs: float) -> StageConfig:
 
 def _train_control(recipe: Recipe, folder: Path, model: PoE) -> PoE:
     """Load the control in a folder, trained there if it was not before, on top of the autoencoder of a run's model."""
+    # Only capsules and decoder are trained: the autoencoder is that of the run.
     try:
         outcome = train(recipe, folder, resume="auto", given={"autoencoder": model.autoencoder})
     except TrainingError as error:
@@ -346,6 +351,7 @@ def _train_control(recipe: Recipe, folder: Path, model: PoE) -> PoE:
     if not outcome.finished:
         raise TrainingError(f"the control in '{folder}' is not trained to its end; run the command again to go on")
     found = cast(PoE, outcome.model.eval())
+    # A folder may hold the control of an earlier run with another autoencoder.
     wanted = model.autoencoder.state_dict()
     loaded = found.autoencoder.state_dict()
     if not all(torch.equal(wanted[key], loaded[key]) for key in wanted):

@@ -113,6 +113,7 @@ class PoESystem(System):
         A reference classifier, trained on the labels, judges the samples. Its accuracy on test images and the peak
         memory (MB) are in the budget.
         """
+        # Refuse what cannot be measured before the reference classifier is trained.
         images = IMAGES if options.images is None else options.images
         names = self.select_controls(options.only)
         if images < 1:
@@ -176,6 +177,7 @@ def reference_folder(recipe: Recipe, folder: Path) -> Path:
 
 
 def _train_reference(recipe: Recipe, splits: Splits, folder: Path) -> CNN:
+    """Train the reference classifier into a folder, or load it from there."""
     steps_an_epoch = len(splits.train) // min(128, len(splits.train))
     epochs = max(REFERENCE_EPOCHS, REFERENCE_STEPS / steps_an_epoch)
     return train_reference_classifier(recipe.data, folder, epochs=epochs)

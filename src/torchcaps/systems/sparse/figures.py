@@ -168,6 +168,7 @@ def draw_capsules(model: SparseModel, pose: Tensor) -> CapsuleDrawings:
 
 def _sheet(context: SparseFigureContext, row: int, drawn: CapsuleDrawings, ranks: list[int]) -> bytes:
     """What is left as it is is gray in the last row; a pixel that leaving out makes brighter is bright there."""
+    # Differences are of what is displayed, not of the decoder's output.
     together, none, alone, without = (context.to_pixels(x, row) for x in drawn)
     change = (without - together)[context.chosen]  # [j c h w]
     grid = [
@@ -206,6 +207,7 @@ def ranked_support(psi: Tensor) -> Tensor:
 
 def draw_frequencies(context: SparseFigureContext) -> dict[str, bytes]:
     """A curve a capsule; the band in which training keeps how often one is first is gray."""
+    # The band in which the mask keeps how often a capsule is first.
     share = rank_frequency(context.ranking.ranks)
     mask = context.model.mask
     inside = int(mask.count_in_band(share[:, 0]))
@@ -237,6 +239,7 @@ def draw_equivariances(context: SparseFigureContext) -> dict[str, bytes]:
         assert pose is not None, "a sparse network has masked poses"
         strips = [context.to_pixels(strip, row) for strip in swept(context.model, pose[0], j)]  # k of [n c h w]
         rows = [(f"number {k}", pixels(strip)) for k, strip in enumerate(strips)]
+        # One sheet a capsule, and its most visible number for the overview.
         sheets[f"equivariances-{j}"] = image_grid(
             [("image, redrawn", _pair(context, row, pose)), *rows], 0.5, {1: notes[0]}
         )

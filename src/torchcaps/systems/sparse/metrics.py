@@ -185,6 +185,7 @@ def rows_of_runs(
     Returns:
         All rows.
     """
+    # The runs; what they encode serves the control before the mask, too.
     rows: list[Row] = []
     unmasked_rows: list[Row] = []
     for run in progress(runs, "measuring the runs"):
@@ -194,10 +195,12 @@ def rows_of_runs(
         if BEFORE_MASK in names:
             unmasked = {name: found.before_mask() for name, found in encoded.items()}
             unmasked_rows.append(measure(unmasked, data, gamma))
+    # Other runs, a row a recipe.
     named: dict[str, list[Row]] = {}
     for run in progress(others, "measuring other runs"):
         row = _measure_network(run.model, _encode(run.model, data), data, gamma_of(run))
         named.setdefault(run.recipe.name, []).append(row)
+    # Controls.
     controls = {name: gather(found) for name, found in named.items()}
     for name in progress(names, "measuring the controls"):
         controls[name] = gather(unmasked_rows) if name == BEFORE_MASK else _measure_control(name, runs, data)

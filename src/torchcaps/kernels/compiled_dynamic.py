@@ -192,6 +192,7 @@ class CompiledPasses:
         if self.over == "parents":
             in_threads(over_parents, n)
         else:
+            # A softmax over children was scaled forward already; its mean of c dc is s . ds.
             Z.zero_()[:2, 0, :, : self.b] = scale
             Z[2, 0] = (to_blocks(s) * dS).sum(2).transpose(0, 1).flatten(1)  # [j (n L)]
             _split(over_children, n, j)

@@ -72,6 +72,7 @@ def route(
         )
         totals, _, C = iterate(passes, iterations, agreement, logits)
         return passes.batch_first(C).to(x.dtype), totals[-1].to(x.dtype)  # [b i j], [b j k]
+    # Without loops: one matrix product for each parent, on a buffer of the children's size.
     x_t = _turn(x).to(wide)
     P = _ordered(W).to(wide)  # [d i b], [d i j k]
     inverse = _inverse_lengths(x_t, P) if agreement == "cosine" and iterations > 1 else None

@@ -201,6 +201,7 @@ def iterate(passes: Passes, iterations: int, agreement: str, logits: str) -> tup
     totals = [passes.uniform_total()]
     scales = []
     q = None
+    # The first iteration has no logits; only the last one's coupling is stored.
     for n in range(iterations - 1):
         v = _parent(totals[-1], agreement)
         q = v if q is None or logits == "replaced" else q + v
@@ -221,6 +222,7 @@ def _retrace(
     Z = passes.new_softmax(len(q))
     slopes: list[Tensor] = []
     g: Tensor | None = None
+    # Each iteration's query is a function of the total before it: ds of that total comes from dq.
     for n in reversed(range(len(q))):
         slopes.insert(0, ds)
         dq = passes.query_grad(q[n], totals[n + 1], ds, scales[n], Z[n])

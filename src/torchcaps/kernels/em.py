@@ -118,6 +118,8 @@ def _forward(
     )
     if has_loops(pose):
         return _forward_loops(layer, keep_all)
+
+    # Other devices and types: tensor operations, with blocks of one sample.
     log_assignments, fits = chunked_em.forward(layer)
     last = fits[:, -1]  # [b p j FIT]
     if len(lam) > 1:
@@ -310,6 +312,7 @@ def _forward_loops(layer: EmInputs, keep_all: bool) -> tuple[Tensor, Tensor, Ten
         em.forward(start, stop, problem, trace, result, keep_all)
 
     in_threads(work, len(fits))
+    # The results of the last iteration, one sample after another again.
     last = fits[:, -1].permute(0, 4, 1, 2, 3).flatten(0, 1)[: len(pose)]  # [b p j FIT]
     return mean.copy_(last[..., :POSE]), logit.copy_(last[..., LOGIT]), coupling, log_assignments, fits
 
@@ -344,6 +347,7 @@ def _backward_loops(
         em_backward.backward(start, stop, problem, trace, grads._replace(weights=g_W[n].numpy()))
 
     in_threads(work, blocks)
+    # Sums over the blocks and threads, in a fixed order, and samples one after another again.
     beta = g_beta.view(blocks, j, 2, L).sum((0, 3))
     weights = g_W.sum(0).transpose(0, 1).reshape(W.shape)
     poses = _samples(g_pose, pose)

@@ -84,6 +84,7 @@ class Planes:
         dtype = self.x.dtype
         rows = _waves(n, range(n // 2 + 1), a, dtype, self.sign)
         columns = _waves(m, ks, b, dtype, self.sign)
+        # On the way back each frequency has a weight, and one that stands for its conjugate counts twice.
         if back:
             columns = columns * columns.new_tensor([(1 + (0 < k < m - k)) / (n * m) for k in ks])[:, None]
         return Waves(rows.numpy(), columns.numpy())

@@ -63,6 +63,7 @@ def is_faster(x: Tensor, w: Tensor, stride: int) -> bool:
     z = _Sizes.of(x, w, stride)
     b = len(x)
     (o, c, t, u) = w.shape
+    # Multiplications of the products and of the transforms, against those of a direct convolution.
     deep = c * stride * stride
     products = 4 * b * deep * o
     numbers = deep * o + b * deep + b * o
@@ -137,6 +138,7 @@ def _forward(x: Tensor, w: Tensor, stride: int) -> Tensor:
     images = _planes(_last(x), stride, z, z.N)
     kernels = _planes(_taps(w), stride, z, z.T, -1)
     results = _planes(x.new_zeros(len(x), *z.M, o), 1, z, z.M)
+    # A few column frequencies at a time: spectra, their product, and back.
     for ks in z.groups:
         W = torch.unflatten(kernels.spectra(ks)[:, 0], 1, (-1, o))  # conj(W) [(k n) (p q c) o]
         torch.bmm(images.spectra(ks), W, out=results.some(ks))
@@ -159,6 +161,7 @@ def _backward(g: Tensor, x: Tensor, w: Tensor, stride: int) -> tuple[Tensor, Ten
     kernels = _planes(_taps(w), stride, z, z.T, -1)
     dx = _planes(torch.zeros_like(images.x), stride, z, z.N, -1, images.D)
     dw = _planes(torch.zeros_like(kernels.x), stride, z, z.T, 1, kernels.D)
+    # The same for both derivatives; their spectra take the room of those that they come from.
     for ks in z.groups:
         G = above.spectra(ks)
         W = torch.unflatten(kernels.spectra(ks)[:, 0], 1, (-1, o))  # conj(dY), conj(W)

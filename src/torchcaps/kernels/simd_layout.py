@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import cache
 from importlib import import_module
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from numpy.typing import NDArray
@@ -19,6 +19,8 @@ from torchcaps.kernels.records import VECTOR_BYTES
 from torchcaps.kernels.threads import in_threads
 
 __all__ = ["as_array", "block_size", "from_blocks", "has_loops", "loops", "padded", "to_blocks"]
+
+AnyArray: TypeAlias = NDArray[Any]
 
 
 def has_loops(*tensors: Tensor) -> bool:
@@ -33,9 +35,9 @@ def loops(name: str) -> ModuleType:
     return import_module(f"torchcaps.kernels.loops.{name}")
 
 
-def as_array(t: Tensor) -> NDArray[Any]:
+def as_array(t: Tensor) -> AnyArray:
     """Return a contiguous tensor's memory, or a contiguous copy of another tensor, as an array."""
-    array: NDArray[Any] = t.detach().contiguous().numpy()
+    array: AnyArray = t.detach().contiguous().numpy()
     return array
 
 

@@ -72,6 +72,7 @@ types: Any = import_module("numba.core.types")
 NumbaType: TypeAlias = Any
 NumbaContext: TypeAlias = Any
 Signature: TypeAlias = Any
+Operation: TypeAlias = Any  # what `intrinsic` makes; each is assigned to a name with its type
 LLVMType: TypeAlias = Any
 LLVMBuilder: TypeAlias = Any
 LLVMValue: TypeAlias = Any
@@ -159,7 +160,7 @@ def _address(
     return builder.bitcast(pointer, kind.as_pointer())
 
 
-def _reader(size: int, rows: int) -> Any:
+def _reader(size: int, rows: int) -> Operation:
     """Make the operation that loads a vector, or a tuple of them from as many rows."""
 
     def typed(typing: NumbaContext, array: NumbaType, index: NumbaType) -> Lowering:
@@ -180,7 +181,7 @@ def _reader(size: int, rows: int) -> Any:
     return intrinsic(typed)
 
 
-def _writer(size: int, *, adding: bool) -> Any:
+def _writer(size: int, *, adding: bool) -> Operation:
     """Make the operation that stores a vector, or a tuple of them in as many rows; adding, to what is there."""
 
     def typed(typing: NumbaContext, array: NumbaType, index: NumbaType, value: NumbaType) -> Lowering:
@@ -233,7 +234,7 @@ def _broadcast(typing: NumbaContext, array: NumbaType, index: NumbaType) -> Lowe
     return kind(array, index), write
 
 
-def _filler(size: int) -> Any:
+def _filler(size: int) -> Operation:
     """Make the operation that puts a number in every lane of a vector like a, or as `load` makes it from an array."""
 
     def typed(typing: NumbaContext, a: NumbaType, number: NumbaType) -> Lowering:
@@ -391,7 +392,7 @@ def _lane_sums(typing: NumbaContext, a: NumbaType, b: NumbaType, c: NumbaType, d
     return VectorType(a.dtype, 4)(a, b, c, d), write
 
 
-def _shuffled(order: Callable[[int], tuple[list[int], list[int]]]) -> Any:
+def _shuffled(order: Callable[[int], tuple[list[int], list[int]]]) -> Operation:
     """Make the operation that draws two vectors from the lanes of two others, numbered as if those were one."""
 
     def typed(typing: NumbaContext, a: NumbaType, b: NumbaType) -> Lowering:

@@ -109,11 +109,11 @@ def test_each_stage_changes_its_own_part(tmp_path: Path, monkeypatch: pytest.Mon
     for cut in (*STAGES.values(), None):
         with monkeypatch.context() as patch:
             if cut is None:
-                assert train(recipe(RUNS[name]), tmp_path, resume=True, quiet=True).step == 24
+                assert train(recipe(RUNS[name]), tmp_path, resume="auto", quiet=True).step == 24
             else:
                 patch.setattr(cut, "prepare", lose)
                 with pytest.raises(LostError):
-                    train(recipe(RUNS[name]), tmp_path, resume=True, quiet=True)
+                    train(recipe(RUNS[name]), tmp_path, resume="auto", quiet=True)
         if cut is not Autoencoder:  # there is no checkpoint before the first stage
             seen.append(state(tmp_path))
     for before, after, part in zip(seen, seen[1:], PARTS[1:], strict=False):
@@ -308,7 +308,7 @@ def _killed_at(moment: str, name: str, folder: Path) -> bool:
             return plain(self, *words)
 
         setattr(STAGES[stage], method, meant)
-        train(recipe(RUNS[name]), folder / name, resume=True, quiet=True)
+        train(recipe(RUNS[name]), folder / name, resume="auto", quiet=True)
         os._exit(0)
     return os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
 
@@ -320,7 +320,7 @@ def _killed(folder: Path) -> None:
             if not _killed_at(moment, name, folder):
                 sys.exit(f"not killed at {moment}")
     for name in RUNS:
-        train(recipe(RUNS[name]), folder / name, resume=True, quiet=True)
+        train(recipe(RUNS[name]), folder / name, resume="auto", quiet=True)
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ def results_table(name: str) -> str:
     budget = result.budget
     made = result.versions
     seeds = f"{len(result.seeds)} seed{'s' if len(result.seeds) != 1 else ''}"
-    read = f"; the read-out learned from {budget['read_images']:,.0f} images" if "read_images" in budget else ""
+    read = f"; the SVM probe learned from {budget['read_images']:,.0f} images" if "read_images" in budget else ""
     lines += [
         "",
         f"{seeds}, {budget['steps']:.0f} steps, {budget['seconds']:.0f} s each on {budget['threads']:.0f} threads, "

@@ -68,11 +68,13 @@ class Autoencoder(Model):
         check_spec(spec, smallest=2 * config.kernel - 1)
         self.config = config
         self.spec = spec
+        # Grids of both convolutions, and the rows that the second one's stride leaves out
         C1, C2 = config.channels
         middle = Grid.of_image(spec.height, spec.width).window(config.kernel, 1).out
         places = middle.window(config.kernel, config.stride).out
         self._grid = places.height, places.width
         self._unreached = _unreached_rows(middle.height, config), _unreached_rows(middle.width, config)
+        # Filters, tied between encoder and decoder, and biases
         self.conv1 = nn.Conv2d(spec.channels, C1, config.kernel, bias=config.biases)
         self.conv2 = Convolution(C1, C2, config.kernel, config.stride, bias=config.biases)
         self.e1 = nn.Parameter(torch.zeros(C1)) if config.biases else None

@@ -59,11 +59,13 @@ class CNN(Model):
         check_classes(spec)
         self.config = config
         self.spec = spec
+        # Convolutions with pooling
         stages: list[nn.Module] = []
         for below, above in pairwise([spec.channels, *config.widths]):
             stages += [nn.Conv2d(below, above, config.kernel, padding="same"), nn.ReLU(), nn.MaxPool2d(config.pool)]
         features = (spec.height // shrink) * (spec.width // shrink) * config.widths[-1]
         self.trunk = nn.Sequential(*stages, nn.Flatten())
+        # Hidden layers and class scores
         sizes = [features, *config.hidden]
         layers = [m for below, above in pairwise(sizes) for m in (nn.Linear(below, above), nn.ReLU())]
         self.head = nn.Sequential(*layers, nn.Dropout(config.dropout), nn.Linear(sizes[-1], spec.classes))

@@ -76,7 +76,13 @@ class SmallCapsNetConfig(CapsNetConfig):
 
 
 class CapsNetOutput(NamedTuple):
-    """Class capsules [b j k], what routed into them [b h w i d], and how."""
+    """What a CapsNet computes of images.
+
+    Attributes:
+        classes: Class capsules [b j k].
+        primary: Primary capsules [b h w i d], which routed into them.
+        info: The record of the routing.
+    """
 
     classes: Capsules
     primary: Capsules
@@ -119,9 +125,11 @@ class CapsNet(Model):
         return images
 
     def objective(self, batch: Batch, step: int) -> dict[str, Tensor]:
+        # Margin loss on the lengths of the class capsules
         out: CapsNetOutput = self(batch.images)
         v = out.classes.activation
         margin = margin_loss(v, batch.labels if batch.labels.ndim == 1 else multi_hot(batch.labels, self.spec.classes))
+        # Reconstruction from the right capsule alone
         redrawn = self._redraw(out.classes, batch)
         right = is_correct(v, batch.labels).to(margin.dtype).mean()
         loss = margin + self.config.reconstruction * redrawn
@@ -133,6 +141,7 @@ class CapsNet(Model):
             return reconstruction_loss(self.reconstruct(classes, batch.labels), batch.images)
         if batch.components is None:
             raise ShapeError("images that show several classes came without their parts; each part alone is wanted")
+        # Every image m times, each time with another of its classes
         m = batch.labels.shape[1]
         each = Capsules(classes.pose.repeat_interleave(m, 0), classes.activation.repeat_interleave(m, 0))
         drawn = self.reconstruct(each, batch.labels.flatten())  # [(b m) c h w]

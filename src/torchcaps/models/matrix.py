@@ -218,6 +218,7 @@ class MatrixCaps(Model):
         self.spec = spec
         A, B, C, D = config.sizes
         init = config.init
+        # Layers, from the pixels up: each hands its grid of places to the next
         kernel = config.capsule_kernel
         (first, second) = config.capsule_strides
         trunk = Grid.of_image(spec.height, spec.width).window(config.kernel, config.stride).out
@@ -252,6 +253,7 @@ class MatrixCaps(Model):
             coordinate_scale=config.coordinates,
             std=init.classes,
         )
+        # Batch normalization, if there is any
         self.features_norm = PerTypeBatchNorm(A, 1) if config.norm else nn.Identity()
         self.norms = nn.ModuleList(  # of the four layers of capsules; no loss asks for the classes' poses
             CapsuleBatchNorm(types, poses=layer is not self.classes) if config.norm else nn.Identity()
@@ -264,10 +266,12 @@ class MatrixCaps(Model):
         convolutions = [(self.conv, init.conv, init.conv_bias), (self.primary.pose, init.pose, 0.0)]
         if self.primary.on is not None:
             convolutions.append((self.primary.on, init.on, init.on_bias))
+        # Convolutions: truncated normal weights, constant biases
         for conv, std, bias in convolutions:
             nn.init.trunc_normal_(conv.weight, std=std, a=-2 * std, b=2 * std)
             if conv.bias is not None:
                 nn.init.constant_(conv.bias, bias)
+        # Votes that start near the poses themselves
         if init.identity:
             with torch.no_grad():
                 for W in (self.first.W, self.second.W):
@@ -288,9 +292,11 @@ class MatrixCaps(Model):
 
     def forward(self, images: Tensor, *, trace: bool = False) -> MatrixOutput:
         check_images(images, self.spec)
+        # Features and primary capsules
         features = relu(self.features_norm(self.conv(images)))
         capsules: list[Capsules] = [self.norms[0](self.primary(features))]  # [b h w B 16]
         infos: list[RoutingInfo] = []
+        # Three routed layers, each normalized
         for layer, norm in zip((self.first, self.second, self.classes), self.norms[1:], strict=True):
             parents, info = layer(capsules[-1], trace=trace)  # [b h w j 16], of classes [b j 16]
             capsules.append(norm(parents))

@@ -237,8 +237,10 @@ class SparseModel(Model):
         Returns:
             Everything that the network computed of its images.
         """
+        # The mask, from the ranks of the support
         psi = support(held, below.pose.shape[3])
         m, ranks = self.mask(psi)  # [b j]
+        # Capsules that the decoder can draw from, before and behind it
         unmasked = scaled_by_activation(latent, self.config.routing)
         masked = Capsules(unmasked.pose * m.unsqueeze(-1), unmasked.activation * m)
         return SparseOutput(latent, unmasked, masked, ranks, psi, below, info)

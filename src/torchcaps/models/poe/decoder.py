@@ -42,6 +42,7 @@ def decoder_coupling(x: Tensor, U: Tensor, iterations: int = 3, votes: Tensor | 
         [b j i].
     """
     votes = _votes(x, U) if votes is None else votes
+    # Capsules that are off take no part
     off = ~x.bool().any(-1)  # [b j]
     logits = votes.new_zeros(votes.shape[:3]).masked_fill(off.unsqueeze(-1), -torch.inf)
     e = _softmax(logits)
@@ -113,10 +114,12 @@ class CapsuleDecoder(nn.Module):
         self.config = config
         self.U = nn.Parameter(torch.randn(capsules, children, child_dimension, dimension) * 0.1)
         self.register_buffer("intercept", torch.zeros(children, child_dimension))
+        # Sums of the normal equations, with one row for the intercept
         rows = capsules * dimension + 1
         columns = children * child_dimension if config.rule == "least squares" else 0
         self.register_buffer("gram", torch.zeros(rows, rows, dtype=torch.float64))
         self.register_buffer("cross", torch.zeros(rows, columns, dtype=torch.float64))
+        # Moments of each capsule's poses, and some of these poses
         self.register_buffer("weight", torch.zeros(capsules, dtype=torch.float64))
         self.register_buffer("first", torch.zeros(capsules, dimension, dtype=torch.float64))
         self.register_buffer("second", torch.zeros(capsules, dimension, dimension, dtype=torch.float64))

@@ -81,11 +81,13 @@ class CapsuleEnergy(nn.Module):
     ) -> None:
         super().__init__()
         self.config = config
+        # Uniform coupling and the scale of W that goes with it
         self.competes = config.mode == "competition"
         self.gain = config.gain if self.competes else 1.0
         self.share = 1 / (children if getattr(config.routing, "over", "parents") == "children" else capsules)
         std = 0.1 if config.mode == "paper" else config.init / self.share
         self.W = nn.Parameter(torch.randn(children, capsules, dimension, child_dimension) * std)
+        # What is learned by other means than gradients is a buffer
         self.register_buffer("bias", torch.zeros(capsules, dimension))
         self._update_bias(0)
         self.register_buffer("offset", torch.zeros(children, child_dimension))
@@ -245,10 +247,12 @@ class CapsuleEnergy(nn.Module):
         """Fit offset and power to all training features [n i d], and start the persistent chains."""
         n = len(features)
         chunks = torch.split(features, chunk)
+        # Sums in float64, a chunk of the half-precision features at a time
         if self.config.mode != "paper":
             self.offset.copy_(torch.stack([rows.double().sum(0) for rows in chunks]).sum(0) / n)
         power = sum(float(self.visible(rows.to(self.offset.dtype)).square().sum()) for rows in chunks) / n
         self.power.fill_(power if power > 1e-12 else 1.0)  # images that are all alike have none
+        # Chains that have not started yet start at the first images
         if len(self.particles) and not bool(self.particles.any()):
             first = torch.arange(len(self.particles)) % n
             self.particles.copy_(self.visible(features[first].to(self.offset.dtype)))

@@ -34,6 +34,7 @@ class PoE(Model):
         self.spec = spec
         self.capsules = config.capsules
         self.dimension = config.dimension
+        # Children are groups of the autoencoder's channels at one place
         channels = config.autoencoder.channels[-1]
         d = config.child_dimension
         if channels % d:
@@ -41,6 +42,7 @@ class PoE(Model):
         self.autoencoder = config.autoencoder.build(spec)
         children = self.autoencoder.grid[0] * self.autoencoder.grid[1] * (channels // d)
         self.autoencoder.fewest = config.capsules
+        # Encoder W and decoder U between children and capsules
         sizes = (children, config.capsules, d, config.dimension)
         self.energy = CapsuleEnergy(config.energy, *sizes)
         self.decoder = CapsuleDecoder(config.decoder, *sizes)

@@ -181,6 +181,7 @@ def _takes_part(state: CapsuleState) -> Tensor:
 
 def _solve(gram: Tensor, cross: Tensor, ridge: float, shape: torch.Size, intercept: Tensor) -> Tensor:
     """U [j i d k] from the normal equations with a ridge on all but the intercept, which is written in place."""
+    # A ridge relative to the mean square of a code's numbers; the intercept has none
     j, i, d, k = shape
     weights = torch.ones(len(gram), dtype=gram.dtype)
     weights[-1] = 0

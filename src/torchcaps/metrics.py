@@ -25,14 +25,14 @@ __all__ = [
 
 
 def linear_cka(x: Tensor, y: Tensor) -> float:
-    """|YᵀX|² / (|XᵀX| |YᵀY|) of centerd X [n p] and Y [n q], Frobenius norms (Kornblith et al. 2019).
+    """|YᵀX|² / (|XᵀX| |YᵀY|) of centered X [n p] and Y [n q], Frobenius norms (Kornblith et al. 2019).
 
     1 = the same up to rotation and scale, 0 = nothing linear in common. Constant features give 0.
     """
     if x.shape[:1] != y.shape[:1]:
         raise ShapeError(f"x is {list(x.shape)}, y is {list(y.shape)}: row n of both must be the same sample")
-    X = _centerd("x", x)
-    Y = _centerd("y", y)
+    X = _centered("x", x)
+    Y = _centered("y", y)
     if len(X) < max(X.shape[1], Y.shape[1]):  # few samples: the same three norms from the small Gram matrices
         K = X @ X.T
         L = Y @ Y.T  # [n n]
@@ -50,7 +50,7 @@ def participation_ratio(x: Tensor) -> float:
     From 1 (a line) to d (a ball); 0 if the samples are all the same. Since sum λ = tr C and sum λ² = |C|², no
     eigenvalue is computed, and the Gram matrix may stand in for C.
     """
-    X = _centerd("x", x)
+    X = _centered("x", x)
     n, d = X.shape
     C = X.T @ X if d <= n else X @ X.T
     return _ratio(C.trace().square(), C.square().sum(), top=float(d))
@@ -154,7 +154,7 @@ def _features(name: str, x: Tensor) -> Tensor:
     return x
 
 
-def _centerd(name: str, x: Tensor) -> Tensor:
+def _centered(name: str, x: Tensor) -> Tensor:
     """x [n d] less its mean, scaled to at most 1; constant columns are exactly 0, whatever the rounding."""
     X = _features(name, x)
     X = X / X.abs().max().clamp_min(torch.finfo(X.dtype).tiny)
@@ -188,7 +188,7 @@ def _entropy(x: Tensor) -> float:
 
 
 def _ranks(name: str, x: Tensor) -> Tensor:
-    """The centerd ranks of x [n], equal values sharing the mean of theirs."""
+    """The centered ranks of x [n], equal values sharing the mean of theirs."""
     values = x.detach().double() if x.is_floating_point() else x
     if bool(values.isnan().any()):
         raise DataError(f"{name} holds NaN, which has no rank: drop those samples first")

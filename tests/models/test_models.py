@@ -174,7 +174,7 @@ def test_capsnet_draws_each_part_from_its_own_capsule() -> None:
             margin += cost / len(v)
     assert float(found["margin"]) == pytest.approx(margin, rel=1e-5)
     assert float(found["reconstruction"]) == pytest.approx(redrawn, rel=1e-5)
-    with pytest.raises(ShapeError, match="without their parts"):
+    with pytest.raises(ShapeError, match="without their components"):
         model.objective(data._replace(components=None), 0)
 
 

@@ -140,7 +140,7 @@ class CapsNet(Model):
         if batch.labels.ndim == 1:
             return reconstruction_loss(self.reconstruct(classes, batch.labels), batch.images)
         if batch.components is None:
-            raise ShapeError("images that show several classes came without their parts; each part alone is wanted")
+            raise ShapeError("images that show several classes came without their components; each one alone is wanted")
         # Every image m times, each time with another of its classes
         m = batch.labels.shape[1]
         each = Capsules(classes.pose.repeat_interleave(m, 0), classes.activation.repeat_interleave(m, 0))

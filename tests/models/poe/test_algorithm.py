@@ -134,7 +134,7 @@ def test_weights_at_the_start(over: Any, share: float) -> None:
 
 
 @pytest.mark.parametrize("mode", ["paper", "offset", "competition"])
-def test_visible_children_are_centerd_and_their_power_is_measured(mode: str) -> None:
+def test_visible_children_are_centered_and_their_power_is_measured(mode: str) -> None:
     features = 1 + normal(7, I, D, seed=3)
     model = build(mode=mode, chain="persistent", particles=9)
     model.fit_offset(features, chunk=3)

@@ -11,6 +11,7 @@ __all__ = ["main"]
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command. Exit codes: 0 done, 1 interrupted or failed, 2 bad input (one line says what)."""
+    # --debug may stand anywhere, so it is taken out before a command parses its own flags
     args = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in args
     args = [a for a in args if a != "--debug"]
@@ -18,10 +19,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # (kernels/threads.py). This must be set before torch is loaded, so the library cannot set it for its users.
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     try:
+        # Inside the try, so that an import that fails, or Ctrl-C during it, also ends in one line
         from torchcaps.cli.parse import parse
 
         return parse(args).run()
     except BrokenPipeError:
+        # The reader of a pipe, such as `head`, has left: nobody is there to be told
         return 1
     except KeyboardInterrupt:
         print("torchcaps: interrupted", file=sys.stderr)

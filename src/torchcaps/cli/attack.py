@@ -58,11 +58,14 @@ class Attack:
         from torchcaps.systems.attack_runs import attack_runs, load_attack_runs, to_plain_data
         from torchcaps.systems.run_folders import find_run
 
+        # Refuse what can be refused before anything is loaded
         require_matplotlib()
         settings = self._settings()
+        # Load the runs, and make the folders now: an attack takes minutes, too long to fail at the end
         folder = find_run(self.folder)
         attacked = load_attack_runs((folder, *self.against), self.source)
         outputs = [_made(path) for path in (self.out or folder / "attacks", self.results) if path]
+        # Attack, and write the same data to every folder
         curves = attack_runs(attacked, settings)
         recipe = next(iter(attacked.runs.values())).run.recipe.name
         paths = [outputs[0] / "attacks.json", *(path / f"{recipe}-attacks.json" for path in outputs[1:])]
@@ -98,11 +101,13 @@ class Attack:
         from torchcaps.systems.report import text_table
         from torchcaps.utils.files import write_atomically
 
+        # Files: the data into every folder, the figure only into the first
         text = json.dumps(data, indent=2)
         for path in paths:
             write_atomically(path, [text.encode(), b"\n"])
         picture = paths[0].with_suffix(".png")
         write_atomically(picture, [curve_plot(curves)])
+        # Standard output: the data as it was written, or a table for people
         if self.json:
             print(text)
             return

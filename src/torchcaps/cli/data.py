@@ -37,6 +37,7 @@ class Data:
         from torchcaps.data import DATASETS
         from torchcaps.errors import DataError, suggestion
 
+        # Check the name before a slow action
         if self.name is not None and self.name not in DATASETS:
             raise DataError(f"unknown data set '{self.name}'{suggestion(self.name, DATASETS)}")
         if self.name is None and self.action in ("fetch", "show"):
@@ -69,9 +70,11 @@ class Data:
         from torchcaps.data import DATASETS, check_splits
         from torchcaps.data.status import is_here
 
+        # Without a name, every set that is on this machine: loading another would end the command
         names = [self.name] if self.name else [n for n in DATASETS if is_here(n, self.data_dir)]
         for name in names:
             print(f"{name:14} {check_splits(self._config(name).load())}")
+        # Name what was left out: no line for a set would look like a success
         absent = [] if self.name else [n for n in DATASETS if n not in names]
         if absent:
             print(f"not here: {', '.join(absent)}")
@@ -92,6 +95,7 @@ class Data:
         known = {f.name for f in fields(DATASETS[name])}
         if "path" in known and self.data_dir is None:
             raise DataError(f"'{name}' is your own data: say where it is with --data-dir")
+        # Sets drawn by code have neither key: for them --data-dir is ignored
         key = "path" if "path" in known else "data_dir"
         given = {key: str(self.data_dir)} if self.data_dir and key in known else {}
         config: DataConfig = DATASETS[name](**given)

@@ -62,16 +62,20 @@ class Demo:
         from torchcaps.systems.report import rows_of, text_table
         from torchcaps.train import train
 
+        # Refuse now what would fail at the end: training takes minutes
         require_matplotlib()
         recipe = self._recipe()
         system_of(recipe).select_controls(None)  # asks for scikit-learn before anything is trained
+        # Train, or go on where an earlier demo was cut off
         folder = self.out / recipe.name
         if not train(recipe, folder, resume="auto", quiet=self.quiet).finished:
             print("stopped; torchcaps demo goes on from here")
             return 1
+        # Measure beside the controls
         result = evaluate_runs([folder])
         write_result(self.out, result)
         print(text_table(rows_of(result)))
+        # Report, and what to do next
         report = self._report(recipe, folder, result)
         print(f"\nreport: {report}\n\nnext, copy any of these lines:\n")
         print(*next_commands(report, folder), sep="\n")
@@ -81,6 +85,7 @@ class Demo:
         from torchcaps.train import load_recipe
         from torchcaps.train.recipe import stage_names
 
+        # Loaded twice: the names of the stages must be known before their epochs can be overridden
         name = self._data()
         recipe = load_recipe(_RECIPES[name])
         over: dict[str, Any] = {}
@@ -97,15 +102,18 @@ class Demo:
 
         if self.data == "glyphs":
             return "glyphs"
+        # Find MNIST on this machine, or else download it
         try:
             try:
                 locate("mnist", self.data_dir)
             except DataError:
+                # A folder that was named is not to be replaced by a download in silence
                 if self.data_dir:
                     raise
                 print("MNIST is not on this machine; fetching it", file=sys.stderr)
                 fetch_set("mnist", progress=not self.quiet)
         except DataError as error:
+            # Only "auto" may fall back to other images
             if self.data == "mnist":
                 raise
             print(f"MNIST cannot be had ({error}); using digits drawn by code instead", file=sys.stderr)
@@ -120,6 +128,7 @@ class Demo:
         from torchcaps.train import load_run
         from torchcaps.utils.files import write_atomically
 
+        # The numbers that the text quotes
         run = load_run(folder)
         facts = {
             "capsules": cast(PoE, run.model).capsules,
@@ -129,6 +138,7 @@ class Demo:
             "consistent": result.metrics["consistency"][0],
         }
         text = [paragraph.format(**facts) for paragraph in _TEXT]
+        # One page: the text, the table of results, and every figure of the run
         path = self.out / "report.html"
         page = report_of(folder, run, FigureOptions(), title="torchcaps demo", text=text, rows=rows_of(result))
         write_atomically(path, [page.encode()])

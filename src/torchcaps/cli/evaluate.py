@@ -63,9 +63,11 @@ class Evaluate:
             reference=self.reference,
             views=self.views,
         )
+        # Write the file before printing: a closed pipe must not lose what took minutes to measure
         if self.results:
             path = write_result(self.results, result)
         print(json.dumps(asdict(result), indent=2) if self.json else text_table(rows_of(result)))
+        # Beside the table: what the papers report, where a recipe follows one
         if not self.json:
             for rows in paper_tables(result):
                 print(f"\n{text_table(rows)}")

@@ -44,9 +44,11 @@ class Export:
 
         if not 0 <= self.examples <= MOST:
             raise RecipeError(f"--examples {self.examples} is asked for; 0 to {MOST} is wanted")
+        # Check the file before the run is loaded
         check_target(self.file, force=self.force)
         run = load_run(self.folder)
         names = class_names(run.recipe.data, run.model.spec.classes) if run.model.is_classifier else ()
+        # Weights alone
         if self.file.suffix == WEIGHTS:
             moved = export_weights(
                 self.folder, self.file, half=self.half, examples=self.examples, names=names, force=self.force
@@ -54,6 +56,7 @@ class Export:
             size = self.file.stat().st_size
             print(f"{self.file}: {size:,} bytes, outputs differ from the run's by {moved:.2g} at most")
             return 0
+        # ONNX
         if self.half or self.examples:
             raise RecipeError(f"--half and --examples go with weights: name the file model{WEIGHTS}")
         worst = export_onnx(run.model, self.file, names=names, force=self.force)

@@ -65,6 +65,7 @@ class Generate:
         from torchcaps.systems.run_folders import find_run
         from torchcaps.train import load_run
 
+        # Check the flags, load the run, and plan every figure before the first is drawn
         require_matplotlib()
         self._check()
         folder = find_run(self.folder)

@@ -38,6 +38,7 @@ class List:
 
     def run(self) -> int:
         """Print the listing; returns the exit code."""
+        # The same content twice: as tables for JSON, and as lines for people
         if self.recipe is None:
             tables = {"recipes": _recipes(), **_registries()}
             lines = list(_overview(tables))
@@ -76,11 +77,13 @@ def _overview(tables: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
     from torchcaps.train import load_recipe
 
     recipes = tables["recipes"]
+    # Recipes, one group for each system
     members = {name: system_of(load_recipe(name)).name for name in recipes}
     yield "RECIPES: torchcaps train NAME trains one, torchcaps list NAME shows its keys"
     for system in SYSTEMS.values():
         yield f"\n{system.title[:1].upper()}{system.title[1:]}{_citation(system.paper)}"
         yield from _entries((name, text) for name, text in recipes.items() if members[name] == system.name)
+    # Models, routers and data sets, each with the key that selects one
     titles = {
         "models": "MODELS: [model] name in a recipe, --model.name on the command line",
         "routers": "ROUTERS: [model.routing] name, --model.routing.name",
@@ -112,6 +115,7 @@ def _settings(name: str) -> dict[str, Setting]:
     from torchcaps.train.recipe import stage_names, with_all_stages
 
     recipe = load_recipe(name)
+    # Written out, the stages show settings that they otherwise inherit; with one stage that would repeat everything
     rows = describe(with_all_stages(recipe) if len(stage_names(recipe.model)) > 1 else recipe)
     return {f"--{key}": Setting(kind, value) for key, kind, value in rows if key != "stages"}
 
@@ -120,6 +124,7 @@ def _setting_lines(name: str, settings: Mapping[str, Setting]) -> Iterator[str]:
     """Write flag, value and type of every key in columns."""
     yield f"torchcaps train {name} takes these keys (flag, value in the recipe, type):\n"
     flags = max(len(flag) for flag in settings)
+    # Values longer than 30 do not widen the column: one long list would push the types far to the right
     values = max(len(setting.value) for setting in settings.values() if len(setting.value) <= 30)
     for flag, setting in settings.items():
         yield f"  {flag:{flags}}  {setting.value:{values}}  {setting.type}"

@@ -35,6 +35,7 @@ class Command(Protocol):
     def run(self) -> int: ...
 
 
+# In the order in which a newcomer meets them. The commands import torch only in `run`, so that --help is quick.
 COMMANDS: dict[str, type[Command]] = {
     "demo": Demo,
     "train": Train,
@@ -58,6 +59,7 @@ OPTIONAL = ConstructorRegistry()
 @OPTIONAL.primitive_rule
 def _optional(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[object] | None:
     """Read `X | None` as X is read; None is what a flag is that is not given."""
+    # Only `X | None` is ours; for every other type tyro goes on with its own rules
     members = [member for member in get_args(info.type) if member is not NoneType]
     if NoneType not in get_args(info.type) or len(members) != 1:
         return None
@@ -65,6 +67,7 @@ def _optional(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[object] | Non
     if not isinstance(spec, PrimitiveConstructorSpec):
         return None
 
+    # Defaults pass through these two functions, so both must accept None
     def is_instance(value: object) -> bool | Literal["~"]:
         return True if value is None else spec.is_instance(value)
 
@@ -80,14 +83,17 @@ def parse(args: Sequence[str]) -> Command:
     Raises:
         RecipeError: There is no such command, or it has no such flag.
     """
+    # Overview and version need no command
     if not args or args[0] in ("-h", "--help", "--version"):
         return Overview(version="--version" in args)
     name, *words = args
     if name not in COMMANDS:
         raise RecipeError(f"no command '{name}'{suggestion(name, COMMANDS)}; torchcaps --help lists them")
+    # Keys of a recipe are not flags of `Train`: tyro would refuse them
     overrides: list[str] = []
     if name == "train":
         words, overrides = split_overrides(words)
+    # No --no-FLAG for booleans: every one is false unless given
     with OPTIONAL:
         command, rest = tyro.cli(
             COMMANDS[name],
@@ -96,6 +102,7 @@ def parse(args: Sequence[str]) -> Command:
             return_unknown_args=True,
             config=(tyro.conf.FlagCreatePairsOff,),
         )
+    # Unknown flags are returned and refused here, with a suggestion, instead of by tyro's page of text
     if rest:
         raise RecipeError(
             f"'torchcaps {name}' does not know '{rest[0]}'{suggestion(rest[0], flags_of(COMMANDS[name]))}"
@@ -109,6 +116,7 @@ def flags_of(command: type[Command]) -> list[str]:
     >>> flags_of(COMMANDS["report"])
     ['--out', '--result', '--count', '--seed']
     """
+    # tyro marks a positional argument inside the annotation
     marker = get_args(tyro.conf.Positional[int])[1]
     hints = get_type_hints(command, include_extras=True)
     fields = dataclasses.fields(command)  # type: ignore[arg-type]  # every command is a dataclass
@@ -130,8 +138,10 @@ def split_overrides(words: Sequence[str]) -> tuple[list[str], list[str]]:
     waiting = list(words)
     while waiting:
         word = waiting.pop(0)
+        # A value may begin with one dash, as -1 does, but not with two
         has_value = bool(waiting) and not waiting[0].startswith("--")
         flag = word.partition("=")[0]
+        # tyro wants a value after every such flag, hence an empty one
         if word == "--resume":
             own += [word, waiting.pop(0) if has_value else ""]
         elif not word.startswith("--") or flag in TRAIN_FLAGS:

@@ -49,13 +49,16 @@ class Predict:
         from torchcaps.systems.prediction import read_pictures
         from torchcaps.systems.run_folders import find_run
 
+        # Refuse what can be refused before pictures are read
         self._check()
         run = load_classifier(find_run(self.folder))
         system = system_of(run.recipe)
         if self.out is not None:
             self._check_drawing(run.model, system)
+        # Read the pictures and classify them
         data = read_pictures(run, self.pictures, fit=self.fit, invert=self.invert)
         predictions = system.predict(run, data, self.threshold)
+        # Draw first, so that what is printed can name the files
         sheets: list[Path] = []
         if self.out is not None:
             sheets = _targets(_made(self.out), self.pictures)
@@ -101,6 +104,7 @@ class Predict:
     def _print_table(self, data: Dataset, predictions: Sequence[Prediction]) -> None:
         from torchcaps.systems.report import text_table
 
+        # Without --all the rows end after the score: `names` is empty, and so is the slice of scores below
         names = data.names if self.all else ()
         rows = [["picture", "class", "score", *names]]
         for path, one in zip(self.pictures, predictions, strict=True):
@@ -136,6 +140,7 @@ def _made(folder: Path) -> Path:
 
 def _targets(out: Path, pictures: Sequence[Path]) -> list[Path]:
     """Choose a file for each picture's sheet, numbered where two would have one name, or a picture has it."""
+    # A picture itself is never overwritten, nor a sheet of this call
     taken = {path.resolve() for path in pictures}
     targets = []
     for picture in pictures:

@@ -42,10 +42,12 @@ class Report:
         from torchcaps.train import load_run
         from torchcaps.utils.files import write_atomically
 
+        # Check the flags before the run is loaded
         require_matplotlib()
         if not 1 <= self.count <= MAX_COUNT:
             raise RecipeError(f"--count {self.count} is asked for; 1 to {MAX_COUNT} is wanted")
         folder = find_run(self.folder)
+        # Load, draw and write one page
         run = load_run(folder)
         path = self.out or folder / "report.html"
         rows = rows_of(read_result(self.result)) if self.result else ()

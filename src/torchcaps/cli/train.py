@@ -57,8 +57,10 @@ class Train:
         recipe, folder = self._recipe_and_folder()
         if self.dry_run:
             return _describe(recipe)
+        # "auto" starts or resumes; any other value, also the empty one, is the wish to resume
         resume: bool | Literal["auto"] = "auto" if self.resume == "auto" else self.resume is not None
         outcome = train(recipe, folder, resume=resume, quiet=self.quiet, tensorboard=self.tensorboard)
+        # Of several processes, only the first prints
         if os.environ.get("RANK", "0") != "0":
             return 0 if outcome.finished else 1
         if not outcome.finished:
@@ -75,13 +77,16 @@ class Train:
         from torchcaps.train.run import recipe_in
 
         changes = parse_overrides(self.overrides)
+        # The folder: of --resume, or else of --out; the two must agree
         given = Path(self.resume) if self.resume not in (None, "", "auto") else None
         if given is not None and self.out is not None and given != self.out:
             raise RecipeError(f"--resume {given} and --out {self.out} name two folders; leave --out away")
         folder = given or self.out
+        # The recipe by its name; the folder has a default then
         if self.recipe is not None:
             recipe = load_recipe(self.recipe, changes)
             return recipe, folder or Path("runs") / f"{recipe.name}-{recipe.seed}"
+        # Without a name, the recipe must come out of a folder with a run
         if self.resume in (None, "auto") or folder is None:
             raise RecipeError(
                 "no recipe is named; write torchcaps train RECIPE, or to go on: torchcaps train --resume FOLDER"
@@ -100,6 +105,7 @@ def _describe(recipe: Recipe) -> int:
     from torchcaps.train.recipe import stage_names, stage_of
     from torchcaps.train.train_state import build_model, check_batches
 
+    # The data is loaded, since the number of steps depends on the number of images
     train = recipe.data.load().train
     check_batches(recipe, len(train))
     model = build_model(recipe, train.spec)

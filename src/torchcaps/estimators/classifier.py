@@ -107,6 +107,7 @@ class _RowNetwork(Model):
         self.d = settings.child_dim
         i = settings.n_children
         k = settings.pose_dim
+        # A child is d neighboring outputs of one linear map
         self.primary = nn.Linear(columns, i * self.d)
         # Class capsules of length about 1/3, where squash is neither flat nor saturated
         std = min(MAX_INIT_STD, classes / math.sqrt(i * k))
@@ -115,6 +116,7 @@ class _RowNetwork(Model):
     @in_chunks
     def scores(self, rows: Tensor) -> Tensor:
         """Compute the lengths [b j] of the class capsules of rows [b p]."""
+        # The length of a squashed child is its activation
         pose = squash(torch.unflatten(self.primary(rows), 1, (-1, self.d)))  # [b i d]
         parents, _ = self.classes(Capsules(pose, norm(pose)))
         lengths: Tensor = parents.activation
@@ -141,11 +143,13 @@ def _train(network: Model, inputs: Tensor, labels: Tensor, settings: _Settings, 
     Raises:
         TrainingError: the weights are not finite at the end.
     """
+    # Length of training, which the schedule must know: it ends at DECAY of the initial rate
     n = len(inputs)
     batches = math.ceil(n / settings.batch_size)
     steps = settings.epochs * batches
     optimizer = torch.optim.Adam(network.parameters(), lr=settings.learning_rate)
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, DECAY ** (1 / steps))
+    # Batches of nearly equal size, so that no step averages over very few rows
     for epoch in range(settings.epochs):
         for number, index in enumerate(permutation(seed, epoch, n).tensor_split(batches)):
             batch = Batch(inputs[index], labels[index], index)
@@ -271,6 +275,7 @@ class CapsuleClassifier(ClassifierMixin, BaseEstimator):
     def decision_function(self, X: ArrayLike) -> FloatArray:
         """Return the lengths of the class capsules [n j]; for two classes [n], the second's share minus the first's."""
         check_is_fitted(self)
+        # Two classes: scikit-learn wants one column, whose sign decides as `predict` does
         if len(self.classes_) > 2:
             return self._lengths(X)
         shares = self.predict_proba(X)
@@ -295,4 +300,5 @@ class CapsuleClassifier(ClassifierMixin, BaseEstimator):
         rows = ColumnScaler(self.mean_, self.scale_).transform(X)
         if self._settings.image_shape is None:
             return torch.from_numpy(rows)
+        # The network was trained on pixels in [0, 1]; darker and lighter ones than those of training are clipped
         return torch.from_numpy(rows.clip(0, 1)).reshape(-1, *self._settings.image_shape)

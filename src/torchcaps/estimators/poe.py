@@ -112,20 +112,24 @@ def _train(energy: CapsuleEnergy, features: Tensor, settings: _Settings, seed: i
     Raises:
         TrainingError: W is not finite at the end.
     """
+    # Length of training, which the schedule must know: it ends at DECAY of the initial rate
     n = len(features)
     batches = math.ceil(n / settings.batch_size)
     steps = settings.epochs * batches
+    # Momentum makes a step 1 / (1 - MOMENTUM) times as long in the end; divided out, the rate means the same without it
     rate = settings.learning_rate
     optimizer = torch.optim.SGD([energy.W], lr=rate * (1 - MOMENTUM), momentum=MOMENTUM)
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, DECAY ** (1 / steps))
+    # Batches of nearly equal size, so that no step averages over very few rows
     for epoch in range(settings.epochs):
         for number, indices in enumerate(permutation(seed, epoch, n).tensor_split(batches)):
-            x = energy.visible(features[indices])
+            x = energy.visible(features[indices])  # [b i d]
             loss = energy.contrast(x, epoch * batches + number, SampleDraws(seed, indices))["loss"]
             optimizer.zero_grad()
             torch.autograd.backward(loss)
             optimizer.step()
             schedule.step()
+    # Weights that diverged would predict NaN
     if not bool(energy.W.isfinite().all()):
         raise TrainingError(f"the capsules diverged at learning_rate={rate}; try a smaller one")
     return steps
@@ -144,9 +148,10 @@ def _fit_decoder(codes: FloatArray, target: FloatArray, ridge: float) -> _Linear
         target: [n p]
         ridge: weight of the penalty.
     """
+    # Centered, so that the intercept is not penalized
     mean = codes.mean(0)
     centered = codes - mean
-    gram = centered.T @ centered / len(codes)
+    gram = centered.T @ centered / len(codes)  # [(j k) (j k)]
     penalty = ridge * max(float(gram.diagonal().mean()), 1e-30)
     # Relative to the variance of the codes, so that the penalty does not depend on their scale
     U = np.linalg.solve(gram + penalty * np.eye(len(gram)), centered.T @ target / len(codes))
@@ -241,6 +246,7 @@ class PoECapsules(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         energy = _build_energy(settings.energy_config(features.shape[1], steps), shape, seed)
         energy.fit_offset(features)
         self.n_iter_ = _train(energy, features, settings, seed)
+        # Store what prediction needs as arrays, as scikit-learn's tools for copying and pickling expect
         self.mean_ = scaler.mean
         self.scale_ = scaler.scale
         self.W_ = _to_array(energy.W)
@@ -271,6 +277,7 @@ class PoECapsules(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
             raise ShapeError(
                 f"the codes have {codes.shape[1]} columns; {len(self.decoder_)}, as of `transform`, are wanted"
             )
+        # Decode, then undo the scaling; constant columns have scale 0 and get their mean back
         rows: FloatArray = (codes @ self.decoder_ + self.intercept_) * self.scale_ + self.mean_
         result: Rows = rows.astype(codes.dtype, copy=False)
         return result
@@ -297,6 +304,7 @@ class PoECapsules(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         energy = _build_energy(config, self.W_.shape).double()
         for tensor, array in ((energy.W, self.W_), (energy.bias, self.bias_), (energy.offset, self.offset_)):
             tensor.data.copy_(torch.from_numpy(array))
+        # In chunks, which bounds the memory for any number of rows
         scaler = ColumnScaler(self.mean_, self.scale_, self.W_.shape[3])
         chunks = (scaler.to_children(X[n : n + CHUNK]) for n in range(0, len(X), CHUNK))
         return torch.cat([function(energy, energy.infer(energy.visible(chunk))) for chunk in chunks])

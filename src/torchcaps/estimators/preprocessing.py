@@ -62,6 +62,7 @@ def flatten_images(X: ArrayLike, shape: tuple[int, int, int] | None) -> ArrayLik
     Raises:
         ShapeError: the images have another shape.
     """
+    # Rows, and whatever else is not a stack of images, are checked by scikit-learn with its own messages
     if shape is None or np.ndim(X) != 4:
         return X
     images = np.asarray(X)
@@ -92,6 +93,7 @@ class ColumnScaler:
         Raises:
             DataError: a column is too large for its deviation to be computed.
         """
+        # Sums of huge values may overflow; that is found below and refused in one line
         with np.errstate(over="ignore", invalid="ignore"):
             mean = X.mean(0, dtype=np.float64)
             scale = X.std(0, dtype=np.float64)
@@ -128,6 +130,7 @@ class ColumnScaler:
         """Compute (X - mean) / scale [n p] in float64; 0 where a column is constant."""
         # `where` leaves constant columns at 0
         zero = np.zeros(X.shape)
+        # A value far beyond the training rows may overflow to infinity, which the clipping turns into a number
         with np.errstate(over="ignore"):
             scaled = np.divide(X - self.mean, self.scale, out=zero, where=self.scale > 0)
         return np.clip(scaled, -MAX_DEVIATIONS, MAX_DEVIATIONS)

@@ -96,6 +96,7 @@ class Examples:
 
     def _brightness(self, image: Tensor | None) -> _Brightness:
         if image is None:
+            # Nothing to measure: a medium gray and a usual contrast
             if self.data is None:
                 return _Brightness(0.5, 0.2)
             image = self.data.pixels()
@@ -141,6 +142,7 @@ def load_examples(
 
 def _stored_images(tensors: Mapping[str, Tensor], spec: ImageSpec) -> Dataset | None:
     """Return the images [n c h w] and labels [n] that `torchcaps export --examples` stored with the weights."""
+    # Only exported weights carry images; the checkpoint of a run has none
     if not all(name in tensors for name in EXAMPLES):
         return None
     images, labels = (tensors[name] for name in EXAMPLES)
@@ -172,6 +174,7 @@ def _with_fewer_images(config: DataConfig, data_dir: Path | None) -> DataConfig:
 
 def _drawn_digits(spec: ImageSpec) -> Dataset | None:
     """Return digits drawn by code, if the model takes gray squares of a size that they can be drawn in."""
+    # Digits are drawn in squares of 12 to 256 pixels, as `GlyphsConfig` allows
     if spec.channels != 1 or spec.height != spec.width or not 12 <= spec.height <= 256:
         return None
     return GlyphsConfig(train=1, test=COUNT, size=spec.height).load().test

@@ -111,9 +111,11 @@ def _infer(run: OpenRun, request: InferRequest) -> JsonObject:
 
 
 def _routing(run: OpenRun, request: RoutingRequest) -> JsonObject:
+    # Refuse before the image is decoded: the response grows with the number of children
     if len(request.children) > MAX_CHILDREN:
         raise ShapeError(f"{len(request.children)} children are asked for; ask for {MAX_CHILDREN} at most")
     image = _decode(run, request.image)
+    # The model takes batches; the view takes one image of its input
     found = run.view.routing(run.examples.to_input(image.unsqueeze(0))[0], request.parent, request.children)
     # Fields of the record are fields of the response; images and the histogram have a form of their own
     response = {name: to_json(value) for name, value in vars(found).items() if name not in ("maps", "histogram")}
@@ -164,6 +166,7 @@ def _pose(values: tuple[float, ...]) -> Tensor:
 
 
 def _limits(run: OpenRun, capsule: int, pose: Tensor) -> JsonObject:
+    # How far the page's sliders go, for each number of the pose
     low, high = run.view.limits(capsule, pose)
     return {"low": to_json(low), "high": to_json(high)}
 

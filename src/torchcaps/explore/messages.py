@@ -41,6 +41,7 @@ R = TypeVar("R")
 MAX_CHILDREN = 64
 """The most children whose votes can be requested at once."""
 
+# Far beyond any pose that a network computes, and small enough that squares stay finite in float32
 Number = Annotated[float, Range(-1e4, 1e4)]
 Seed = Annotated[int, Range(0, (1 << 31) - 1)]
 
@@ -159,9 +160,11 @@ def decode_image(image: EncodedImage, shape: Sequence[int]) -> Tensor:
         data = base64.b64decode(image.data, validate=True)
     except (binascii.Error, ValueError) as error:
         raise DataError(f"image.data is not base64: {error}") from None
+    # Compared before the tensor is made, whose error would not name the field
     expected = torch.Size(shape).numel()
     if len(data) != expected:
         raise ShapeError(f"image.data is {len(data)} bytes; send {expected}, one for each number of the image")
+    # Copied, because a buffer of bytes is read-only and torch's tensors are not
     return to_float(torch.from_numpy(np.frombuffer(data, np.uint8).copy()).view(*shape))
 
 
@@ -176,6 +179,7 @@ def encode_images(images: Tensor) -> dict[str, object]:
     """
     if images.dtype != torch.uint8:
         images = to_bytes(images)
+    # Raw bytes in base64: about a third of the size of numbers as text, and the page copies them to a canvas
     data = base64.b64encode(images.contiguous().cpu().numpy().tobytes())
     return {"shape": list(images.shape), "data": data.decode("ascii")}
 

@@ -26,6 +26,7 @@ TIMEOUT = 10
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 ANY_ADDRESS = ("0.0.0.0", "::")
 
+# Scripts, styles and requests only of this server; no frame around the page, no cache of anyone's images
 HEADERS = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
@@ -56,6 +57,7 @@ def allowed_hosts(host: str) -> list[str]:
     >>> allowed_hosts("127.0.0.1")
     ['127.0.0.1', '[::1]', 'localhost']
     """
+    # Any other name may be DNS rebinding: a foreign page whose host name was made to resolve to this machine
     names = {*LOOPBACK, *(_machine_names() if host in ANY_ADDRESS else [host.lower()])}
     return sorted(f"[{name}]" if ":" in name else name for name in names)
 
@@ -67,6 +69,7 @@ def _machine_names() -> Iterable[str]:
         found = socket.getaddrinfo(name, None)
     except OSError:
         return [name]
+    # An IPv6 address may end in its interface, as in fe80::1%eth0, which a Host header does not have
     return [name, *(str(address[0]).partition("%")[0] for *_, address in found)]
 
 
@@ -77,6 +80,7 @@ class SecurityHeaders:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # Set as the response starts, so that responses which starlette makes for errors have them, too
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 MutableHeaders(scope=message).update(HEADERS)
@@ -126,6 +130,7 @@ async def _collect(request: Request) -> bytes:
     size = 0
     async for piece in request.stream():
         size += len(piece)
+        # Beyond the limit pieces are dropped; the client reads the refusal only when it has sent all
         if size <= MAX_BODY:
             body += piece
         elif size > MAX_DISCARDED:

@@ -33,6 +33,7 @@ class Queue:
     def __init__(self, waiting: int = WAITING) -> None:
         self.capacity = waiting + 1  # one is running
         self.size = 0
+        # One thread: torch uses all cores for one computation, and the registry is not thread-safe
         self._worker = ThreadPoolExecutor(1, "explore")
 
     async def run(self, work: Callable[[], T], disconnected: Callable[[], Awaitable[object]]) -> T:
@@ -81,6 +82,7 @@ class Queue:
 
 async def _result_unless_gone(future: Future[T], gone: asyncio.Future[object]) -> T:
     """Wait for a result, or raise ClientGoneError if `gone` is done before the work began."""
+    # Whichever comes first: the result, or the end of the connection
     result = asyncio.wrap_future(future)
     pending: set[asyncio.Future[T] | asyncio.Future[object]] = {result, gone}
     try:
@@ -90,4 +92,5 @@ async def _result_unless_gone(future: Future[T], gone: asyncio.Future[object]) -
             raise ClientGoneError
         return await result
     finally:
+        # Else it would read from the connection forever
         gone.cancel()

@@ -66,6 +66,7 @@ def static_files() -> dict[str, StaticFile]:
     """Read the page's files into memory, by name: no path of a request ever reaches the disk."""
     folder = resources.files("torchcaps") / "explore" / "static"
     found = {}
+    # Files of an unknown type are not served
     for path in folder.iterdir() if folder.is_dir() else ():
         media_type = MEDIA_TYPES.get(path.name.rpartition(".")[2])
         if media_type and path.is_file():
@@ -115,6 +116,7 @@ class Explorer:
         number = self._run_number(request)
         n = _parse_number(request.path_params["n"])
 
+        # How many examples there are is known once the run is open, so this 404 comes from the worker
         def work() -> JsonObject:
             run = self._open(number)
             if n >= len(run.examples):
@@ -185,6 +187,7 @@ def build_application(
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        # Takes its turn in the queue: a request that comes first thing waits for it instead of loading the run again
         queue.submit(lambda: _warm_up(registry))
         ready()
         yield
@@ -216,12 +219,14 @@ async def _until_disconnect(request: Request) -> None:
 
 def _parse_number(text: str) -> int:
     """Parse a number in a path; anything else is a path that does not exist."""
+    # isdigit alone accepts digits of other scripts; the length bounds what int has to parse
     if not (text.isascii() and text.isdigit() and len(text) < 7):
         raise HTTPException(404)
     return int(text)
 
 
 def _to_bytes(content: JsonObject) -> bytes:
+    # A NaN would not be JSON: `to_json` has replaced them, and one that slipped through is an error here
     return json.dumps(content, allow_nan=False, separators=(",", ":")).encode()
 
 

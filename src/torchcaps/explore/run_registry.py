@@ -72,10 +72,12 @@ class RunRegistry:
             while len(self._open) >= MAX_OPEN:
                 self._open.popitem(last=False)
             self._open[number] = run
+        # The order of the dict is the order of use
         self._open.move_to_end(number)
         return self._open[number]
 
     def _load(self, entry: RunEntry) -> OpenRun:
+        # Weights first, then images of the model's shape, then the view, which may need both
         trained = load_run(entry.path)
         examples = load_examples(trained.recipe, trained.model.spec, trained.extra, self.data_dir)
         view = system_of(trained.recipe).explore(trained.model, examples.names, examples.inputs)
@@ -101,6 +103,7 @@ def find_runs(paths: Sequence[Path], data_dir: Path | None = None, root: Path = 
     # What the user names must be explorable; what is found below `root` may be left out
     if paths:
         return RunRegistry(tuple(entry for path in paths for entry in _entries_at(path)), data_dir)
+    # The shipped run comes first: it is what the page opens with
     shipped = shipped_run()
     entries = (*([shipped] if shipped else []), *_entries_below(root))
     if not entries:
@@ -160,6 +163,7 @@ def _read_entry(path: Path) -> RunEntry:
 def _model_name(path: Path) -> str:
     """Read the registered name of a run's model from recipe.json or, without one, from the checkpoint."""
     recipe_path = path / "recipe.json"
+    # Exported weights are a single file, whose recipe is inside
     if not recipe_path.is_file():
         return model_name(read_checkpoint(checkpoint_path(path)).meta.recipe.model)
     try:

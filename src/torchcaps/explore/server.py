@@ -63,6 +63,7 @@ class _TimedProtocol(H11Protocol):
         """Wait for the client anew; no time runs while the application works on a request."""
         if self._timer is not None:
             self._timer.cancel()
+        # A paused write means that the client does not read, so time runs although the response is not complete
         working = self.cycle is not None and not self.cycle.response_complete and not self.flow.write_paused
         if not working:
             self._timer = self.loop.call_later(self.timeout_keep_alive, self.transport.abort)
@@ -84,6 +85,7 @@ def listen(host: str, port: int) -> socket.socket:
         # The first address of a name decides between IPv4 and IPv6
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         listener = socket.create_server(address[:2], family=family, backlog=CONNECTIONS)
+        # Small responses are sent at once instead of waiting for more
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # inherited; asyncio sets it on others only
         return listener
     except (OSError, UnicodeError) as error:
@@ -147,5 +149,6 @@ def serve(registry: RunRegistry, host: str, port: int, ready: Callable[[str], ob
         ready: called with the page's URL when it can be opened.
     """
     with listen(host, port) as listener:
+        # Listen before the server starts: connections wait in the backlog, and the port is known
         url = url_of(listener)
         build_server(registry, host, lambda: ready(url)).run([listener])

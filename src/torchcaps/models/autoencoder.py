@@ -65,6 +65,7 @@ class Autoencoder(Model):
 
     def __init__(self, config: AutoencoderConfig, spec: ImageSpec) -> None:
         super().__init__()
+        # Two windows of side K, one on the other, cover 2K - 1 pixels
         check_spec(spec, smallest=2 * config.kernel - 1)
         self.config = config
         self.spec = spec
@@ -79,6 +80,7 @@ class Autoencoder(Model):
         self.conv2 = Convolution(C1, C2, config.kernel, config.stride, bias=config.biases)
         self.e1 = nn.Parameter(torch.zeros(C1)) if config.biases else None
         self.e0 = nn.Parameter(torch.full((spec.channels,), _DARK)) if config.biases else None
+        # The second layer sums K² C1 inputs: this deviation preserves the scale of g
         _initialize(self.conv1, std=0.05)
         _initialize(self.conv2, std=(config.kernel**2 * C1) ** -0.5)
 
@@ -124,6 +126,7 @@ class Autoencoder(Model):
 
     def objective(self, batch: Batch, step: int) -> dict[str, Tensor]:
         """Binary cross-entropy of the pixels, from logits, and the squared error; both are means over pixels."""
+        # From logits: a saturated sigmoid would lose the gradient
         logits = self.logits(self.encode(batch.images))
         loss = binary_cross_entropy_with_logits(logits, batch.images)
         return {"loss": loss, "mse": (logits.detach().sigmoid() - batch.images).square().mean()}
@@ -135,7 +138,7 @@ class Autoencoder(Model):
         return dropout(x, self.config.dropout, self.training)
 
     def _check_features(self, features: Tensor) -> None:
-        wanted = self.config.channels[1], *self.grid
+        wanted = self.config.channels[1], *self.grid  # [C2 h' w']
         if features.ndim != 4 or tuple(features.shape[1:]) != wanted or not features.is_floating_point():
             c, h, w = wanted
             raise ShapeError(

@@ -62,6 +62,7 @@ class Model(nn.Module):
     @property
     def is_classifier(self) -> bool:
         """True if the model has scores of classes."""
+        # Asked of the type, so that no image has to be passed
         return type(self).scores is not Model.scores
 
     def stages(self) -> dict[str, Model]:
@@ -105,9 +106,11 @@ def is_correct(scores: Tensor, labels: Tensor) -> Tensor:
     Returns:
         [b] truth values.
     """
+    # One label: the highest score
     if labels.ndim == 1:
         return scores.argmax(-1) == labels
-    highest = scores.topk(labels.shape[1], dim=-1).indices.sort(-1).values
+    # Several labels: the same set, in any order
+    highest = scores.topk(labels.shape[1], dim=-1).indices.sort(-1).values  # [b m]
     return (highest == labels.sort(-1).values).all(-1)
 
 
@@ -152,6 +155,7 @@ def check_images(images: Tensor, spec: ImageSpec) -> None:
         ShapeError: If shape or type are others.
         DataError: If a value is not finite; not checked inside `torch.compile`.
     """
+    # Shape and type
     wanted = f"[b {spec.channels} {spec.height} {spec.width}]"
     if images.ndim != 4 or tuple(images.shape[1:]) != tuple(spec[:3]):
         raise ShapeError(f"images have shape {list(images.shape)}; this model wants {wanted}")
@@ -159,5 +163,6 @@ def check_images(images: Tensor, spec: ImageSpec) -> None:
         raise ShapeError(f"an empty batch: images have shape {list(images.shape)}; at least one is wanted")
     if not images.dtype.is_floating_point:
         raise ShapeError(f"images are {images.dtype}; floating numbers in [0, 1] are wanted (divide bytes by 255)")
+    # Values, which a traced graph does not have
     if not torch.compiler.is_compiling() and not bool(torch.isfinite(images).all()):
         raise DataError("images hold NaN or infinite values; finite numbers in [0, 1] are wanted")

@@ -54,6 +54,7 @@ class CNN(Model):
 
     def __init__(self, config: CNNConfig, spec: ImageSpec) -> None:
         super().__init__()
+        # Each pooling divides the sides by `pool`
         shrink = config.pool ** len(config.widths)
         check_spec(spec, smallest=shrink)
         check_classes(spec)
@@ -72,7 +73,7 @@ class CNN(Model):
 
     def forward(self, images: Tensor) -> Tensor:
         check_images(images, self.spec)
-        logits: Tensor = self.head(self.trunk(images))
+        logits: Tensor = self.head(self.trunk(images))  # [b j]
         return logits
 
     @in_chunks

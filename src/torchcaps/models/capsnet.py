@@ -103,8 +103,8 @@ class CapsNet(Model):
 
     def forward(self, images: Tensor, *, trace: bool = False) -> CapsNetOutput:
         check_images(images, self.spec)
-        primary = self.primary(relu(self.conv(images)))
-        classes, info = self.classes(primary, trace=trace)
+        primary = self.primary(relu(self.conv(images)))  # [b h w i d]
+        classes, info = self.classes(primary, trace=trace)  # [b j k]
         return CapsNetOutput(classes, primary, info)
 
     @in_chunks
@@ -120,7 +120,7 @@ class CapsNet(Model):
     @in_chunks
     def reconstruct(self, classes: Capsules, chosen: Tensor | None = None) -> Tensor:
         """Images [b c h w] drawn from one capsule each: the chosen class [b], or the longest capsule."""
-        which = classes.activation.argmax(-1) if chosen is None else chosen
+        which = classes.activation.argmax(-1) if chosen is None else chosen  # [b]
         images: Tensor = self.decoder(mask_all_but(classes.pose, which))
         return images
 
@@ -131,12 +131,14 @@ class CapsNet(Model):
         margin = margin_loss(v, batch.labels if batch.labels.ndim == 1 else multi_hot(batch.labels, self.spec.classes))
         # Reconstruction from the right capsule alone
         redrawn = self._redraw(out.classes, batch)
+        # For the journal alone
         right = is_correct(v, batch.labels).to(margin.dtype).mean()
         loss = margin + self.config.reconstruction * redrawn
         return {"loss": loss, "margin": margin, "reconstruction": redrawn, "accuracy": right}
 
     def _redraw(self, classes: Capsules, batch: Batch) -> Tensor:
         """What it costs to draw the image from the right capsule; of several things, each one alone from its own."""
+        # One thing in each image
         if batch.labels.ndim == 1:
             return reconstruction_loss(self.reconstruct(classes, batch.labels), batch.images)
         if batch.components is None:
@@ -145,4 +147,5 @@ class CapsNet(Model):
         m = batch.labels.shape[1]
         each = Capsules(classes.pose.repeat_interleave(m, 0), classes.activation.repeat_interleave(m, 0))
         drawn = self.reconstruct(each, batch.labels.flatten())  # [(b m) c h w]
+        # Times m: the loss is a mean over the (b m) pictures, and each image owes the sum over its m
         return m * reconstruction_loss(drawn, batch.components.flatten(0, 1).unsqueeze(1))

@@ -42,17 +42,20 @@ def in_chunks(method: Callable[Concatenate[M, P], R]) -> Callable[Concatenate[M,
 
     @wraps(method)
     def chunked(model: M, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        # Training and traced graphs take the batch whole: a loss or batch statistics may depend on all of it
         if model.training or torch.is_grad_enabled() or torch.compiler.is_compiling():
             return method(model, *args, **kwargs)
 
         def call(given: _Arguments) -> R:
             return method(model, *given.positional, **given.named)  # type: ignore[arg-type]
 
+        # Measure a chunk, and call once if all samples fit into it
         given = _Arguments(args, kwargs)
         n = given.samples()
         chunk = _chunk_size(model, method, call, given) if n > 1 else 1
         if n <= chunk:
             return call(given)
+        # Chunks of about equal size: a last one of few samples would waste a call
         return _concatenate([call(given.rows(start, stop)) for start, stop in split_range(n, -(-n // chunk))])
 
     _CHUNKED.add(chunked)
@@ -96,6 +99,7 @@ def _rows(value: object, start: int, stop: int) -> object:
 
 
 def _tensors(values: Iterable[object]) -> list[Tensor]:
+    # `Capsules` is a tuple of two tensors; other tuples are not looked into
     flat = [x for value in values for x in (value if isinstance(value, Capsules) else (value,))]
     return [x for x in flat if isinstance(x, Tensor)]
 
@@ -118,6 +122,7 @@ def _chunk_size(model: nn.Module, method: Hashable, call: Callable[[_Arguments],
     the largest is what a sample takes.
     """
     known = _CHUNK_SIZES.setdefault(model, {})
+    # All that the memory of one sample depends on
     key = (method, BUDGET, kernels_enabled(), *((x.dtype, x.shape[1:]) for x in given.tensors()))
     if key not in known:
         try:
@@ -125,6 +130,7 @@ def _chunk_size(model: nn.Module, method: Hashable, call: Callable[[_Arguments],
             two = _allocated(call, given.rows(0, 2))
         except TorchcapsError:
             return given.samples()  # all at once, so that the error speaks of what came
+        # Tensors of both calls, such as weights, cancel in the difference
         known[key] = max(1, 2 * BUDGET // max(1, *(two - one)))
     return known[key]
 

@@ -44,6 +44,7 @@ class StemConfig(Protocol):
 def build_stem(config: StemConfig, spec: ImageSpec) -> tuple[Convolution, PrimaryCapsules]:
     """The two layers for images of a shape; images that are too small are refused."""
     check_spec(spec, smallest=config.kernel + config.stride * (config.primary_kernel - 1))
+    # The capsules stand on the grid of the convolution's output
     below = Grid.of_image(spec.height, spec.width).window(config.kernel, config.stride)
     conv = Convolution(spec.channels, config.channels, config.kernel, config.stride)
     primary = PrimaryCapsules(

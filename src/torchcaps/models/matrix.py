@@ -116,6 +116,7 @@ class MatrixConfig:
 
     def __post_init__(self) -> None:
         check(self)
+        # A norm would change the length of a pose, and with it the activation
         if self.norm and router_of(self.routing).activation_is_length:
             raise RecipeError(
                 f"norm = true does not go with the router {type(self.routing).__name__}, to which the length of a"
@@ -133,6 +134,7 @@ class MatrixConfig:
     @property
     def smallest(self) -> int:
         """The side of the smallest image in which every window fits once."""
+        # From the last layer back to the pixels: one place there needs one window here
         side = 1
         for stride in reversed(self.capsule_strides):
             side = (side - 1) * stride + self.capsule_kernel
@@ -199,7 +201,7 @@ class ActivationBias(nn.ParameterDict):
         return ActivationBias({name: nn.Parameter(value) for name, value in values.items()})
 
     def __getitem__(self, name: str) -> Tensor:
-        own: Tensor = super().__getitem__(name)
+        own: Tensor = super().__getitem__(name)  # [j]
         return _UNITS[name] * own
 
 
@@ -216,14 +218,17 @@ class MatrixCaps(Model):
         check_spec(spec, smallest=config.smallest)
         self.config = config
         self.spec = spec
+        # Types of capsules, layer by layer: convolution, primary, two convolutional
         A, B, C, D = config.sizes
         init = config.init
         # Layers, from the pixels up: each hands its grid of places to the next
         kernel = config.capsule_kernel
         (first, second) = config.capsule_strides
+        # Convolution and primary capsules
         trunk = Grid.of_image(spec.height, spec.width).window(config.kernel, config.stride).out
         self.conv = nn.Conv2d(spec.channels, A, config.kernel, config.stride)
         self.primary = PrimaryCapsules(trunk, A, B, MATRIX**2, activation=_primary_activation(config.routing))
+        # Convolutional capsules, whose windows share W
         self.first = ConvCapsules(
             self.primary.grid,
             B,
@@ -244,6 +249,7 @@ class MatrixCaps(Model):
             pose=config.pose,
             std=init.capsules,
         )
+        # Class capsules, which also read where each vote comes from
         self.classes = ClassCapsules(
             self.second.grid,
             D,
@@ -263,6 +269,7 @@ class MatrixCaps(Model):
 
     def _initialize(self, init: MatrixInit) -> None:
         """Set what the layers do not start at by themselves: convolutions, W around the identity, activation biases."""
+        # Convolutions: features, poses and, with a unit of their own, activations
         convolutions = [(self.conv, init.conv, init.conv_bias), (self.primary.pose, init.pose, 0.0)]
         if self.primary.on is not None:
             convolutions.append((self.primary.on, init.on, init.on_bias))
@@ -276,6 +283,7 @@ class MatrixCaps(Model):
             with torch.no_grad():
                 for W in (self.first.W, self.second.W):
                     W.add_(torch.eye(W.shape[-1]))
+        # Activation biases; those of the classes start elsewhere
         self._initialize_activation_bias(self.first, init.switch)
         self._initialize_activation_bias(self.second, init.switch)
         self._initialize_activation_bias(self.classes, init.switch_classes)
@@ -284,6 +292,7 @@ class MatrixCaps(Model):
         """Give a layer with EM routing biases in the authors' units; other routers keep the layer's own scalars."""
         if not isinstance(layer.routing, EM):
             return
+        # A mixing switch has no biases: the dictionary is empty then
         learns = layer.routing.switch == "cost"
         layer.activation_bias = ActivationBias.create(layer.W.shape[1], start) if learns else nn.ParameterDict()
         for name, bias in layer.activation_bias.named_parameters():
@@ -293,7 +302,7 @@ class MatrixCaps(Model):
     def forward(self, images: Tensor, *, trace: bool = False) -> MatrixOutput:
         check_images(images, self.spec)
         # Features and primary capsules
-        features = relu(self.features_norm(self.conv(images)))
+        features = relu(self.features_norm(self.conv(images)))  # [b A h w]
         capsules: list[Capsules] = [self.norms[0](self.primary(features))]  # [b h w B 16]
         infos: list[RoutingInfo] = []
         # Three routed layers, each normalized
@@ -301,6 +310,7 @@ class MatrixCaps(Model):
             parents, info = layer(capsules[-1], trace=trace)  # [b h w j 16], of classes [b j 16]
             capsules.append(norm(parents))
             infos.append(info)
+        # The class capsules are the output, the layers below are for figures and probes
         *below, classes = capsules
         return MatrixOutput(classes, tuple(below), tuple(infos))
 
@@ -321,6 +331,7 @@ class MatrixCaps(Model):
     def objective(self, batch: Batch, step: int) -> dict[str, Tensor]:
         a = self.scores(batch.images)  # [b j]
         right = (a.argmax(-1) == batch.labels).to(a.dtype).mean()
+        # Only the spread loss has a margin to report
         if self.config.loss != "spread":
             return {"loss": LOSSES[self.config.loss](a, batch.labels), "accuracy": right}
         margin = self.margin_at(step)

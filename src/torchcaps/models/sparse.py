@@ -163,6 +163,7 @@ def support(coupling: Tensor, types: int) -> Tensor:
     Returns:
         [b j].
     """
+    # Largest over i, sum over (h w): a place counts once, however many of its types agree
     return torch.unflatten(coupling, 1, (-1, types)).amax(2).sum(1)
 
 
@@ -177,6 +178,7 @@ def assigned(coupling: Tensor, activation: Tensor, routing: RouterSettings) -> T
     Returns:
         [... i j], detached.
     """
+    # As in the paper, whose router has no activations of its own: the coupling alone
     if router_of(routing).activation_is_length:
         return coupling
     return coupling * activation.detach().unsqueeze(-1)
@@ -238,7 +240,7 @@ class SparseModel(Model):
             Everything that the network computed of its images.
         """
         # The mask, from the ranks of the support
-        psi = support(held, below.pose.shape[3])
+        psi = support(held, below.pose.shape[3])  # [b j]
         m, ranks = self.mask(psi)  # [b j]
         # Capsules that the decoder can draw from, before and behind it
         unmasked = scaled_by_activation(latent, self.config.routing)
@@ -258,6 +260,7 @@ class SparseModel(Model):
     def objective(self, batch: Batch, step: int) -> dict[str, Tensor]:
         out: SparseOutput = self(batch.images)
         error = reconstruction_loss(self.decode(out.masked.pose), batch.images)
+        # Statistics belong to training: evaluation must not move the boosts
         if self.training:
             _update_statistics(out, self.mask)
         return {
@@ -270,6 +273,7 @@ class SparseModel(Model):
 @torch.no_grad()
 def _update_statistics(out: SparseOutput, mask: SparseMask) -> None:
     """Lifetime statistics of the whole batch, the same in every process."""
+    # Before the share: in the first batch this sets the usual support, and `observe_share` counts the batch
     mask.observe_support(mean_over_processes(out.support.mean(0)))
     first = (out.ranks == 0).to(mask.frequency.dtype).mean(0)  # [j]
     mask.observe_share(mean_over_processes(first))
@@ -294,7 +298,7 @@ class SparseCaps(SparseModel):
 
     def forward(self, images: Tensor, *, trace: bool = False) -> SparseOutput:
         check_images(images, self.spec)
-        primary = self.primary(relu(self.conv(images)))
-        latent, info = self.latent(primary, trace=trace)
+        primary = self.primary(relu(self.conv(images)))  # [b h w i d]
+        latent, info = self.latent(primary, trace=trace)  # [b j k]
         held = assigned(info.coupling[-1], primary.flat().activation, self.config.routing)  # [b (h w i) j]
         return self.compete(latent, held, primary, info)

@@ -73,8 +73,10 @@ class SparseMatrixCaps(SparseModel):
         check_spec(spec, smallest=config.matrix.smallest)
         self.config: SparseMatrixConfig = config
         self.spec = spec
+        # L latent capsules stand where a classifier has its classes
         self.matrix = MatrixCaps(config.matrix, spec._replace(classes=config.capsules))
         self.mask = build_mask(config)
+        # Linear, since standardized pixels are not in [0, 1]
         self.decoder = DenseDecoder(config.capsules, MATRIX**2, spec[:3], config.decoder, output="linear")
 
     def forward(self, images: Tensor, *, trace: bool = False) -> SparseOutput:

@@ -25,8 +25,9 @@ EXAMPLES = 256
 def _votes(x: Tensor, U: Tensor) -> Tensor:
     """U_ji x_j [b j i d], one matrix product a capsule."""
     j, i, d, k = U.shape
+    # (i d) as one axis: a few large products instead of one for each pair (j, i)
     votes = torch.bmm(x.transpose(0, 1), U.reshape(j, i * d, k).transpose(1, 2))  # [j b (i d)]
-    return votes.view(j, len(x), i, d).transpose(0, 1)
+    return votes.view(j, len(x), i, d).transpose(0, 1)  # [b j i d]
 
 
 def decoder_coupling(x: Tensor, U: Tensor, iterations: int = 3, votes: Tensor | None = None) -> Tensor:
@@ -45,7 +46,8 @@ def decoder_coupling(x: Tensor, U: Tensor, iterations: int = 3, votes: Tensor | 
     # Capsules that are off take no part
     off = ~x.bool().any(-1)  # [b j]
     logits = votes.new_zeros(votes.shape[:3]).masked_fill(off.unsqueeze(-1), -torch.inf)
-    e = _softmax(logits)
+    e = _softmax(logits)  # [b j i]
+    # Agreement with the sum of the votes for a child decides who draws it
     for _ in range(iterations - 1):
         total = (e.unsqueeze(-1) * votes).sum(1)  # [b i d]
         logits = logits + cosine(votes, total.unsqueeze(1))
@@ -55,6 +57,7 @@ def decoder_coupling(x: Tensor, U: Tensor, iterations: int = 3, votes: Tensor | 
 
 def _softmax(logits: Tensor) -> Tensor:
     """Over the capsules; 0 where all are off."""
+    # A softmax over -inf alone is NaN
     return logits.softmax(1).nan_to_num(0.0)
 
 
@@ -74,9 +77,11 @@ def paper_update(U: Tensor, x: Tensor, z: Tensor, e: Tensor) -> Tensor:
     Returns:
         [j i d k].
     """
+    # The model side of the rule: children from x, then capsules from these children
     flat = U.flatten(1, 2)  # [j (i d) k]
     model_z = (e.unsqueeze(-1) * _votes(x, U)).sum(1)  # [b i d]
     model_x = squash(torch.bmm(_spread(e, model_z), flat).transpose(0, 1))  # [b j k]
+    # Both outer products, summed over the batch
     data = torch.bmm(_spread(e, free_energy_grad(z)).transpose(1, 2), x.transpose(0, 1))  # [j (i d) k]
     model = torch.bmm(_spread(e, free_energy_grad(model_z)).transpose(1, 2), model_x.transpose(0, 1))
     return (data - model).view_as(U) / len(x)
@@ -112,6 +117,7 @@ class CapsuleDecoder(nn.Module):
     ) -> None:
         super().__init__()
         self.config = config
+        # U and the intercept: what decodes
         self.U = nn.Parameter(torch.randn(capsules, children, child_dimension, dimension) * 0.1)
         self.register_buffer("intercept", torch.zeros(children, child_dimension))
         # Sums of the normal equations, with one row for the intercept
@@ -129,7 +135,7 @@ class CapsuleDecoder(nn.Module):
     def forward(self, pose: Tensor) -> Tensor:
         """Decode capsules [b j k] to pre-activations [b i d]."""
         if self.config.rule == "paper":
-            votes = _votes(pose, self.U)
+            votes = _votes(pose, self.U)  # [b j i d]
             return (decoder_coupling(pose, self.U, votes=votes).unsqueeze(-1) * votes).sum(1) + self.intercept
         return torch.einsum("jidk,bjk->bid", self.U, pose) + self.intercept
 
@@ -155,6 +161,6 @@ class CapsuleDecoder(nn.Module):
 
     def pose_covariance(self) -> Tensor:
         """Return the covariance [j k k] of z_j over the images that capsule j takes part in."""
-        mean = self.pose_mean()
+        mean = self.pose_mean()  # [j k]
         second = self.second / self.weight.clamp_min(1e-12).view(-1, 1, 1)
         return second - mean.unsqueeze(-1) * mean.unsqueeze(-2)

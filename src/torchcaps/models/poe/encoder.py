@@ -85,6 +85,7 @@ class CapsuleEnergy(nn.Module):
         self.competes = config.mode == "competition"
         self.gain = config.gain if self.competes else 1.0
         self.share = 1 / (children if getattr(config.routing, "over", "parents") == "children" else capsules)
+        # What matters at the start is the scale of c W, so that W is larger where the coupling is smaller
         std = 0.1 if config.mode == "paper" else config.init / self.share
         self.W = nn.Parameter(torch.randn(children, capsules, dimension, child_dimension) * std)
         # What is learned by other means than gradients is a buffer
@@ -92,6 +93,7 @@ class CapsuleEnergy(nn.Module):
         self._update_bias(0)
         self.register_buffer("offset", torch.zeros(children, child_dimension))
         self.register_buffer("power", torch.ones(()))
+        # Persistent chains and the competition, if the configuration asks for them
         particles = config.particles if config.chain == "persistent" else 0
         self.register_buffer("particles", torch.zeros(particles, children, child_dimension))
         self.mask = SparseMask(capsules, gamma=config.sharpness, delta=config.boost) if self.competes else None
@@ -109,11 +111,13 @@ class CapsuleEnergy(nn.Module):
             sharpness: gamma of the mask; None for the final one.
             boosted: Whether the support is boosted, as in training.
         """
-        coupling, z = self.route(x)
+        # Poses before squash
+        coupling, z = self.route(x)  # [b j k]
         z = z + self.bias
         if self.mask is None:
             return CapsuleState(x, coupling, z, None, None)
-        support = self.support(x, z) * (self.mask.boost if boosted else 1)
+        # Competition: the better a capsule alone explains the image, the wider its gate
+        support = self.support(x, z) * (self.mask.boost if boosted else 1)  # [b j]
         ranks = rank(support)
         gate = rank_mask(ranks, self.config.sharpness if sharpness is None else sharpness).to(z.dtype)
         return CapsuleState(x, coupling, z, gate, ranks)
@@ -121,8 +125,10 @@ class CapsuleEnergy(nn.Module):
     def route(self, x: Tensor) -> tuple[energy.Coupling, Tensor]:
         """Return the coupling of children x [b i d], and z [b j k] without the bias (Algorithm 1, line 1)."""
         r = self.config.routing
+        # Uniform coupling is one matrix product
         if self.config.couples_uniformly:
             return self.share, contrastive_ops.forward(x, self.W, self.share)
+        # Dynamic routing has a kernel that never stores the votes
         if isinstance(r, Dynamic) and not torch.compiler.is_exporting():
             return contrastive_ops.route(
                 x, self.W, iterations=r.iterations, agreement=r.agreement, over=r.over, logits=r.logits
@@ -140,7 +146,7 @@ class CapsuleEnergy(nn.Module):
         W = self.W.permute(1, 2, 0, 3).flatten(2) * self.share  # [j k (i d)]
         gram = W @ W.transpose(1, 2)  # [j k k]
         own = z - self.bias if self.config.couples_uniformly else contrastive_ops.forward(x, self.W, self.share)
-        along = (own * z).sum(-1)
+        along = (own * z).sum(-1)  # [b j]
         length = torch.einsum("bjk,jkl,bjl->bj", z, gram, z).clamp_min(0).sqrt() * x.flatten(1).norm(
             dim=1, keepdim=True
         )
@@ -176,6 +182,7 @@ class CapsuleEnergy(nn.Module):
             start = self.infer(self.particles, self.sharpness_at(step), boosted=True)
             draws = SampleDraws(draws.seed, torch.arange(len(self.particles)))
         model = self.negative_phase(start, step, draws)
+        # Loss: the free energy of the data against that of the model
         gap = energy.contrast(
             self.W,
             self.bias,
@@ -184,9 +191,11 @@ class CapsuleEnergy(nn.Module):
             z=data.z,
             closed_form=self.config.gradient == "closed",
         )
+        # State that the next step starts from
         self._update_statistics(data)
         if self.config.chain == "persistent":
             self.particles.copy_(model)
+        # Batch and chains may differ in size: compare what both have
         error = (model[: len(x)] - x[: len(model)]).square().sum() / x[: len(model)].square().sum().clamp_min(1e-12)
         return {"loss": gap * self.scale(data.gate), "gap": gap, "error": error}
 
@@ -227,8 +236,10 @@ class CapsuleEnergy(nn.Module):
         x = start.x
         z = start.z
         for n in range(self.config.steps):
+            # The first z is known from the positive phase
             if n:
                 z = contrastive_ops.forward(x, self.W, start.coupling) + self.bias
+            # Random numbers depend on seed, step and image, so that any number of processes draws the same
             drawn = None
             if self.config.magnitudes == "bernoulli":
                 drawn = uniform(draws.seed, step, n, draws.indices, count=z.shape[1], dtype=z.dtype)
@@ -250,6 +261,7 @@ class CapsuleEnergy(nn.Module):
         # Sums in float64, a chunk of the half-precision features at a time
         if self.config.mode != "paper":
             self.offset.copy_(torch.stack([rows.double().sum(0) for rows in chunks]).sum(0) / n)
+        # Power of the centered children
         power = sum(float(self.visible(rows.to(self.offset.dtype)).square().sum()) for rows in chunks) / n
         self.power.fill_(power if power > 1e-12 else 1.0)  # images that are all alike have none
         # Chains that have not started yet start at the first images

@@ -52,7 +52,7 @@ def probability_on(z: Tensor) -> Tensor:
     Returns:
         [...] in [0, 1).
     """
-    q = z.square().sum(-1)
+    q = z.square().sum(-1)  # [...]
     return q / (1 + q)
 
 
@@ -95,10 +95,12 @@ def hidden(z: Tensor, gate: Tensor | None = None, draw: Tensor | None = None) ->
     Returns:
         [b j k].
     """
+    # Expected length
     if draw is None:
         x = squash(z)
     else:
-        on = (draw < probability_on(z)).to(z.dtype)
+        # Drawn on or off: length 1 or 0
+        on = (draw < probability_on(z)).to(z.dtype)  # [b j]
         x = z / norm(z, keepdim=True) * on.unsqueeze(-1)
     return x if gate is None else x * gate.unsqueeze(-1)
 
@@ -142,10 +144,11 @@ class _Contrast(torch.autograd.Function):
     def forward(ctx: _Context, W: Tensor, b: Tensor, data: Phase, model: Phase, data_z: Tensor | None) -> Tensor:
         total = W.new_zeros(())
         ctx.terms = []
+        # The same two steps for data and model; the data's z is often known from inference
         for sign, phase, known in ((1, data, data_z), (-1, model, None)):
             z = contrastive_ops.forward(phase.x, W, phase.coupling) + b if known is None else known
             total = total + sign * free_energy(z, phase.gate).mean()
-            slope = free_energy_grad(z, phase.gate) / len(phase.x)
+            slope = free_energy_grad(z, phase.gate) / len(phase.x)  # [b j k]
             ctx.terms.append(_Term(sign, phase.x, phase.coupling, slope))
         return total
 
@@ -153,6 +156,7 @@ class _Contrast(torch.autograd.Function):
     def backward(ctx: _Context, *grads: Tensor) -> tuple[Tensor | None, ...]:
         dW: Tensor | None = None
         db: list[Tensor] = []
+        # The second product is added onto the first in place, which saves a tensor of W's size
         for term in ctx.terms:
             slope = -term.sign * grads[0] * term.slope  # [b j k]
             dW = contrastive_ops.grad(term.x, term.coupling, slope, onto=dW)  # [i j k d]
@@ -183,10 +187,12 @@ def contrast(
     Returns:
         A scalar.
     """
+    # Eq. 18 by hand: x, coupling and gate are constants, only W and b have gradients
     if closed_form:
         apply: Any = _Contrast.apply
         loss: Tensor = apply(W, b, data, model, z)
         return loss
+    # The same loss by autograd
     terms = [free_energy(_graphed_forward(p.x, W, p.coupling) + b, p.gate).mean() for p in (data, model)]
     return terms[0] - terms[1]
 

@@ -41,6 +41,7 @@ class PoE(Model):
             raise RecipeError(f"child_dimension = {d} does not divide the {channels} channels of the autoencoder")
         self.autoencoder = config.autoencoder.build(spec)
         children = self.autoencoder.grid[0] * self.autoencoder.grid[1] * (channels // d)
+        # Each capsule needs an image of its own to learn from
         self.autoencoder.fewest = config.capsules
         # Encoder W and decoder U between children and capsules
         sizes = (children, config.capsules, d, config.dimension)
@@ -56,13 +57,14 @@ class PoE(Model):
 
     def features(self, images: Tensor) -> Tensor:
         """Images [b c h w] -> children before squash [b i d]: the channels of every place, d at a time."""
+        # Channels last, so that the d numbers of a child come from one place
         maps: Tensor = self.autoencoder.encode(images)  # [b C h' w']
         return torch.unflatten(maps.permute(0, 2, 3, 1).flatten(1), 1, (-1, self.config.child_dimension))
 
     def draw_images(self, features: Tensor) -> Tensor:
         """Features [b i d] -> images [b c h w] in [0, 1]."""
         h, w = self.autoencoder.grid
-        maps = features.reshape(len(features), h, w, -1).permute(0, 3, 1, 2)
+        maps = features.reshape(len(features), h, w, -1).permute(0, 3, 1, 2)  # [b C h' w']
         images: Tensor = self.autoencoder.decode(maps)
         return images
 
@@ -74,7 +76,7 @@ class PoE(Model):
     def encode(self, images: Tensor) -> Capsules:
         """Capsules x_j [b j k] behind the competition's gate, and their lengths: the chance that each is on."""
         state = self.infer(images)
-        on = energy.probability_on(state.z)
+        on = energy.probability_on(state.z)  # [b j]
         return Capsules(state.hidden, on if state.gate is None else on * state.gate)
 
     def decode(self, pose: Tensor) -> Tensor:
@@ -90,6 +92,7 @@ class PoE(Model):
 
     def reconstruct_tied(self, images: Tensor) -> Tensor:
         """Images by W in reverse, with each image's own coupling: where that was routed, I J numbers leak."""
+        # W knows the children without their offset: it is added back before drawing
         state = self.infer(images)
         return self.draw_images(self.energy.reconstruct_children(state.hidden, state.coupling) + self.energy.offset)
 

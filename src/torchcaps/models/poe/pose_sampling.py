@@ -36,11 +36,13 @@ def sample_poses(decoder: CapsuleDecoder, j: int, n: int, domain: str, seed: int
     """
     check_domain(domain)
     which = torch.arange(n)
+    # Resampled training poses
     if domain == "empirical":
         return squash(resample(decoder.examples_of(j), seed, j, which)).to(decoder.U.dtype)
-    z = normal(seed, j, which, count=decoder.first.shape[1], dtype=torch.float64)
+    # Or a standard normal, mirrored onto the visited half if that is asked for
+    z = normal(seed, j, which, count=decoder.first.shape[1], dtype=torch.float64)  # [n k]
     if domain == "restricted":
-        side = z @ _visited(decoder, j)
+        side = z @ _visited(decoder, j)  # [n]
         z = torch.where(side.unsqueeze(-1) < 0, -z, z)
     return squash(z).to(decoder.U.dtype)
 
@@ -59,9 +61,11 @@ def _visited(decoder: CapsuleDecoder, j: int) -> Tensor:
     """[k] the axis whose positive side training visited: the mean of z_j, or where that is short, the leading axis."""
     mean = decoder.pose_mean()[j]
     covariance = decoder.pose_covariance()[j]
+    # The mean says which half, unless the poses lie around 0 on all sides
     spread = covariance.diagonal().sum().clamp_min(0).sqrt()
     if mean.norm() > _TURNED * spread:
         return mean
+    # An eigenvector has no sign of its own: take that of the mean
     axis: Tensor = torch.linalg.eigh(covariance).eigenvectors[:, -1]
     return axis * torch.where(axis @ mean < 0, -1.0, 1.0)
 
@@ -84,6 +88,7 @@ def sweep_poses(decoder: CapsuleDecoder, j: int, steps: int = 9, reach: float = 
     covariance = decoder.pose_covariance()[j]
     axes = torch.diag(covariance.diagonal().clamp_min(0).sqrt())  # [k k], a row an axis, a deviation long
     if principal:
+        # eigh sorts upward and returns columns: rows are wanted, the widest first
         values, vectors = torch.linalg.eigh(covariance)
         axes = (vectors * values.clamp_min(0).sqrt()).T.flip(0)
     moves = torch.linspace(-reach, reach, steps, dtype=mean.dtype)

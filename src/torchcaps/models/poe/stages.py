@@ -92,6 +92,7 @@ class DecoderStage(Model):
     ) -> None:
         super().__init__()
         self.decoder = decoder
+        # In a tuple, where nn.Module does not find it: its parameters are not this stage's to train
         self._frozen = (energy,)
         self._features = features
         self._draw = draw
@@ -112,17 +113,20 @@ class DecoderStage(Model):
 
     def objective(self, batch: Batch, step: int) -> dict[str, Tensor]:
         """Return the loss of the decoder's rule; gather sums on the way."""
+        # Sums and normal equations need full precision
         with torch.autocast(batch.images.device.type, enabled=False):
             return self._learn(batch, step)
 
     def _learn(self, batch: Batch, step: int) -> dict[str, Tensor]:
         (energy,) = self._frozen
+        # Encoder and autoencoder do not change
         with torch.no_grad():
             features = self._features(batch.images)
             state = energy.infer(energy.visible(features))
             if step == 0:
                 self._reset_sums(energy)
             self._gather(state)
+        # Loss of the configured rule
         rules = {"least squares": self._least_squares, "gradient": self._gradient, "paper": self._paper}
         return rules[self.decoder.config.rule](state.hidden, features, batch.images)
 
@@ -138,7 +142,7 @@ class DecoderStage(Model):
         """Add up means over the batch, of which only ratios are used: first and second moments of each capsule's z."""
         d = self.decoder
         z = state.z.double()
-        weight = _takes_part(state).double()
+        weight = _takes_part(state).double()  # [b j]
         d.weight.add_(mean_over_processes(weight.mean(0)))
         d.first.add_(mean_over_processes(torch.einsum("bj,bjk->jk", weight, z) / len(z)))
         d.second.add_(mean_over_processes(torch.einsum("bj,bjk,bjl->jkl", weight, z, z) / len(z)))
@@ -147,6 +151,7 @@ class DecoderStage(Model):
         """Sums for the normal equations; the loss reported is the variance of the features."""
         code = torch.cat([pose.flatten(1), pose.new_ones(len(pose), 1)], 1).double()  # [b (j k) + 1]
         d = self.decoder
+        # Means over the batch, so that the share of each process counts the same
         d.gram.add_(mean_over_processes(code.T @ code / len(code)))
         d.cross.add_(mean_over_processes(code.T @ features.flatten(1).double() / len(code)))
         return {"loss": features.var()}
@@ -162,9 +167,10 @@ class DecoderStage(Model):
         U = self.decoder.U
         target = features - self.decoder.intercept
         with torch.no_grad():
-            e = decoder_coupling(pose, U)
+            e = decoder_coupling(pose, U)  # [b j i]
             update = paper_update(U, pose, target, e)
             error = (self.decoder(pose) - features).square().mean()
+        # Linear in U: its gradient is -update, which any optimizer can take
         return {"loss": -(update * U).sum(), "error": error}
 
     def finish(self) -> None:
@@ -186,7 +192,9 @@ def _solve(gram: Tensor, cross: Tensor, ridge: float, shape: torch.Size, interce
     weights = torch.ones(len(gram), dtype=gram.dtype)
     weights[-1] = 0
     power = gram.diagonal()[:-1].mean().clamp_min(torch.finfo(torch.float32).tiny)
+    # gelsd (SVD) and not Cholesky: capsules that never win make the Gram matrix all but singular
     solution = torch.linalg.lstsq(gram + torch.diag(ridge * power * weights), cross, driver="gelsd").solution
+    # The last row is the intercept, the others are U
     intercept.copy_(solution[-1].view(i, d))
     U: Tensor = solution[:-1].view(j, k, i, d).permute(0, 2, 3, 1)
     return U

@@ -30,6 +30,7 @@ class Range:
     open_low: bool = False
 
     def __contains__(self, x: float) -> bool:
+        # A NaN compares false with everything, so a bounded range never contains it
         above = self.low is None or (x > self.low if self.open_low else x >= self.low)
         return above and (self.high is None or x <= self.high)
 
@@ -54,6 +55,7 @@ class Choice:
 
     def name_of(self, instance: object) -> str | None:
         """Return the name under which the instance's type is registered; its own `key` field decides between two."""
+        # A class may be registered under two names
         names = [name for name, cls in self.options.items() if cls is type(instance)]
         own = getattr(instance, self.key, None)
         return own if own in names else next(iter(names), None)

@@ -61,6 +61,7 @@ def _build(cls: type, data: object, at: Place, start: object = None, tags: tuple
     """Build `cls` from one table; `start` gives the keys left out, `tags` are keys that need not be fields."""
     if not isinstance(data, Mapping):
         raise at.wrong(data, "a table")
+    # Refuse unknown keys first: a misspelled one would otherwise be reported as missing
     hints = hints_of(cls)
     known = {*hints, *tags}
     for key in data:
@@ -69,6 +70,7 @@ def _build(cls: type, data: object, at: Place, start: object = None, tags: tuple
                 raise at.error(f"the key '{at.key(key).path}' is now called '{RENAMED[key]}'; rename it")
             text = short(key if isinstance(key, str) else show(key))
             raise at.error(f"unknown key '{at.key(key).path}'{suggestion(text, known)}")
+    # Convert every field, given or not, then let the dataclass check what concerns several at once
     values = {name: _field(cls, name, data, at.key(name), start) for name in hints}
     try:
         return cls(**values)
@@ -78,6 +80,7 @@ def _build(cls: type, data: object, at: Place, start: object = None, tags: tuple
 
 
 def _field(cls: type, name: str, data: Mapping[str, object], at: Place, start: object) -> object:
+    # A table that is given is merged over the default's, so that it may name only what differs
     hint = hints_of(cls)[name]
     default = default_of(cls, name, start)
     if name in data:
@@ -99,12 +102,15 @@ def _convert(hint: object, value: object, at: Place, start: object = None) -> ob
     base, marks = split_marks(hint)
     origin = get_origin(base)
     args = get_args(base)
+    # A choice comes first: its base is a class, too, but the table's name picks another
     if choice := first_mark(Choice, marks):
         return _chosen(choice, value, at) if at.built else _choose(choice, value, at, start)
     if isinstance(base, type) and base in SCALARS:
         return _scalar(base, value, at, marks)
+    # A bound on anything but a number would be ignored in silence; that is the programmer's error, hence TypeError
     if any(isinstance(mark, Range) for mark in marks):
         raise TypeError(f"{at.path}: {marks!r} must stand directly on a number, not on {base!r}")
+    # By the form of the annotation
     if origin is Literal:
         return _literal(args, value, at)
     if origin in (Union, types.UnionType):
@@ -120,9 +126,11 @@ def _convert(hint: object, value: object, at: Place, start: object = None) -> ob
 
 def _scalar(base: type, value: object, at: Place, marks: tuple[object, ...]) -> object:
     """Return a bool, int, float or str: an int may stand for a float, a bool never for a number."""
+    # Type: isinstance(True, int) holds in Python, so bools are excluded by hand
     accepted = (int, float) if base is float else (base,)
     if not isinstance(value, accepted) or (isinstance(value, bool) and base is not bool):
         raise at.wrong(value, _WANTED[base])
+    # Value: whole numbers become floats before they are compared with bounds
     if isinstance(value, int | float) and base is float:
         value = _finite(value, at)
     for mark in marks:
@@ -143,6 +151,7 @@ def _finite(value: float, at: Place) -> float:
 
 def _literal(allowed: tuple[object, ...], value: object, at: Place) -> object:
     for option in allowed:
+        # Types are compared, too, since 1 == True == 1.0
         if type(option) is type(value) and option == value:
             return option
     close = suggestion(short(value), map(str, allowed)) if isinstance(value, str) else ""
@@ -152,6 +161,7 @@ def _literal(allowed: tuple[object, ...], value: object, at: Place) -> object:
 
 def _union(args: tuple[object, ...], value: object, at: Place, start: object) -> object:
     """Return the first member that takes the value; `X | None` also reads "none", since TOML has no null."""
+    # None comes first: text would otherwise take "none" for a value
     members = [arg for arg in args if arg is not types.NoneType]
     if len(members) < len(args):
         at = replace(at, also=" or none")
@@ -160,6 +170,7 @@ def _union(args: tuple[object, ...], value: object, at: Place, start: object) ->
             raise at.error(f"{at.path} = 'none' would be read back as no value; use None")
         if written or value is None:
             return None
+    # One member left: its own error says more than "none of several"
     if len(members) == 1:
         return _convert(members[0], value, at, start)
     # A value's own type comes first, so that 1 of `float | int` stays a whole number.
@@ -174,6 +185,7 @@ def _union(args: tuple[object, ...], value: object, at: Place, start: object) ->
 def _tuple(args: tuple[object, ...], value: object, at: Place) -> tuple[object, ...]:
     if not isinstance(value, tuple if at.built else (list, tuple)):
         raise at.wrong(value, "a tuple" if at.built else "a list in [ ]")
+    # tuple[X, ...] takes any number of X
     hints = (args[0],) * len(value) if args[-1:] == (...,) else args
     if len(value) != len(hints):
         raise at.wrong(value, f"a list of {len(hints)}")
@@ -201,6 +213,7 @@ def _choose(choice: Choice, value: object, at: Place, start: object) -> object:
     """Build the class that the table's name picks; without one, or with the same, `start` gives what is left out."""
     if not isinstance(value, Mapping):
         raise at.wrong(value, f"a table with the key '{choice.key}'")
+    # The name: the table's own, or else that of the default
     key = at.key(choice.key)
     name = value.get(choice.key, choice.name_of(start))
     if name is None:
@@ -208,6 +221,7 @@ def _choose(choice: Choice, value: object, at: Place, start: object) -> object:
     if not isinstance(name, str) or name not in choice.options:
         text = short(name) if isinstance(name, str) else ""
         raise key.error(f"{key.path} = {show(name)} is unknown{suggestion(text, choice.options)}")
+    # Settings of the default's class mean nothing to another one
     cls = choice.options[name]
     return _build(cls, value, at, start if type(start) is cls else None, (choice.key,))
 

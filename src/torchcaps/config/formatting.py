@@ -33,6 +33,7 @@ def show(value: object) -> str:
 
 def quote(text: str) -> str:
     """A TOML basic string."""
+    # Backslashes first, or those of the escaped quotes would be doubled
     text = text.replace("\\", "\\\\").replace('"', '\\"')
     return '"' + "".join(c if c.isprintable() else f"\\U{ord(c):08X}" for c in text) + '"'
 
@@ -48,6 +49,7 @@ def value_text(value: object, *, bare: bool = True) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):
+        # Bare only if it reads back as the same text: "3" and "true" need quotes
         keep = bare and value.isprintable() and not value.startswith("--") and toml_value(value) == value
         return value if keep and value else quote(value)
     if isinstance(value, Mapping):
@@ -63,8 +65,10 @@ def toml_value(text: str) -> Scalar | list[object]:
         data = tomllib.loads("v = {v = " + text + "}")
     except (ValueError, RecursionError):
         return text
+    # Text such as `1}\nx = {y = 2` closes our table and opens another: that is no single value
     if data.keys() != {"v"} or data["v"].keys() != {"v"}:
         return text
+    # Dates and tables are TOML values, too, but no setting has such a type
     value = data["v"]["v"]
     return value if isinstance(value, (bool, int, float, str, list)) else text
 
@@ -74,6 +78,7 @@ def type_text(hint: object, *, plural: str = "") -> str:
     base, marks = split_marks(hint)
     origin = get_origin(base)
     args = get_args(base)
+    # Choices and literals list what may be written
     if choice := first_mark(Choice, marks):
         return f"table by {choice.key} ({' | '.join(choice.options)})"
     if origin is Literal:
@@ -81,12 +86,14 @@ def type_text(hint: object, *, plural: str = "") -> str:
     if origin in (Union, types.UnionType):
         kinds = [type_text(arg) for arg in args if arg is not types.NoneType]
         return " or ".join(kinds + ["none"] * (types.NoneType in args))
+    # Containers
     if origin is tuple and args[-1:] == (...,):
         return f"list of {type_text(args[0], plural='s')}"
     if origin is tuple:
         return f"list of {len(args)}: {', '.join(map(type_text, args))}"
     if origin is dict:
         return f"table of free keys, each {type_text(args[1])}"
+    # Dataclasses and scalars
     if not isinstance(base, type):
         raise TypeError(f"a setting cannot have the type {hint!r}")
     if base not in SCALARS:

@@ -36,6 +36,7 @@ def read_toml(path: Path) -> Table:
 
 def _read(path: Path, at: Place) -> bytes:
     try:
+        # One byte more than allowed tells a file that is too large, without reading the rest
         with path.open("rb") as file:
             raw = file.read(MAX_BYTES + 1)
     except FileNotFoundError:
@@ -48,6 +49,7 @@ def _read(path: Path, at: Place) -> bytes:
 
 
 def _parse_toml(text: str, at: Place) -> Table:
+    # Dots are counted before tomllib reads them (see _DEEP); its own errors become one line
     if _DEEP.search(text):
         raise at.error(f"a name has more than {MAX_DEPTH} dots; give fewer levels")
     try:
@@ -58,6 +60,7 @@ def _parse_toml(text: str, at: Place) -> Table:
         end = f"at line {max(1, len(text.splitlines()))}, the end of the file"
         reason = " ".join(str(error).replace("at end of document", end).split())
         raise at.error(f"not TOML: {reason}") from error
+    # Depth, level by level: recursion over nested tables could itself run too deep
     level: list[Table] = [data]
     for _ in range(MAX_DEPTH + 1):
         level = [item for table in level for item in table.values() if isinstance(item, dict)]
@@ -73,12 +76,14 @@ def parse_overrides(args: Sequence[str]) -> Table:
     """
     result: Table = {}
     for flag, text in _pairs(args):
+        # Flags are typed with dashes, keys have underscores
         *tables, last = flag[2:].replace("-", "_").split(".")
         node = result
         for part in tables:
             node = node.setdefault(part, {})
             if not isinstance(node, dict):
                 raise _both(flag, part)
+        # --train 3 after --train.batch 64 would throw the first away
         if isinstance(node.get(last), dict):
             raise _both(flag, last)
         node[last] = toml_value(text)
@@ -97,9 +102,11 @@ def _pairs(args: Sequence[str]) -> Iterator[tuple[str, str]]:
         flag, equals, text = word.partition("=")
         if not flag.startswith("--"):
             raise RecipeError(f"{show(word)} stands alone; settings are given as --key value")
+        # The name
         parts = flag[2:].split(".")
         if not all(re.fullmatch(r"[\w-]+", part) for part in parts) or len(parts) > MAX_DEPTH:
             raise RecipeError(f"{show(flag)} names no setting; settings are given as --table.key value")
+        # The value: after `=`, or else the next word
         if not equals:
             if not words or words[0].startswith("--"):
                 raise RecipeError(f"{flag} has no value; write {flag} VALUE")
@@ -113,6 +120,7 @@ def merge(base: Mapping[str, object], over: Mapping[str, object]) -> Table:
     Rule of the name: if both have a table, both tables have a `name` and the two differ, then the table of
     `over` replaces the other whole, since the settings of one Choice mean nothing to another.
     """
+    # Copied to the bottom, so that changes of the result never reach `base`
     result = {key: merge(value, {}) if isinstance(value, Mapping) else value for key, value in base.items()}
     for key, value in over.items():
         if isinstance(value, Mapping):

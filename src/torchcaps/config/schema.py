@@ -35,6 +35,7 @@ def default_of(cls: type, name: str, start: object) -> object:
     """Return the value of a field that is left out: that of `start`, else the class's default, else MISSING."""
     if start is not None:
         return getattr(start, name)
+    # Looked up in `fields`, since a default_factory leaves no attribute on the class
     field = next(field for field in fields(cls) if field.name == name)
     return field.default if field.default_factory is MISSING else field.default_factory()
 

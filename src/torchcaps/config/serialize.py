@@ -22,6 +22,7 @@ def to_dict(instance: object) -> Table:
     Raises:
         RecipeError: The instance holds what could not be read back.
     """
+    # Checked first, so that whatever is written down can be read back
     check(instance)
     return _table(instance)
 
@@ -32,12 +33,14 @@ def _table(instance: object) -> Table:
 
 
 def _plain(value: object, choice: Choice | None) -> object:
+    # TOML has no null
     if value is None:
         return "none"
     if isinstance(value, tuple):
         return [_plain(item, choice) for item in value]
     if isinstance(value, dict):
         return {key: _plain(item, choice) for key, item in value.items()}
+    # `is_dataclass` is true of the class itself, too
     if not is_dataclass(value) or isinstance(value, type):
         return value
     if choice and (name := choice.name_of(value)) is not None:
@@ -64,16 +67,20 @@ def _rows(cls: type, instance: object, prefix: str) -> Iterator[Row]:
 def _field_rows(hint: object, value: object, path: str) -> Iterator[Row]:
     base = split_marks(hint)[0]
     choice = choice_in(hint)
+    # A table: the name that chose it, unless the dataclass has it as a field, then its settings
     if is_dataclass(value) and not isinstance(value, type):
         if choice and choice.key not in hints_of(type(value)):
             yield f"{path}.{choice.key}", " | ".join(choice.options), choice.name_of(value) or ""
         yield from _rows(type(value), value, f"{path}.")
+    # Free keys, each of which may be a table; a dict may stand inside `| None`
     elif isinstance(value, dict) and value:
         inner = next(get_args(kind)[1] for kind in (base, *get_args(base)) if get_origin(kind) is dict)
         for key, item in value.items():
             yield from _field_rows(inner, item, f"{path}.{key_text(key)}")
+    # A plain value
     elif value is not MISSING:
         yield path, type_text(hint), value_text(_plain(value, choice))
+    # No default: a required table has keys of its own, of which some may have defaults
     elif isinstance(base, type) and is_dataclass(base) and choice is None:
         yield from _rows(base, None, f"{path}.")
     else:

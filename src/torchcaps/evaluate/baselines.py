@@ -77,6 +77,7 @@ class PCA:
         """The one of the first J components with the largest |score| / deviation."""
         size = self.codes(f).flatten(1)[:, : self.capsules].abs()
         deviation = self.deviation[: self.capsules]
+        # A component along which nothing varies never wins.
         return torch.where(deviation > 0, size / deviation, 0.0).argmax(-1)
 
     def rebuild(self, f: Tensor) -> Tensor:
@@ -135,6 +136,7 @@ class LocalPCA:
 
     def poses(self, f: Tensor) -> Tensor:
         """The codes before all groups but the winner are put to 0."""
+        # (f - mean_j) . a_jk without the differences [n j p], which may not fit into memory.
         return torch.einsum("np,jkp->njk", f, self.axes) - torch.einsum("jp,jkp->jk", self.means, self.axes)
 
     def winners(self, f: Tensor) -> Tensor:
@@ -196,8 +198,10 @@ def fit_pca(f: Tensor, capsules: int, dimension: int, seed: int = 0) -> PCA:
 def fit_kmeans(f: Tensor, capsules: int, dimension: int, seed: int = 0) -> KMeans:
     """k-means with k = J and the better of two starts; the dimension is not used."""
     x = _check(f, capsules, dimension)
+    # scikit-learn takes seeds of 32 bits.
     found = _sklearn().cluster.KMeans(capsules, n_init=2, random_state=seed % 2**32).fit(x.numpy())
     centroids = torch.from_numpy(found.cluster_centers_).float()
+    # The inertia is the sum of all squared residuals.
     return KMeans(centroids, float(found.inertia_ / x.numel()) ** 0.5)
 
 
@@ -211,8 +215,10 @@ def fit_local_pca(f: Tensor, capsules: int, dimension: int, seed: int = 0) -> Lo
     x = _check(f, capsules, dimension)
     found = fit_kmeans(f, capsules, dimension, seed)
     winners = found.winners(x)
+    # A cluster without rows gets its centroid as its only row.
     clusters = [x[winners == j] if (winners == j).any() else found.centroids[j, None] for j in range(capsules)]
     parts = [_principal(cluster, dimension) for cluster in clusters]
+    # Samples are drawn from these.
     scores = tuple((cluster - p.mean) @ p.axes.T for cluster, p in zip(clusters, parts, strict=True))
     return LocalPCA(torch.stack([p.mean for p in parts]), torch.stack([p.axes for p in parts]), scores)
 
@@ -220,14 +226,17 @@ def fit_local_pca(f: Tensor, capsules: int, dimension: int, seed: int = 0) -> Lo
 def fit_rbm(f: Tensor, capsules: int, dimension: int, seed: int = 0) -> RBM:
     """BernoulliRBM of scikit-learn (persistent CD) on columns that are scaled to [0, 1] by their extremes."""
     x = _check(f, capsules, dimension)
+    # Visible units are in [0, 1]; a column that never varies is 0.
     low = x.amin(0)
     width = x.amax(0) - x.amin(0)
     v = torch.where(width > 0, (x - low) / width, 0.0)
     make = _sklearn().neural_network.BernoulliRBM
     found = make(capsules * dimension, random_state=seed % 2**32, **RBM_SETTINGS).fit(v.numpy())
+    # Hidden units in groups of K, as float32.
     W = torch.from_numpy(found.components_).float().view(capsules, dimension, -1)  # [j k p]
     hidden = torch.from_numpy(found.intercept_hidden_).float().view(capsules, dimension)
     visible = torch.from_numpy(found.intercept_visible_).float()
+    # The mean activity takes a fitted RBM, so it is set last.
     rbm = RBM(W, hidden, visible, low, width, activity=torch.zeros_like(hidden))
     return replace(rbm, activity=rbm.codes(x).mean(0))
 
@@ -256,11 +265,14 @@ def _principal(x: Tensor, count: int) -> _Axes:
     """
     mean = x.double().mean(0)
     X = x.double() - mean
+    # Decompose the smaller of the two matrices.
     wide = X.shape[0] < X.shape[1]
     values, vectors = torch.linalg.eigh((X @ X.T if wide else X.T @ X) / len(X))  # rising
+    # The largest first; vectors of the other matrix are mapped to features.
     values = values.flip(0)[:count]
     vectors = vectors.flip(1)[:, :count]
     axes = torch.nn.functional.normalize((X.T @ vectors if wide else vectors).T, dim=-1)  # [m p]
+    # Smaller eigenvalues are rounding, and their axes point anywhere: they become 0.
     real = values > 1e-10 * values[0].clamp_min(torch.finfo(values.dtype).tiny)
     padded = torch.zeros(count, 1 + x.shape[1], dtype=torch.double)
     padded[: len(values)] = torch.cat([values.clamp_min(0).sqrt()[:, None], axes], 1) * real[:, None]

@@ -91,10 +91,12 @@ def classifier_metrics(
     test = splits.test
     scores = class_scores(model, test) if scores is None else scores
     held = splits.validation
+    # Which errors there are depends on the number of labels of an image.
     if test.labels.ndim == 2:
         found = _several(scores, test.labels, class_scores(model, held) if held else None, held)
     else:
         found = _measure(scores, test.labels) | viewpoint_metrics(model, test, scores, views)
+    # affNIST is tested on moved digits only; the validation digits are placed as those of training.
     if isinstance(recipe.data, AffnistConfig):
         moved = {"affnist_accuracy": 1 - found.pop("test_error")}
         placed = {"mnist_accuracy": accuracy(class_scores(model, held), held.labels)} if held else {}
@@ -106,11 +108,13 @@ def nearest_mean_metrics(recipe: Recipe, splits: Splits) -> dict[str, float]:
     """Compute the metrics of a control: the class whose mean training image is nearest, in pixels."""
     train = splits.train
     test = splits.test
+    # Distances to the mean image of each class, a bounded chunk of test images at a time.
     means = torch.stack([_mean_image(train, j) for j in range(train.classes)])  # [j (c h w)]
     chunks = torch.split(torch.arange(len(test)), 1000)
-    distances = torch.cat([torch.cdist(test.model_input(rows).flatten(1), means) for rows in chunks])
+    distances = torch.cat([torch.cdist(test.model_input(rows).flatten(1), means) for rows in chunks])  # [n j]
     # A class without training images is infinitely far.
     scores = (-distances.nan_to_num(torch.inf)).softmax(-1)  # [n j]
+    # The metrics of a classifier, but for those that ask a model for more views.
     if test.labels.ndim == 2:
         return _several(scores, test.labels, None, None)
     found = _measure(scores, test.labels) | (novel_errors(scores, test) if "familiar" in test.factors else {})
@@ -123,11 +127,13 @@ def _mean_image(data: Dataset, label: int) -> Tensor:
     """[(c h w)] the mean of the images that show a class; NaN if there are none."""
     here = data.labels == label
     rows = (here if here.ndim == 1 else here.any(-1)).nonzero().flatten()
+    # In float64: a float32 sum over thousands of images would lose digits.
     sums = torch.stack([data.model_input(chunk).flatten(1).double().sum(0) for chunk in torch.split(rows, 1000)])
     return (sums.sum(0) / len(rows)).float()
 
 
 def _measure(scores: Tensor, labels: Tensor) -> dict[str, float]:
+    # Scores need not be probabilities, but a confidence has to be in [0, 1].
     confidence, chosen = scores.clamp(0, 1).max(-1)
     return {
         "test_error": 1 - accuracy(scores, labels),
@@ -136,6 +142,7 @@ def _measure(scores: Tensor, labels: Tensor) -> dict[str, float]:
 
 
 def _several(scores: Tensor, labels: Tensor, held_scores: Tensor | None, held: Dataset | None) -> dict[str, float]:
+    # Chosen on validation scores, never on those that are measured.
     threshold = THRESHOLD if held_scores is None or held is None else best_threshold(held_scores, held.labels)
     return {
         "multimnist_error": pair_error(scores, labels),

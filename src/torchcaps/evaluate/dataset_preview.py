@@ -14,9 +14,11 @@ __all__ = ["preview_grid"]
 
 def preview_grid(data: Dataset, columns: int = 10) -> bytes:
     """A PNG with a row of images for each class; stereo pairs side by side at named viewpoints."""
+    # smallNORB is sorted by viewpoint, everything else by class alone.
     if {"azimuth", "elevation"} <= data.factors.keys() and data.spec.channels == 2:
         return image_grid(_viewpoints(data), scale=0.7)
     rows = [(data.name_of(j), _pixels(data.cropped[_of_class(data, j)[:columns]])) for j in range(data.classes)]
+    # A class without images has no row.
     return image_grid([(name, images) for name, images in rows if len(images)])
 
 
@@ -36,6 +38,7 @@ def _viewpoints(data: Dataset) -> list[tuple[str, Tensor]]:
     rows = []
     for label in range(data.classes):
         for elevation in (0, 6):
+            # The data count azimuth in tens of degrees.
             pairs = [_pair(data, label, elevation, azimuth) for azimuth in (0, 6, 12)]
             title = f"{data.name_of(label)} from {30 + 5 * elevation}°\nazimuth 0, 60, 120°"
             rows.append((title, torch.cat(pairs)))

@@ -109,6 +109,7 @@ def factor_tracking(codes: Tensor, data: Dataset) -> dict[str, Factor]:
     """Measure how well codes [n k] of images track each factor, within each class."""
     found: dict[str, Factor] = {}
     for name, values in _ordered(data).items():
+        # Class by class: a dimension has a meaning within its own capsule only.
         chosen = {j: _best(codes, _targets(name, values), *_halves(rows)) for j, rows in _rows_by_class(data).items()}
         by_class = {j: rho for j, (_, rho) in chosen.items()}
         found[name] = Factor(sum(by_class.values()) / len(by_class), by_class, {j: k for j, (k, _) in chosen.items()})
@@ -117,6 +118,7 @@ def factor_tracking(codes: Tensor, data: Dataset) -> dict[str, Factor]:
 
 def _best(codes: Tensor, targets: list[Tensor], first: Tensor, second: Tensor) -> tuple[int, float]:
     """The dimension that correlates most with a target on the rows `first`, and its correlation on `second`."""
+    # The sign is chosen with the dimension: taking the size on both halves would turn luck into correlation.
     tried = [(spearman(codes[first, k], target[first]), k, target) for k in range(codes.shape[1]) for target in targets]
     rho, k, target = max(tried, key=lambda one: abs(one[0]))
     return k, math.copysign(1.0, rho) * spearman(codes[second, k], target[second])
@@ -128,6 +130,7 @@ def _targets(name: str, values: Tensor) -> list[Tensor]:
     x = values.double()
     if period is None or float(x.max() - x.min()) <= period / 2:
         return [values]
+    # An angle jumps at the end of a turn; its sine and cosine do not.
     turn = 2 * math.pi / period * x
     return [wave.round(decimals=9) for wave in (turn.sin(), turn.cos())]  # what is equal but for rounding shares a rank
 
@@ -144,6 +147,7 @@ def _rows_by_class(data: Dataset) -> dict[int, Tensor]:
 
 def _halves(rows: Tensor) -> tuple[Tensor, Tensor]:
     """Split rows into two halves, in an order that never changes."""
+    # One fixed stream, so that capsules and controls are measured on the same halves.
     mixed = rows[permutation(0, 0, len(rows))]
     return mixed[: len(rows) // 2], mixed[len(rows) // 2 :]
 
@@ -153,6 +157,7 @@ def _components(data: Dataset, k: int) -> Tensor:
     codes = torch.zeros(len(data), k)
     for rows in _rows_by_class(data).values():
         x = data.model_input(rows).flatten(1)
+        # As the dimension is chosen on the first half, the axes are found there, too.
         first = data.model_input(_halves(rows)[0]).flatten(1)
         axes = torch.linalg.svd(first - first.mean(0), full_matrices=False).Vh[:k]  # [k (c h w)], fewer of few images
         codes[rows, : len(axes)] = (x - first.mean(0)) @ axes.T

@@ -63,15 +63,19 @@ def image_grid(rows: Rows, scale: float = 0.55, notes: Mapping[int, Sequence[str
     tops, height = _tops(len(rows), notes)
     margin = 0.3 + 0.07 * max(len(line) for title, _ in rows for line in title.split("\n"))
     size = (scale * columns + margin, scale * height + 0.1)
+    # One axes for the whole grid: a subplot for each image would be much slower.
     figure, ax = plt.subplots(figsize=size)
     figure.subplots_adjust(left=margin / size[0], right=1, top=1, bottom=0)
+    # A row is one strip of images, its title to the left.
     for (title, images), top in zip(rows, tops, strict=True):
         place = (0, len(images), top + 1, top)
         ax.imshow(_strip(images).cpu().numpy(), cmap="gray", vmin=0, vmax=1, extent=place)
         ax.text(-0.2, top + 0.5, title, ha="right", va="center", fontsize=8)
+    # Notes stand in the room that `_tops` left above their row.
     for n, texts in notes.items():
         for column, text in enumerate(texts):
             ax.text(column + 0.5, tops[n], text, ha="center", va="bottom", fontsize=7)
+    # The first row is at the top, so the vertical axis is reversed.
     ax.set(xlim=(0, columns), ylim=(height, 0))
     ax.set_axis_off()
     return png(figure)
@@ -82,6 +86,7 @@ def _tops(rows: int, notes: Mapping[int, Sequence[str]]) -> tuple[list[float], f
     tops = []
     height = 0.0
     for n in range(rows):
+        # Room for the note with the most lines.
         height += _NOTE * max((1 + note.count("\n") for note in notes.get(n, ())), default=0)
         tops.append(height)
         height += 1.0
@@ -93,13 +98,14 @@ def _strip(images: Tensor) -> Tensor:
     # Small images are enlarged by whole numbers, so that their pixels stay sharp.
     more = max(1, round(_SIDE / max(images.shape[1:3])))
     images = images.repeat_interleave(more, 1).repeat_interleave(more, 2)
+    # Pad each image to a square, with a gap around it.
     h, w = images.shape[1:3]
     side = max(h, w)
     gap = max(1, round(_GAP * side))
     down = side - h + 2 * gap
     right = side - w + 2 * gap
     edges = (right // 2, right - right // 2, down // 2, down - down // 2)
-    squares = pad(images.float(), (0, 0, *edges) if images.ndim == 4 else edges, value=1.0)
+    squares = pad(images.float(), (0, 0, *edges) if images.ndim == 4 else edges, value=1.0)  # [n s s], or with color
     return torch.cat(list(squares), dim=1)
 
 
@@ -126,11 +132,13 @@ def learning_curve(curves: Sequence[tuple[str, Sequence[dict[str, Any]]]], key: 
     plt = pyplot()
     figure, ax = plt.subplots(figsize=(6, 2.6))
     for name, entries in curves:
+        # Not every entry has every value: validation is less frequent.
         kept = [entry for entry in entries if key in entry]
         steps = [entry["step"] for entry in kept]
         values = [float(entry[key]) for entry in kept]
         (line,) = ax.plot(steps, running_mean(values, len(values) // 50), label=name, linewidth=1)
         ax.plot(steps, values, color=line.get_color(), alpha=0.25, linewidth=0.5)
+    # A loss may fall by orders of magnitude, but one that reaches 0 has no logarithm.
     if key == "loss" and all(float(entry[key]) > 0 for _, entries in curves for entry in entries if key in entry):
         ax.set_yscale("log")
     ax.set_xlabel("step")
@@ -152,6 +160,7 @@ def reliability(confidence: Tensor, correct: Tensor, bins: int = 15) -> Reliabil
     """Sort answers by their confidence [n] into the bins of `expected_calibration_error`; `correct` is [n]."""
     p = confidence.detach().double()
     hit = correct.detach().double()
+    # Inner edges only: 0 falls into the first bin and 1 into the last.
     edges = torch.arange(1, bins, dtype=p.dtype, device=p.device) / bins
     place = torch.bucketize(p, edges)  # [n]
     counts = torch.bincount(place, minlength=bins)
@@ -176,11 +185,13 @@ def reliability_diagram(confidence: Tensor, correct: Tensor, bins: int = 15) -> 
     error = expected_calibration_error(confidence, correct, bins)
     shown = Reliability(*(x.cpu() for x in reliability(confidence, correct, bins)))
     figure, (ax, below) = plt.subplots(2, sharex=True, figsize=(3.6, 4.4), height_ratios=(3, 1))
+    # Above, the share right in each bin as a bar; the dots are at its mean confidence.
     left = torch.arange(bins) / bins
     some = shown.counts > 0
     ax.bar(left, shown.accuracy, 1 / bins, align="edge", color="tab:blue", edgecolor="white")
     ax.plot((0, 1), (0, 1), color="gray", linewidth=1, linestyle="--")
     ax.plot(shown.confidence[some], shown.accuracy[some], "o", color="black", markersize=3)
+    # Below, how many answers are in each bin.
     below.bar(left, shown.counts / shown.counts.sum(), 1 / bins, align="edge", color="gray", edgecolor="white")
     ax.set(ylabel="share right", ylim=(0, 1), title=f"calibration error {error:.4f}, {len(confidence)} images")
     ax.title.set_fontsize(9)
@@ -204,6 +215,7 @@ def pyplot() -> Any:
         import matplotlib
     except ImportError:
         raise RecipeError("pictures need matplotlib: pip install 'torchcaps[plot]'") from None
+    # Before pyplot is imported, which would otherwise ask for a display.
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
@@ -214,5 +226,6 @@ def png(figure: Any) -> bytes:
     """Return what is drawn in a figure, and close it."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=110)
+    # matplotlib holds every figure in memory until it is closed.
     pyplot().close(figure)
     return buffer.getvalue()

@@ -33,6 +33,7 @@ def threshold_error(scores: Tensor, labels: Tensor, threshold: float) -> float:
     """The share of images whose set of classes with a score above the threshold is not the set of their labels."""
     there = _present(scores, labels)
     said = scores.double() > threshold  # [n j]
+    # A NaN is above no threshold, which must not make its image right.
     right = (there == said).all(-1) & ~scores.isnan().any(-1)
     return 1 - int(right.sum()) / len(labels)
 
@@ -46,16 +47,20 @@ def best_threshold(scores: Tensor, labels: Tensor) -> float:
     """
     there = _present(scores, labels)
     x = scores.detach().double()
+    # An image is right for thresholds in [low, high).
     low = x.masked_fill(there, -torch.inf).amax(-1)  # [n], -inf where every class is present
     high = x.masked_fill(~there, torch.inf).amin(-1)
     kept = low < high  # never so with a NaN
     if not bool(kept.any()):
         return 0.5
+    # Where every class is present there is no lower end: a value below all scores stands for it.
     low = low[kept].clamp_min(float(x[kept].min()) - 1)
     high = high[kept]
+    # Between neighboring ends: how many intervals have begun, less those that have ended.
     ends = torch.unique(torch.cat([low, high]))  # rising
     right = torch.searchsorted(low.sort().values, ends, right=True)
     right -= torch.searchsorted(high.sort().values, ends, right=True)  # [ends] images right from here to the next end
+    # Among the best gaps the widest, whose middle is farthest from an error.
     widths = torch.where(right == right.max(), ends.diff(append=ends[-1:]), -1.0)
     n = int(widths.argmax())
     return float((ends[n] + ends[n + 1]) / 2)

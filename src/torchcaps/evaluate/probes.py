@@ -31,6 +31,7 @@ def knn(train_codes: Tensor, train_labels: Tensor, test_codes: Tensor, test_labe
         raise RecipeError(f"k = {k} neighbors of {len(y)} training codes; 1 to {len(y)} is wanted")
     labels = train_labels.long()
     classes = _classes(train_labels, test_labels)
+    # Count the labels of the nearest, a bounded number of similarities at a time.
     half = y.square().sum(-1) / 2  # [n]
     votes = []
     for part in torch.split(x, max(1, MAX_SIMILARITIES // len(y))):
@@ -53,10 +54,13 @@ def linear_probe(
     The codes are standardized by the training mean and deviation; L-BFGS takes at most `steps` steps from 0, so the
     result is a function of the data alone.
     """
+    # The fit needs gradients, also where the caller evaluates without them.
     with torch.inference_mode(False), torch.enable_grad():
         x, y = _prepare(train_codes, train_labels, test_codes, test_labels)
         deviation = y.std(0, correction=0)
+        # A number that never varies is 0 once it is centered; dividing by 1 leaves it so.
         deviation = torch.where(deviation > 0, deviation, 1.0)
+        # Labels are copied, since autograd stores no tensor that was made in inference mode.
         W, b = _fit(y / deviation, train_labels.long().clone(), _classes(train_labels, test_labels), l2, steps)
     return accuracy(torch.addmm(b, x / deviation, W), test_labels)
 
@@ -67,6 +71,7 @@ def _fit(x: Tensor, labels: Tensor, classes: int, l2: float, steps: int) -> tupl
     b = torch.zeros(classes, requires_grad=True)
     optimizer: Any = torch.optim.LBFGS([W, b], max_iter=steps, line_search_fn="strong_wolfe")
 
+    # L-BFGS asks for loss and gradient several times a step.
     def closure() -> Tensor:
         optimizer.zero_grad()
         loss = torch.nn.functional.cross_entropy(torch.addmm(b, x, W), labels) + l2 / 2 * W.square().sum()
@@ -81,6 +86,7 @@ def _prepare(
     train_codes: Tensor, train_labels: Tensor, test_codes: Tensor, test_labels: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Test codes [m d] and training codes [n d], less the training mean."""
+    # Refuse codes that do not fit their labels or each other.
     for name, codes, labels in (("training", train_codes, train_labels), ("test", test_codes, test_labels)):
         if codes.ndim < 2 or 0 in codes.shape or labels.shape != codes.shape[:1] or labels.is_floating_point():
             raise ShapeError(
@@ -91,6 +97,7 @@ def _prepare(
             raise DataError(f"{name} codes hold NaN or infinity: find what diverged before measuring it")
     if train_codes.shape[1:] != test_codes.shape[1:]:
         raise ShapeError(f"training codes are {list(train_codes.shape)}, test codes {list(test_codes.shape)}")
+    # Distances stay as they are without the mean, and float32 is more exact on small numbers.
     y = train_codes.detach().flatten(1).float()
     x = test_codes.detach().flatten(1).float()
     mean = y.mean(0)

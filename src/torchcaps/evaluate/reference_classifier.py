@@ -45,6 +45,7 @@ def train_reference_classifier(
         raise DataError(
             f"labels of shape {list(labels.shape)}; a reference classifier needs one label an image: choose other data"
         )
+    # An ordinary recipe, so that its folder is a run like any other.
     settings = TrainConfig(epochs=epochs, batch=min(128, len(labels)))
     recipe = Recipe(
         name="judge",
@@ -55,6 +56,7 @@ def train_reference_classifier(
         optimizer=OptimizerConfig("Adam", RATE),
         schedule=ScheduleConfig("OneCycleLR", {"max_lr": RATE}),
     )
+    # A run that is finished is loaded, one that was cut off goes on.
     outcome = train(recipe, folder, resume="auto", quiet=quiet)
     if not outcome.finished:
         raise TrainingError(
@@ -73,6 +75,7 @@ def reference_probabilities(cnn: CNN, images: Tensor, batch: int = 500) -> Tenso
 @torch.no_grad()
 def reference_features(cnn: CNN, images: Tensor, batch: int = 500) -> Tensor:  # [n p]
     """Compute the last hidden layer, after its ReLU and without dropout, for images [n c h w]."""
+    # Without dropout, features do not depend on the mode that the network is in.
     layers = [layer for layer in list(cnn.head)[:-1] if not isinstance(layer, nn.Dropout)]
     hidden = nn.Sequential(*layers)
     return torch.cat([hidden(cnn.trunk(chunk)) for chunk in torch.split(images, batch)])

@@ -57,6 +57,7 @@ class Result:
 def gather(rows: Iterable[Mapping[str, float]]) -> Metrics:
     """Turn the rows of several seeds, each metric name -> value, into lists over the seeds."""
     rows = list(rows)
+    # All rows have the metrics of the first.
     return {name: [float(row[name]) for row in rows] for name in (rows[0] if rows else {})}
 
 
@@ -83,6 +84,7 @@ def read_result(path: Path) -> Result:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise DataError(f"cannot read results '{path}': {error}") from None
+    # A missing or additional field means that another program or version wrote the file.
     if not isinstance(data, dict) or data.keys() != names:
         got = sorted(data) if isinstance(data, dict) else type(data).__name__
         raise DataError(f"'{path}' is no results file: it holds {got}, wanted {sorted(names)}")

@@ -38,13 +38,16 @@ def sample_confidence(probabilities: Tensor, confident: float = 0.9) -> dict[str
     """
     _check_probabilities(probabilities, confident)
     n, classes = probabilities.shape[1:]
+    # Count the confident verdicts of each capsule by class.
     largest, verdict = probabilities.detach().max(-1)  # [j n]
     sure = (largest > confident).unsqueeze(-1)  # [j n 1]
     counts = (torch.nn.functional.one_hot(verdict, classes) * sure).sum(1)  # [j classes]
     total = counts.sum(-1)  # [j]
+    # A capsule without a confident verdict has no commonest class.
     commonest = counts.amax(-1)[total > 0].double() / total[total > 0]
     return {
         "confident_fraction": int(total.sum()) / sure.numel(),
+        # In whole numbers, so that exactly 10 % is enough.
         "classes_covered": float((10 * counts >= n).any(0).sum()),
         "consistency": float(commonest.mean()) if len(commonest) else 0.0,
     }
@@ -60,13 +63,16 @@ def frechet(a: Tensor, b: Tensor) -> float:
     _check_features(a, b)
     a = a.detach().double()
     b = b.detach().double()
+    # In units of the largest value, so that no square overflows.
     scale = max(float(a.abs().max()), float(b.abs().max()), torch.finfo(a.dtype).tiny)
     (mu_a, C_a) = _moments(a / scale)
     (mu_b, C_b) = _moments(b / scale)
+    # The root of C_a, and with it the trace of the root of C_a C_b.
     values, Q = _spectrum(C_a)
     R = (Q * values.sqrt()) @ Q.T  # [p p]
     shared = _spectrum(R @ C_b @ R)[0].sqrt().sum()
     distance = (mu_a - mu_b).square().sum() + C_a.trace() + C_b.trace() - 2 * shared
+    # Rounding may put the distance of equal moments below 0.
     return max(0.0, float(distance)) * scale * scale
 
 
@@ -79,6 +85,7 @@ def cross_capsule_cka(poses: Tensor) -> float:
     """
     if poses.ndim != 3 or 0 in poses.shape:
         raise ShapeError(f"poses are {list(poses.shape)}, wanted [n j k], one a capsule and image, no empty axis")
+    # Evenly spaced images, and the first capsules that vary over them.
     rows = torch.linspace(0, len(poses) - 1, min(SAMPLES, len(poses))).long()
     some = poses.detach()[rows]  # [n j k]
     varying = (some != some[:1]).any(0).any(-1).nonzero().flatten()[:CAPSULES]
@@ -93,6 +100,7 @@ def capsules_used(winners: Tensor, j: int) -> int:
     if int(winners.min()) < 0 or int(winners.max()) >= j:
         raise DataError(f"winners run from {int(winners.min())} to {int(winners.max())}; 0 to {j - 1} is wanted")
     wins = torch.bincount(winners, minlength=j)  # [j]
+    # In whole numbers, so that exactly a tenth of an even share is enough.
     return int((10 * j * wins >= len(winners)).sum())
 
 
@@ -105,6 +113,7 @@ def _moments(x: Tensor) -> tuple[Tensor, Tensor]:
 
 def _spectrum(C: Tensor) -> tuple[Tensor, Tensor]:
     """Eigenvalues [p] and eigenvectors [p p] of a covariance; values that are but rounding, also negative, are 0."""
+    # A product of matrices is symmetric but for rounding, and eigh reads one triangle only.
     values, Q = torch.linalg.eigh((C + C.T) / 2)
     least = len(C) * torch.finfo(C.dtype).eps * values.abs().max()
     return torch.where(values > least, values, 0.0), Q

@@ -87,14 +87,16 @@ class SVM:
         return torch.cat([self._winners(part) for part in torch.split(codes.detach().flatten(1), TEST_CHUNK)])
 
     def _winners(self, codes: Tensor) -> Tensor:
+        # Index of the winner in its pair: the second class wins where f is not above 0.
         lost = (self.functions(codes) <= 0).long()  # [n p]
         won = self.pairs.expand(len(codes), -1, -1).gather(2, lost.unsqueeze(-1)).squeeze(-1)  # [n p]
-        wins = won.new_zeros(len(codes), 1 + int(self.pairs.max()))
+        wins = won.new_zeros(len(codes), 1 + int(self.pairs.max()))  # [n j]
         return wins.scatter_add_(1, won, torch.ones_like(won)).argmax(1)
 
     def accuracy(self, codes: Tensor, labels: Tensor) -> float:
         """Return the share of codes [n ...] whose predicted class is that of their label [n]."""
         found = self.predict(codes)
+        # Labels may go beyond the classes that the SVM was fitted to.
         classes = 1 + int(torch.cat([found, labels.long()]).max())
         return accuracy(one_hot(found, classes), labels)
 
@@ -116,6 +118,7 @@ def fit_svm(codes: Tensor, labels: Tensor, *, c: float = C, gamma: float | None 
         DataError: If all codes are of one class, or not finite.
         RecipeError: If a setting is not positive, or scikit-learn is missing.
     """
+    # Refuse what cannot be fitted.
     _check("training", codes)
     if labels.shape != codes.shape[:1] or labels.is_floating_point():
         raise ShapeError(f"{len(codes)} codes but labels {labels.dtype} {list(labels.shape)}; integers, one a code")
@@ -124,6 +127,7 @@ def fit_svm(codes: Tensor, labels: Tensor, *, c: float = C, gamma: float | None 
     if c <= 0 or (gamma is not None and gamma <= 0):
         raise RecipeError(f"c = {c}, gamma = {gamma}; numbers above 0 are wanted")
     require_sklearn()
+    # The kernel, and the rows of each class; codes that are all the same have variance 0.
     rows = codes.detach().flatten(1).double()
     gamma = gamma or 1 / (rows.shape[1] * float(rows.var(correction=0)) or 1.0)
     classes = sorted(set(labels.tolist()))
@@ -172,13 +176,15 @@ def _fit_pair(one: _Group, other: _Group, c: float, gamma: float) -> _PairFuncti
     """Fit the function of two classes, on a precomputed kernel if there is room for it."""
     from sklearn.svm import SVC
 
+    # A precomputed kernel is much faster; without room for it, scikit-learn computes what it needs.
     inputs = _joint_gram(one, other, gamma)
     svc = SVC(C=c, kernel="precomputed")
     if inputs is None:
         svc = SVC(C=c, gamma=gamma, cache_size=CACHE_MEGABYTES)
         inputs = torch.cat([one.codes, other.codes])
+    # The first class is +1, so that f is above 0 where it wins.
     svc.fit(inputs.numpy(), [1] * len(one.codes) + [-1] * len(other.codes))
-    weights = torch.zeros(len(inputs), dtype=torch.float64)
+    weights = torch.zeros(len(inputs), dtype=torch.float64)  # [n], 0 where not a support vector
     weights[torch.from_numpy(svc.support_).long()] = torch.from_numpy(svc.dual_coef_[0])
     return _PairFunction(weights, float(svc.intercept_[0]))
 
@@ -190,6 +196,7 @@ def _joint_gram(one: _Group, other: _Group, gamma: float) -> Tensor | None:
     a = len(one.codes)
     n = len(one.codes) + len(other.codes)
     known = one.gram.new_empty(n, n)
+    # Two blocks are known, and the other two are each other transposed: only one is computed.
     known[:a, :a] = one.gram
     known[a:, a:] = other.gram
     known[:a, a:] = kernel(one.codes, other.codes, gamma)
@@ -199,12 +206,14 @@ def _joint_gram(one: _Group, other: _Group, gamma: float) -> Tensor | None:
 
 def _workers(most: int) -> int:
     """How many pairs of classes to fit at a time, if the largest has `most` codes."""
+    # 8 bytes a number: kernels are float64.
     return max(1, min(torch.get_num_threads(), MAX_GRAM_BYTES // (8 * min(most, MAX_GRAM_CODES) ** 2)))
 
 
 def kernel(x: Tensor, y: Tensor, gamma: float) -> Tensor:
     """Compute k [n m] of x [n d] and y [m d] in one matrix product, since |x - y|^2 = |x|^2 + |y|^2 - 2 x . y."""
     square = torch.addmm(y.square().sum(1), x, y.T, alpha=-2).add_(x.square().sum(1, keepdim=True))  # [n m]
+    # Rounding may put the squared distance of equal codes below 0.
     return square.clamp_min_(0).mul_(-gamma).exp_()
 
 
@@ -259,17 +268,20 @@ def build_probe_data(recipe: Recipe, images: int = MAX_TRAIN_IMAGES) -> ProbeDat
     """
     if images < 1:
         raise RecipeError(f"the SVM is to learn from {images} images; at least 1 is wanted")
+    # The data, and the settings of the last stage, for its augmentation.
     data = recipe.data
     splits = recipe.data.load()
     settings = stage_of(recipe, stage_names(recipe.model)[-1]).train
     train = splits.train
     if train.labels.ndim != 1:
         raise DataError("each image shows several classes; the SVM needs data of one label an image")
+    # Augmented images: the first ones of the first epoch.
     count = min(images, len(train))
     order = epoch_order(recipe.seed, 0, len(train))
     augmented = make_batch(
         train, order, BatchPosition(0, 0), min(count, MAX_TRAIN_IMAGES), seed=recipe.seed, max_shift=settings.max_shift
     ).images
+    # affNIST has the three protocols of the paper, other data have one.
     if isinstance(data, AffnistConfig):
         return ProbeData(_digits(data, count) | {"affnist test": splits.test}, AFFNIST, "affnist_svm_a", augmented)
     # The same images for every seed.
@@ -280,6 +292,7 @@ def build_probe_data(recipe: Recipe, images: int = MAX_TRAIN_IMAGES) -> ProbeDat
 
 def _digits(data: AffnistConfig, count: int) -> dict[str, Dataset]:
     """Load centered and transformed digits, each the first `count` of training, and the test digits, centered."""
+    # Only training digits are taken from these sets, so a single test image will do.
     centered = replace(data, train_on="mnist", train=count, test=1, validation=0, placed_shift=0)
     tests = MnistConfig(test=data.test, data_dir=data.data_dir).load().test
     return {

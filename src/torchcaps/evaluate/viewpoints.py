@@ -43,7 +43,9 @@ def view_scores(model: Model, data: Dataset, count: int = VIEWS, batch: int = 50
     """[n j] the mean over `count` views of an image of the scores that the model gives each."""
     model.eval()
     batches = progress(torch.split(torch.arange(len(data)), batch), f"scoring {count} views of images")
+    # A generator: the views of one batch are in memory at a time.
     views = (data.views(rows, count) for rows in batches)  # [count b c s s]
+    # Views are folded into the batch to be scored.
     return torch.cat([torch.unflatten(model.scores(v.flatten(0, 1)), 0, v.shape[:2]).mean(0) for v in views])
 
 

@@ -96,13 +96,16 @@ def attack_curves(
         The curves of all attacks.
     """
     began = time.perf_counter()
+    # Refuse what cannot be attacked before anything is computed.
     names = select_attacks(attacks, source is not None)
     levels = sorted_epsilons(epsilons)
     _check(model, data, images, queries, source)
+    # Which images, and both models behind the preprocessing.
     rows = permutation(seed, 0, len(data))[:images]
     counts = Counts()
     victim = build_target(model, data, own=loss == "own")
     helper = None if source is None else build_target(source, data)
+    # All attacks on one batch, then the next batch; the counts add up.
     with _evaluating(model, source):
         for part, name in progress([(part, name) for part in torch.split(rows, _BATCH) for name in names], "attacking"):
             pixels = data.pixels(part)
@@ -123,12 +126,14 @@ class GradientMasking(NamedTuple):
 def find_masking(accuracy: Mapping[str, Mapping[str, float]]) -> dict[str, GradientMasking]:
     """Epsilon -> where the gradient is masked: an attack without it leaves less accuracy than every one along it.
 
-    `accuracy` is `Attacked.attack_accuracy`. The gradient attacks are given their best at this epsilon or a smaller
+    `accuracy` is `AttackCurves.attack_accuracy`. The gradient attacks are given their best at this epsilon or a smaller
     one, since an attack may change less than it is allowed to.
     """
+    # (accuracy, epsilon, attack) of both kinds of attacks.
     along = [(value, float(e), name) for name in GRADIENT for e, value in accuracy.get(name, {}).items()]
     free = [(value, e, name) for name in FREE for e, value in accuracy.get(name, {}).items()]
     found: dict[str, GradientMasking] = {}
+    # By epsilon, and within one the strongest first, which is the one that counts.
     for least, e, name in sorted(free, key=lambda one: (float(one[1]), one[0])):
         best = min((one for one in along if one[1] <= float(e)), default=None)
         if e not in found and best is not None and least < best[0]:
@@ -137,6 +142,7 @@ def find_masking(accuracy: Mapping[str, Mapping[str, float]]) -> dict[str, Gradi
 
 
 def _attacked(counts: Counts, images: int, seconds: float, levels: Sequence[float]) -> AttackCurves:
+    # Epsilons become text, since they are keys in JSON.
     names = dict.fromkeys(name for name, _ in counts.right)
     sums = counts.gradients
     return AttackCurves(
@@ -173,6 +179,7 @@ def sorted_epsilons(epsilons: Sequence[float]) -> list[float]:
     for e in levels:
         if not 0 <= e <= 1:
             raise RecipeError(f"epsilon = {e:g}; 0 to 1 is wanted, as pixels are in [0, 1]")
+    # Epsilons that print alike would share a key.
     if not levels or len({f"{e:g}" for e in levels}) < len(levels):
         raise RecipeError(f"the epsilons are {levels}; at least one is wanted, and each once")
     return levels

@@ -8,7 +8,7 @@ loss of the class that is given instead of raising that of the label.
 The loss L is any function of images and labels, one number an image. The default is cross-entropy on `logits_of` a
 model, for capsules as for others, and not what capsules are trained by: the margin and the spread loss are exactly flat
 wherever an image is told apart by the margin, so that no gradient would be left to attack along. Hinton (2018,
-section 6) attacks along "the loss"; `own_loss` is that.
+section 6) attacks along "the loss"; `training_loss` is that.
 """
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ def logits_of(model: Model) -> Logits:
     ε keeps the logarithm finite. It is the root of the smallest float, much below the ε of training: a capsule that is
     all but off must still feel which way is on, or no attack could be targeted at it.
     """
+    # Without capsules the output is logits; the SVM on codes has no forward pass, only scores.
     if not hasattr(model, "encode") and type(model).forward is not nn.Module.forward:
         return model
 
@@ -79,6 +80,7 @@ def training_loss(model: Model) -> Loss:
     """Return the loss that a model is trained by, as at the end of training; every image gets the batch's mean."""
 
     def loss(images: Tensor, labels: Tensor) -> Tensor:
+        # A mean over the batch will do: attacks use the sign of the gradient, not its size.
         batch = Batch(images, labels, torch.arange(len(images), device=images.device))
         return model.objective(batch, _LATE)["loss"].expand(len(images))
 
@@ -91,8 +93,10 @@ def gradient(loss: Loss, images: Tensor, labels: Tensor) -> Tensor:  # [b c h w]
     Only images are differentiated: what parameters hold in `.grad` stays, and nothing is differentiated twice.
     """
     x = images.detach().requires_grad_()
+    # The caller may have turned gradients off.
     with torch.enable_grad():
         total = loss(x, labels).sum()
+    # A loss that does not depend on its input has nothing to differentiate.
     if not total.requires_grad:
         return torch.zeros_like(images)
     (g,) = torch.autograd.grad(total, x, allow_unused=True)
@@ -124,6 +128,7 @@ def bim(
     """Take `steps` steps of stride · epsilon, each clipped, from the images or from `start` (foolbox's defaults)."""
     low, high = ball(images, epsilon)
     x = (images if start is None else start).clamp(low, high)
+    # With epsilon 0 no pixel may change: skip the steps.
     for _ in range(steps if epsilon > 0 else 0):
         x = (x + _signed(stride * epsilon, targeted) * gradient(loss, x, labels).sign()).clamp(low, high)
     return x
@@ -167,6 +172,7 @@ def ball(images: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
         raise ShapeError(f"images are {images.dtype} {list(images.shape)}; floats [b c h w] in [0, 1] are wanted")
     if not bool(((images >= 0) & (images <= 1)).all()):
         raise DataError("images hold values outside [0, 1] or NaN; attack the pixels, not the model's input")
+    # Where rounding to the type of the images went too far, take the next number inwards.
     x = images.double()
     low = (x - epsilon).to(images)
     high = (x + epsilon).to(images)

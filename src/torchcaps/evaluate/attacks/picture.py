@@ -23,14 +23,17 @@ def curve_plot(rows: Mapping[str, AttackCurves]) -> bytes:
     require_matplotlib()
     import matplotlib.pyplot as plt
 
+    # Attacks in the order in which they come; models may differ in them.
     names = list(dict.fromkeys(name for one in rows.values() for name in (*one.attack_accuracy, *one.attack_success)))
     columns = min(_COLUMNS, len(names))
     lines = -(-len(names) // columns)
     figure, axes = plt.subplots(lines, columns, squeeze=False, figsize=(3.1 * columns, 2.6 * lines), sharex=True)
+    # Panels beyond the last attack stay blank.
     for ax in axes.flat[len(names) :]:
         ax.set_axis_off()
     for ax, name in zip(axes.flat, names, strict=False):
         _panel(ax, name, rows)
+    # All panels have the same lines: one legend will do.
     axes.flat[0].legend(frameon=False, fontsize=7)
     if any(find_masking(one.attack_accuracy) for one in rows.values()):
         figure.supxlabel("ring: the gradient is masked, an attack without it does better", fontsize=8)
@@ -45,6 +48,7 @@ def _panel(ax: Any, name: str, rows: Mapping[str, AttackCurves]) -> None:
     for label, one in rows.items():
         curve: Curve = (one.attack_accuracy | one.attack_success).get(name, {})
         (line,) = ax.plot([float(e) for e in curve], list(curve.values()), ".-", label=label, linewidth=1)
+        # Rings where the gradient is masked; attacks without gradients have none.
         flagged = [e for e in find_masking(one.attack_accuracy) if e in curve] if name in GRADIENT else []
         ax.plot([float(e) for e in flagged], [curve[e] for e in flagged], "o", mfc="none", color=line.get_color())
     ax.set(xlabel="epsilon", ylabel="success" if name == "targeted" else "accuracy", ylim=(-0.02, 1.02))

@@ -61,6 +61,7 @@ def build_target(model: Model, data: Dataset, *, own: bool = False) -> Target:
     loss_of_input = training_loss(model)
     to_input = data.preprocess.to_input
 
+    # The attacked function includes the preprocessing: epsilon is a change of pixels, not of standardized values.
     def pixel_logits(pixels: Tensor) -> Tensor:
         return logits(to_input(pixels))
 
@@ -132,17 +133,20 @@ class AttackBatch:
 
 
 def _fgsm(s: AttackBatch) -> None:
+    # One gradient serves all epsilons.
     g = s.counts.count_gradients("fgsm", gradient(s.target.loss, s.pixels, s.labels))
     s.record("fgsm", (step_along(s.pixels, g, e) for e in s.epsilons))
 
 
 def _bim(s: AttackBatch) -> None:
+    # Only the gradient at the start is counted.
     s.counts.count_gradients("bim", gradient(s.target.loss, s.pixels, s.labels))
     s.record("bim", (bim(s.target.loss, s.pixels, s.labels, e) for e in s.epsilons))
 
 
 def _pgd(s: AttackBatch) -> None:
     for e in s.epsilons:
+        # Each epsilon has a start, and so a first gradient, of its own.
         s.counts.count_gradients("pgd", gradient(s.target.loss, random_start(s.pixels, e, s.seed, s.rows), s.labels))
     s.record("pgd", (pgd(s.target.loss, s.pixels, s.labels, e, seed=s.seed, rows=s.rows) for e in s.epsilons))
 
@@ -159,6 +163,7 @@ def _square(s: AttackBatch) -> None:
                 told = s.labels[live]
                 x[live] = square(s.target.logits, here, told, e, queries=s.queries, seed=s.seed, rows=s.rows[live])
                 live = live[s.target.predict(x[live]) == told]
+            # Counted before the next epsilon changes it in place.
             yield x
 
     s.record("square", made())
@@ -166,6 +171,7 @@ def _square(s: AttackBatch) -> None:
 
 def _transfer(s: AttackBatch) -> None:
     assert s.source is not None, "nothing is transferred without a source"
+    # Made along the gradient of the source, judged by the target.
     g = gradient(s.source.loss, s.pixels, s.labels)
     s.record("transfer", (step_along(s.pixels, g, e) for e in s.epsilons))
 
@@ -173,6 +179,7 @@ def _transfer(s: AttackBatch) -> None:
 def _targeted(s: AttackBatch) -> None:
     with torch.no_grad():
         classes = s.target.scores(s.pixels[:1]).shape[1]
+    # Towards each class, the images of all others.
     for j in range(classes):
         x = s.pixels[s.labels != j]
         if not len(x):

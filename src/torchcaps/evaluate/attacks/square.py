@@ -48,22 +48,27 @@ def square(
     rows = row_numbers(images, rows)
     before = margin(logits(images), labels)  # [b]
     best = images.clone()
+    # A margin of infinity makes the first query, the stripes, replace the image in any case.
     lowest = torch.full_like(before, torch.inf)
     for query in range(queries if epsilon > 0 else 0):
+        # Images that are fooled, or were wrong from the start, need no further query.
         live = ((before >= 0) & (lowest >= 0)).nonzero().flatten()
         if not len(live):
             break
+        # Try a square on each of the others, and keep it where it lowers the margin.
         side = side_at(query, queries, share, (images.shape[2], images.shape[3]))
         tried = _tried(best[live], low[live], high[live], rows[live], (seed, query, side))
         m = margin(logits(tried), labels[live])
         better = m < lowest[live]
         best[live[better]] = tried[better]
         lowest[live[better]] = m[better]
+    # Where nothing came below the image itself, that is returned.
     return torch.where((lowest < before)[:, None, None, None], best, images)
 
 
 def side_at(query: int, queries: int, share: float, size: tuple[int, int]) -> int:
     """The side of the square that is tried at a query on an image of this height and width."""
+    # The schedule is for 10,000 queries, so the query is scaled to that.
     halvings = sum(10_000 * query / queries > after for after in _HALVED)
     area = share / 2**halvings * size[0] * size[1]
     return min(max(1, round(math.sqrt(area))), *size)
@@ -76,6 +81,7 @@ def _tried(best: Tensor, low: Tensor, high: Tensor, rows: Tensor, how: tuple[int
     if query == 0:
         up = uniform(seed, rows, query, count=c * w).view(-1, c, 1, w) < 0.5
         return torch.where(up, high, low)
+    # Two random numbers place the square, the others choose a sign for each channel.
     u = uniform(seed, rows, query, count=2 + c)[..., None, None]  # [b 2+c 1 1]
     inside = _from(u[:, :1], side, h).view(-1, 1, h, 1) & _from(u[:, 1:2], side, w).view(-1, 1, 1, w)
     up = u[:, 2:] < 0.5  # [b c 1 1]

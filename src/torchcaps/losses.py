@@ -61,8 +61,9 @@ def margin_loss(
     """
     v = _activation(activation)
     T = _targets(v, labels)  # [b j]
-    on = (present - v).clamp_min(0).square()
-    off = (v - absent).clamp_min(0).square()
+    # Present classes should be longer than m+, absent ones shorter than m-
+    on = (present - v).clamp_min(0).square()  # [b j]
+    off = (v - absent).clamp_min(0).square()  # [b j]
     return (T * on + absent_weight * (1 - T) * off).sum(1).mean()
 
 
@@ -100,6 +101,7 @@ def spread_loss(activation: Tensor, labels: Tensor, margin: float) -> Tensor:
     t = _class_numbers(a, labels)[:, None]  # [b 1]
     a_t = a.gather(1, t)  # [b 1]
     L = (margin - (a_t - a)).clamp_min(0).square()  # [b j]
+    # The true class itself is not compared with: its term would be m²
     return L.scatter(1, t, 0.0).sum(1).mean()
 
 
@@ -124,6 +126,7 @@ def spread_margin(
         raise RecipeError(f"unknown margin rule '{rule}'{suggestion(rule, _RULES)}")
     if step < 0 or ramp < 1:
         raise RecipeError(f"step {step} and ramp {ramp} give no margin: step counts from 0, ramp from 1")
+    # u in [0, 1], and the margin at which the rule's own ramp ends
     if rule == "linear":
         u = min(1.0, step / ramp)
         own_end = 0.9
@@ -154,7 +157,8 @@ def cross_entropy_loss(activation: Tensor, labels: Tensor, *, from_probabilities
     t = _class_numbers(a, labels)
     if not from_probabilities:
         return F.cross_entropy(a, t)
-    share = a.clamp_min(0) + _epsilon(activation.dtype)
+    # ε in every share, so that no logarithm is infinite
+    share = a.clamp_min(0) + _epsilon(activation.dtype)  # [b j]
     return F.nll_loss(share.log() - share.sum(1, keepdim=True).log(), t)
 
 
@@ -175,6 +179,7 @@ def reconstruction_loss(reconstruction: Tensor, images: Tensor, kind: str = "squ
         DataError: If "bce" gets pixels outside [0, 1].
         RecipeError: If `kind` is unknown.
     """
+    # Check the kind, the shapes and the types
     if kind not in _PIXEL_LOSSES:
         raise RecipeError(f"unknown reconstruction loss '{kind}'{suggestion(kind, _PIXEL_LOSSES)}")
     if reconstruction.shape != images.shape or images.ndim != 4 or not images.numel():
@@ -187,6 +192,7 @@ def reconstruction_loss(reconstruction: Tensor, images: Tensor, kind: str = "squ
             f"reconstruction is {reconstruction.dtype} and images are {images.dtype}, wanted floating point:"
             " scale the pixels to [0, 1]"
         )
+    # Sum over pixels, mean over images
     return _PIXEL_LOSSES[kind](reconstruction, images).flatten(1).sum(1).mean()
 
 
@@ -209,8 +215,10 @@ def _bce(reconstruction: Tensor, images: Tensor) -> Tensor:
         if _any((x < 0) | (x > 1)):
             low, high = x.aminmax()
             raise DataError(f"{name} in [{low:.3g}, {high:.3g}], but 'bce' wants [0, 1]: rescale or use 'squared'")
+    # ε is that of the incoming type: half precision rounds to exactly 0 and 1 much earlier
     eps = _epsilon(reconstruction.dtype)
     p = eps + (1 - 2 * eps) * _at_least_float32(reconstruction)
+    # log1p(-p) has more digits than log(1 - p) where p is small
     return -images * p.log() - (1 - images) * (-p).log1p()
 
 
@@ -261,8 +269,10 @@ def _class_numbers(activation: Tensor, labels: Tensor) -> Tensor:
 
 def _targets(activation: Tensor, labels: Tensor) -> Tensor:
     """T [b j]: 1 where class j is in the image, from class numbers [b] or from T itself."""
+    # Class numbers
     if labels.ndim == 1:
         return multi_hot(_class_numbers(activation, labels), activation.shape[1]).to(activation.dtype)  # [b j]
+    # T itself, which may also be a share in [0, 1]
     if labels.shape != activation.shape:
         raise ShapeError(
             f"labels are {list(labels.shape)} for activation {list(activation.shape)}:"

@@ -31,8 +31,8 @@ def linear_cka(x: Tensor, y: Tensor) -> float:
     """
     if x.shape[:1] != y.shape[:1]:
         raise ShapeError(f"x is {list(x.shape)}, y is {list(y.shape)}: row n of both must be the same sample")
-    X = _centered("x", x)
-    Y = _centered("y", y)
+    X = _centered("x", x)  # [n p]
+    Y = _centered("y", y)  # [n q]
     if len(X) < max(X.shape[1], Y.shape[1]):  # few samples: the same three norms from the small Gram matrices
         K = X @ X.T
         L = Y @ Y.T  # [n n]
@@ -52,6 +52,7 @@ def participation_ratio(x: Tensor) -> float:
     """
     X = _centered("x", x)
     n, d = X.shape
+    # The smaller of covariance and Gram matrix: both have the same eigenvalues but for zeros
     C = X.T @ X if d <= n else X @ X.T
     return _ratio(C.trace().square(), C.square().sum(), top=float(d))
 
@@ -62,6 +63,7 @@ def resultant_length(x: Tensor) -> float:
     Rows of zeros have no direction and are left out; if there are no others, the result is 0.
     """
     X = _features("x", x)
+    # Rows without a direction
     X = X[X.abs().amax(1) > 0]
     if not len(X):
         return 0.0
@@ -78,8 +80,10 @@ def nmi(a: Tensor, b: Tensor) -> float:
     H_a = _entropy(a)
     H_b = _entropy(b)
     H_ab = _entropy(_pair(a, b))
+    # Two labelings of one cluster each are the same
     if H_a + H_b == 0:
         return 1.0
+    # I = H(a) + H(b) - H(a, b); rounding may leave [0, 1]
     return min(1.0, max(0.0, 2 * (H_a + H_b - H_ab) / (H_a + H_b)))
 
 
@@ -89,7 +93,8 @@ def purity(clusters: Tensor, classes: Tensor) -> float:
     1 = every cluster holds one class (also if each sample is its own cluster); never below 1 / classes.
     """
     _check_labelings(clusters, classes)
-    cluster, sizes = _distinct(clusters)
+    # Number of each sample's cluster, and of its (cluster, class) cell
+    cluster, sizes = _distinct(clusters)  # [n], [clusters]
     cell, counts = _distinct(_pair(clusters, classes))
     commonest = torch.zeros_like(sizes).scatter_reduce(0, cluster, counts[cell], "amax")  # [clusters]
     return int(commonest.sum()) / len(clusters)
@@ -100,6 +105,7 @@ def accuracy(scores: Tensor, labels: Tensor) -> float:
 
     Of equal scores the first counts; a sample with a NaN among its scores counts as wrong.
     """
+    # Shapes, then values
     if scores.ndim != 2 or 0 in scores.shape:
         raise ShapeError(f"scores are {list(scores.shape)}, wanted [n j], one for each class, no empty axis")
     n, j = scores.shape
@@ -108,6 +114,7 @@ def accuracy(scores: Tensor, labels: Tensor) -> float:
     t = labels.long()
     if bool(((t < 0) | (t >= j)).any()):
         raise ShapeError(f"labels run from {int(t.min())} to {int(t.max())}, but there are {j} scores a row")
+    # argmax takes NaN for the largest: such a row must not count as right by chance
     right = (scores.argmax(1) == t) & ~scores.isnan().any(1)
     return int(right.sum()) / n
 
@@ -120,6 +127,7 @@ def spearman(x: Tensor, y: Tensor) -> float:
     _check_vectors(x, y, "x", "y")
     r = _ranks("x", x)
     s = _ranks("y", y)
+    # Ranks are centered, so that this is a correlation
     scale = (r.square().sum() * s.square().sum()).sqrt()
     return min(1.0, max(-1.0, float((r * s).sum() / scale))) if scale > 0 else 0.0
 
@@ -131,6 +139,7 @@ def expected_calibration_error(confidence: Tensor, correct: Tensor, bins: int = 
     equal width; a confidence of 0 falls into the first; empty ones count nothing.
     """
     _check_vectors(confidence, correct, "confidence", "correct")
+    # Check what came
     if bins < 1:
         raise RecipeError(f"bins is {bins}, wanted at least 1")
     p = confidence.detach().double()
@@ -139,6 +148,7 @@ def expected_calibration_error(confidence: Tensor, correct: Tensor, bins: int = 
         raise DataError("confidence holds values outside [0, 1] or NaN: pass probabilities, not logits")
     if not bool(((hit == 0) | (hit == 1)).all()):
         raise DataError("correct holds values other than 0 and 1: pass `prediction == label`")
+    # |B| (accuracy - confidence) is the sum of hit - p over the bin: no counts are needed
     edges = torch.arange(1, bins, dtype=p.dtype, device=p.device) / bins
     gaps = torch.bincount(torch.bucketize(p, edges), weights=hit - p, minlength=bins)  # [bins]
     return float(gaps.abs().sum()) / len(p)
@@ -157,7 +167,9 @@ def _features(name: str, x: Tensor) -> Tensor:
 def _centered(name: str, x: Tensor) -> Tensor:
     """x [n d] less its mean, scaled to at most 1; constant columns are exactly 0, whatever the rounding."""
     X = _features(name, x)
+    # Scaled first, so that differences cannot overflow
     X = X / X.abs().max().clamp_min(torch.finfo(X.dtype).tiny)
+    # Less the first row: constant columns are now exactly 0, which their rounded mean would not make them
     X = X - X[0]
     X = X - X.mean(0)
     return X / X.abs().max().clamp_min(torch.finfo(X.dtype).tiny)
@@ -192,6 +204,7 @@ def _ranks(name: str, x: Tensor) -> Tensor:
     values = x.detach().double() if x.is_floating_point() else x
     if bool(values.isnan().any()):
         raise DataError(f"{name} holds NaN, which has no rank: drop those samples first")
+    # A value's rank is the mean of those that its equals occupy
     place, counts = _distinct(values)
     last = counts.cumsum(0).double()  # rank of the last among equals
     return (last - (counts.double() - 1) / 2)[place] - (len(x) + 1) / 2

@@ -56,14 +56,16 @@ class PerTypeBatchNorm(nn.Module):
         if x.ndim < 2 or x.shape[self.axis] != len(self.scale):
             raise ShapeError(f"{len(self.scale)} types along axis {self.axis} are wanted; x has shape {list(x.shape)}")
         x = x.to(self.scale.dtype)  # whatever mixed precision is around: means need the digits
-        along = [-1 if n == self.axis % x.ndim else 1 for n in range(x.ndim)]
+        # Shape that broadcasts a value for each type
+        along = [-1 if n == self.axis % x.ndim else 1 for n in range(x.ndim)]  # [1 .. types .. 1]
         m, v = self._batch_statistics(x, along) if self.training else (self.mean, self.variance)
-        slope = self.scale * (v + self.eps).rsqrt()
+        slope = self.scale * (v + self.eps).rsqrt()  # [types]
         return (x - m.view(along)) * slope.view(along) + self.shift.view(along)
 
     def _batch_statistics(self, x: Tensor, along: list[int]) -> tuple[Tensor, Tensor]:
         """Mean and variance of this batch, which update the running statistics."""
         others = [n for n, size in enumerate(along) if size == 1]
+        # One value a type has no variance: the result would be 0 whatever the input
         if x.numel() * world_size() == len(self.scale):
             raise ShapeError("a norm in training needs more than one value a type; use batches of two images or more")
         # Statistics over all processes

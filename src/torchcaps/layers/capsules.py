@@ -31,6 +31,7 @@ def check_positive(**counts: int) -> None:
 
 def _rename_learned(module: nn.Module, state: dict[str, Tensor], prefix: str, *_: object) -> None:
     """Load weights of version 0.1, which called the scalars `learned`, by their present name."""
+    # A list of the names first: the dictionary changes inside the loop
     for name in [name for name in state if name.startswith(f"{prefix}learned.")]:
         state[name.replace(f"{prefix}learned.", f"{prefix}activation_bias.")] = state.pop(name)
 
@@ -47,11 +48,13 @@ class _RoutedLayer(nn.Module):
 
     def __init__(self, shape: tuple[int, int, int, int], routing: RouterSettings, pose: str, std: float) -> None:
         super().__init__()
+        # An unknown router or setting is refused before any weight is allocated
         initial = router_of(routing).learned
         check(routing)
         self.routing = routing
         self.pose = pose
         self.W = nn.Parameter(nn.init.trunc_normal_(torch.empty(shape), std=std, a=-2 * std, b=2 * std))
+        # Scalars that the router learns, one for each parent type
         scalars = {name: nn.Parameter(torch.full(shape[1:2], value)) for name, value in initial.items()}
         self.activation_bias = nn.ParameterDict(scalars)
         self.register_load_state_dict_pre_hook(_rename_learned)  # type: ignore[no-untyped-call]
@@ -69,6 +72,7 @@ class _RoutedLayer(nn.Module):
         offset: Tensor | None = None,
     ) -> tuple[Capsules, RoutingInfo]:
         """Route in the precision of W, whatever mixed precision the layers around use: agreement needs the digits."""
+        # Cast up and leave autocast: either alone would let half precision in
         exact = Capsules(children.pose.to(weights.dtype), children.activation.to(weights.dtype))
         with torch.autocast(weights.device.type, enabled=False):
             return route(
@@ -89,6 +93,7 @@ def _weight_shape(children: int, parents: int, d: int, k: int, pose: str) -> tup
     check_positive(child_dimension=d, parent_dimension=k)
     if pose not in ("vector", "matrix"):
         raise RecipeError(f"unknown pose '{pose}'{suggestion(pose, ('vector', 'matrix'))}")
+    # Matrix poses: M W, of the same size below and above
     if pose == "matrix":
         if d != MATRIX**2 or k != MATRIX**2:
             raise ShapeError(f"matrix poses have {MATRIX**2} numbers; got {d} below and {k} above")
@@ -132,6 +137,7 @@ class DenseCapsules(_RoutedLayer):
         check_positive(children=children, parents=parents)
         shape = _weight_shape(children, parents, child_dimension, parent_dimension, pose)
         super().__init__(shape, routing or Dynamic(), pose, std)
+        # Without coordinates; not persistent, since subclasses compute theirs from the grid
         self.register_buffer("offset", None, persistent=False)
 
     def forward(self, children: Capsules, *, trace: bool = False) -> tuple[Capsules, RoutingInfo]:
@@ -150,7 +156,7 @@ class DenseCapsules(_RoutedLayer):
     def votes(self, children: Capsules) -> Tensor:
         """Return the votes V_ij [b i j k] of children [b i d] or [b h w i d], for figures: routing makes its own."""
         make_votes = matrix_votes if self.pose == "matrix" else vector_votes
-        votes = make_votes(self.with_coordinates(children).pose, self.expanded_weights())
+        votes = make_votes(self.with_coordinates(children).pose, self.expanded_weights())  # [b i j k]
         return votes if self.offset is None else votes + self.offset.unsqueeze(1)
 
 
@@ -197,6 +203,7 @@ class ConvCapsules(_RoutedLayer):
         std: float = 0.3,
     ) -> None:
         check_positive(child_types=child_types, parent_types=parent_types)
+        # Every slot (n i) of a window has its own W, which all positions share
         window = grid.window(kernel, stride)
         children = kernel * kernel * child_types
         shape = _weight_shape(children, parent_types, child_dimension, parent_dimension, pose)
@@ -247,6 +254,7 @@ class ClassCapsules(DenseCapsules):
         std: float = 0.01,
     ) -> None:
         check_positive(child_types=child_types, classes=classes)
+        # One W a type; `expanded_weights` repeats it for all places
         super().__init__(
             child_types, classes, child_dimension, parent_dimension, routing=routing or EM(), pose=pose, std=std
         )
@@ -310,10 +318,12 @@ class SharedCapsules(DenseCapsules):
         check_positive(child_types=child_types)
         super().__init__(child_types, parents, child_dimension, parent_dimension, routing=routing, std=std)
         self.grid = grid
+        # Coordinates of the places, and the columns of W that copy them into the vote
         centers = grid.centers(coordinate_scale)  # [(h w) 2]
         coordinate_columns = add_coordinates(torch.eye(2), parent_dimension).T.contiguous()  # [k 2]
         self.centers: Tensor
         self.coordinate_columns: Tensor
+        # Relative to the middle of all places, so that coordinates are 0 on average
         self.register_buffer("centers", centers - centers.mean(0), persistent=False)
         self.register_buffer("coordinate_columns", coordinate_columns, persistent=False)
 
@@ -323,11 +333,13 @@ class SharedCapsules(DenseCapsules):
         Raises:
             ShapeError: If they are of other sizes than the layer's.
         """
-        x, a = children
+        # Check the sizes
+        x, a = children  # pose [b h w i d], activation [b h w i]
         wanted = [self.grid.height, self.grid.width, self.W.shape[0], self.W.shape[3]]  # h w i d
         if list(x.shape[1:]) != wanted or a.shape != x.shape[:-1]:
             came = f"pose {list(x.shape)} and activation {list(a.shape)}"
             raise ShapeError(f"children came as {came}; [b h w i d] and [b h w i] with {wanted} for h w i d are wanted")
+        # Times the activation: a child that is off has no place either
         coordinates = self.centers.view(self.grid.height, self.grid.width, 1, 2) * a.unsqueeze(-1)
         return Capsules(torch.cat([x, coordinates], -1), a).flat()
 

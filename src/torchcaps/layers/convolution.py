@@ -18,6 +18,7 @@ class Convolution(nn.Conv2d):
 
     def forward(self, input: Tensor) -> Tensor:
         """Convolve input [b c h w] to [b c' h' w']."""
+        # Spectra want a plain convolution with the same stride along both axes
         stride, *others = self.stride
         if not self._simple or others != [stride] or not is_faster(input, self.weight, stride):
             return super().forward(input)

@@ -44,6 +44,7 @@ def mask_all_but(pose: Tensor, chosen: Tensor) -> Tensor:
 
 def _check_chosen(chosen: Tensor, b: int, j: int) -> None:
     """One integer from 0 to j - 1 for each of b samples."""
+    # bool is refused too: as a number it would choose class 0 or 1
     if chosen.shape != (b,) or chosen.is_floating_point() or chosen.dtype == torch.bool:
         raise ShapeError(
             f"chosen is {chosen.dtype} {list(chosen.shape)}; one integer for each of {b} samples is wanted"
@@ -90,6 +91,7 @@ class DenseDecoder(nn.Module):
         self.capsules = capsules
         self.dimension = dimension
         self.image = image
+        # ReLU behind every layer but the last, whose output is `output`
         sizes = [capsules * dimension, *hidden]
         steps = [m for a, b in pairwise(sizes) for m in (nn.Linear(a, b), nn.ReLU())]
         self.net = nn.Sequential(*steps, nn.Linear(sizes[-1], image[0] * image[1] * image[2]), _OUTPUTS[output]())
@@ -139,10 +141,12 @@ class FrameDecoder(nn.Module):
         self.dimension = dimension
         self.image = image
         self.side = side
+        # Each capsule's own first layer: E and e for the picture, F and f for the frame
         self.E = nn.Parameter(torch.randn(capsules, dimension, hidden[0]) / dimension**0.5)
         self.e = nn.Parameter(torch.zeros(capsules, hidden[0]))
         self.F = nn.Parameter(torch.randn(capsules, dimension, 6) * _FRAME_STD)
         self.f = nn.Parameter(torch.zeros(capsules, 6))
+        # The layers that all capsules share
         steps = [m for a, b in pairwise(hidden) for m in (nn.ReLU(), nn.Linear(a, b))]
         last = nn.Linear(hidden[-1], image[0] * side * side)
         nn.init.normal_(last.weight, std=0.5 / hidden[-1] ** 0.5)
@@ -151,6 +155,7 @@ class FrameDecoder(nn.Module):
         self.bias = nn.Parameter(torch.tensor(_BACKGROUND))
         self.start: Tensor
         self.gain: Tensor
+        # Affine frames [A t] in row order; an image pixel is a picture pixel at the start
         middle = torch.tensor([image[2] / side, 0, 0, 0, image[1] / side, 0])  # x before y
         self.register_buffer("start", middle, persistent=False)
         self.register_buffer("gain", torch.tensor([1.0, 1.0, _SHIFT_GAIN, 1.0, 1.0, _SHIFT_GAIN]), persistent=False)
@@ -158,6 +163,7 @@ class FrameDecoder(nn.Module):
     def forward(self, pose: Tensor) -> Tensor:
         """Draw images [b c h w] from poses [b j k]."""
         _check_pose(pose, self.capsules, self.dimension)
+        # affine_grid refuses an empty batch
         if not pose.shape[0]:
             return pose.new_zeros(0, *self.image)
         # How much ink each capsule has, the first layer of its picture, and its frame
@@ -180,8 +186,10 @@ class FrameDecoder(nn.Module):
 
 def _select_active(on: Tensor, inputs: Sequence[Tensor]) -> list[Tensor]:
     """Select from tensors [b j m] the capsules that are on [b j], the same number n in every sample: [b n m] each."""
+    # All of them: n depends on values, which a compiled graph does not have
     if torch.compiler.is_compiling() or bool(on.all()):
         return list(inputs)
+    # The most that any sample has; others are filled up by capsules that are off, whose ink is 0
     n = max(int(on.sum(1).max()), 1)
     which = on.to(torch.uint8).topk(n, -1).indices.unsqueeze(-1)  # [b n 1]
     return [x.gather(1, which.expand(-1, -1, x.shape[-1])) for x in inputs]

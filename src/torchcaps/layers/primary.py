@@ -66,11 +66,13 @@ class PrimaryCapsules(nn.Module):
         check_positive(channels=channels, types=types, dimension=dimension)
         if activation not in ("length", "logistic"):
             raise RecipeError(f"unknown activation '{activation}'{suggestion(activation, ('length', 'logistic'))}")
+        # Places of the capsules
         self.window = grid.window(kernel, stride)
         self.grid = self.window.out
         self.types = types
         self.dimension = dimension
         self.activation = activation
+        # One convolution for poses, another for the activations that are units of their own
         self.pose = Convolution(channels, types * dimension, kernel, stride)
         self.on = nn.Conv2d(channels, types, kernel, stride) if activation == "logistic" else None
 
@@ -90,6 +92,7 @@ class PrimaryCapsules(nn.Module):
             c, h, w = wanted
             raise ShapeError(f"features have shape {list(features.shape)}; [b {c} {h} {w}] is wanted")
         pose = group_channels(self.pose(features), self.types)  # [b h w i d]
+        # Length of the squashed pose, or a logistic unit
         if self.on is None:
             pose = squash(pose)
             return Capsules(pose, norm(pose))

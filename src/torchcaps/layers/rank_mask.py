@@ -29,6 +29,7 @@ def rank(support: Tensor) -> Tensor:
     Returns:
         [... j] integers.
     """
+    # The second argsort inverts the permutation of the first: places in the order become ranks
     return support.argsort(dim=-1, descending=True, stable=True).argsort(dim=-1, stable=True)
 
 
@@ -43,7 +44,9 @@ def rank_mask(ranks: Tensor, gamma: float, cut: float = 0.01) -> Tensor:
     Returns:
         [... j] in [0, 1].
     """
+    # With a single capsule J - 1 is 0, and so is its rank
     relative = ranks / max(ranks.shape[-1] - 1, 1)
+    # Cut to exactly 0: small masks would still leak the pose to the decoder
     mask = torch.exp(-gamma * relative)
     return mask.masked_fill(mask < cut, 0.0)
 
@@ -77,6 +80,7 @@ def update_boost(boost: Tensor, frequency: Tensor, low: float, high: float, delt
     Returns:
         [j].
     """
+    # Not below 1: frequent winners only lose the boost that they were given
     raised = torch.where(frequency < low, boost + delta, boost)
     return torch.where(frequency > high, (raised - delta).clamp_min(1.0), raised)
 
@@ -122,6 +126,7 @@ class SparseMask(nn.Module):
     ) -> None:
         super().__init__()
         check_positive(capsules=capsules, every=every)
+        # Check the settings
         low, high = band or (0.64 / capsules, 1.6 / capsules)
         if not 0 <= low <= high:
             raise RecipeError(f"the band of lifetime frequencies is ({low}, {high}); 0 <= low <= high is wanted")
@@ -136,6 +141,7 @@ class SparseMask(nn.Module):
         self.high = high
         self.relative = relative
         self.ramp = ramp
+        # Lifetime statistics: every capsule starts as an average one, and without a boost
         if relative:
             self.register_buffer("usual", torch.ones(capsules))
         self.register_buffer("frequency", torch.full((capsules,), 1 / capsules))
@@ -156,7 +162,8 @@ class SparseMask(nn.Module):
         """
         if support.ndim != 2 or support.shape[1] != len(self.boost):
             raise ShapeError(f"support has shape {list(support.shape)}; [b {len(self.boost)}] is wanted")
-        z = support.detach() * self.boost
+        # Ranks have no gradient: the mask is a constant of the sample
+        z = support.detach() * self.boost  # [b j]
         ranks = rank(z / self.usual.clamp_min(torch.finfo(z.dtype).tiny) if self.relative else z)
         return rank_mask(ranks, self.gamma * self._gamma_now(), self.cut).to(support.dtype), ranks
 

@@ -36,6 +36,7 @@ def weighted_variance(votes: Tensor, share: Tensor, mean: Tensor) -> Tensor:
     Returns:
         [b j k].
     """
+    # About the mean, not E[V²] - mu²: votes that agree would lose all digits
     residual = votes - mean.unsqueeze(1)  # [b i j k]
     return torch.einsum("bij,bijk->bjk", share, residual * residual)
 

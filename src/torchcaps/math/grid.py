@@ -96,6 +96,7 @@ class Window:
         if self.stride > _LONGEST_STRIDE:
             raise ShapeError(f"a stride of {self.stride}; at most {_LONGEST_STRIDE} is wanted")
         if self.kernel > min(self.grid.height, self.grid.width):
+            # The error speaks of pixels, as that is what a user can change
             pixels = int(2 * self.grid.start + self.grid.step * (self.kernel - 1))  # what the first window sees
             raise ShapeError(
                 f"a {self.kernel}x{self.kernel} window does not fit {self.grid.height}x{self.grid.width} places; "
@@ -127,6 +128,7 @@ class Window:
         Returns:
             [b p (n i) d].
         """
+        # One index operation on flat places, with all numbers of a place as one row
         b, _, _, i, d = x.shape
         covered = self.covered(x.device)
         patches = x.reshape(b, self.grid.places, i * d)[:, covered.flatten()]  # [b (p n) (i d)]
@@ -149,16 +151,20 @@ class Window:
         n = self.kernel * self.kernel
         p = self.out.places
         j = logits.shape[-1]
+        # Logits by slot, and the total that each child's place has over its slots
         slots = logits.reshape(-1, p * n, types, j)  # [b (p n) i j]
         top, total = self._log_total(slots, across_parents)  # [b (h w) i 1|j]
         covered = _covered_places(self).to(logits.device).flatten()
+        # Two subtractions, as `_log_total` explains
         return (slots - top[:, covered] - total[:, covered]).view_as(logits)
 
     def _log_total(self, slots: Tensor, across_parents: bool) -> tuple[Tensor, Tensor]:
         """Logsumexp [b (h w) i 1|j] of slots [b (p n) i j] over the slots that hold each place, as two terms: the
         largest logit, and the logsumexp above it. Their sum would lose the second to rounding."""
         holders, absent = (t.to(slots.device) for t in _slots_of_places(self))  # [(h w) m], m = most slots of a place
+        # A quarter of the lowest number: differences of two such stay finite
         low = torch.finfo(slots.dtype).min / 4
+        # All slots that hold a place side by side; padding has no weight
         each = slots[:, holders].masked_fill(absent[None, :, :, None, None], low)  # [b (h w) m i j]
         over = (2, 4) if across_parents else (2,)
         top = each.detach().amax(over, keepdim=True)
@@ -169,6 +175,7 @@ def _covered_lists(window: Window) -> list[list[int]]:
     """For each window position, the flat places that it covers, in row order. Plain lists: compilers follow them."""
     out = window.out
     width = window.grid.width
+    # Places relative to the first one of a window, and that first place for every position
     inside = [row * width + column for row in range(window.kernel) for column in range(window.kernel)]
     corners = [(row * width + column) * window.stride for row in range(out.height) for column in range(out.width)]
     return [[corner + place for place in inside] for corner in corners]
@@ -185,9 +192,11 @@ def _covered_places(window: Window) -> Tensor:
 @torch.inference_mode(False)
 def _slots_of_places(window: Window) -> tuple[Tensor, Tensor]:
     """[(h w) m] the slots (p n) that hold each place, padded with slot 0, and a mask that is true on the padding."""
+    # Invert "position covers place": for each place, the slots that hold it
     slots: list[list[int]] = [[] for _ in range(window.grid.places)]
     for slot, place in enumerate(place for covered in _covered_lists(window) for place in covered):
         slots[place].append(slot)
+    # Places near the edge are in fewer windows: pad to a rectangle
     most = max(len(s) for s in slots)
     index = torch.tensor([s + [0] * (most - len(s)) for s in slots], device="cpu")
     absent = torch.tensor([[n >= len(s) for n in range(most)] for s in slots], device="cpu")

@@ -38,6 +38,7 @@ def matrix_votes(pose: Tensor, weights: Tensor) -> Tensor:
     Returns:
         [b i j 16].
     """
+    # One product for each child: its matrices of all samples, times W of all parents side by side
     b, i, _ = pose.shape
     _, j, rows, columns = weights.shape
     side_by_side = weights.transpose(1, 2).reshape(i, rows, j * columns)  # [i 4 (j 4)]
@@ -69,6 +70,7 @@ def add_coordinates(centers: Tensor, dimension: int) -> Tensor:
     """
     if dimension < 2:
         raise ShapeError(f"a pose of {dimension} number cannot hold a row and a column; at least 2 are wanted")
+    # Zero but for row and column
     offset = centers.new_zeros(centers.shape[0], dimension)  # [i k]
     row, column = (MATRIX - 1, 2 * MATRIX - 1) if dimension == MATRIX * MATRIX else (0, 1)
     offset[:, row] = centers[:, 0]

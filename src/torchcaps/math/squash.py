@@ -63,8 +63,10 @@ def unsquash(x: Tensor) -> Tensor:
         [... k].
     """
     length = norm(x, keepdim=True)
+    # 1 - |x| may be 0 by rounding: at least the gap to the last number below 1
     last = torch.finfo(x.dtype).eps / 2
     room = (1 - length).clamp_min(last)
+    # Longer ones are first brought to length 1
     return x / (length.clamp_min(1) * torch.sqrt(length.clamp_max(1 - last) * room))
 
 

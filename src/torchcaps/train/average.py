@@ -40,6 +40,7 @@ def average(folders: Sequence[Path], out: Path, *, name: str | None = None) -> R
         RecipeError: The runs have no mean.
         TrainingError: `out` holds something already.
     """
+    # Runs of one network, related by their weights: whatever has no mean is refused before anything is written.
     if len(folders) < 2:
         raise RecipeError(f"{len(folders)} run to average; name two or more, as in: torchcaps average runs/a runs/b")
     checkpoints = [find_checkpoint(folder) for folder in folders]
@@ -51,6 +52,7 @@ def average(folders: Sequence[Path], out: Path, *, name: str | None = None) -> R
             raise RecipeError(
                 f"'{folder}' is a run of another network than '{folders[-1]}'; only equal ones have a mean"
             )
+    # Running statistics belong to the weights that they were measured with; those of the mean were never measured.
     if any(isinstance(module, PerTypeBatchNorm) for module in runs[-1].model.modules()):
         raise RecipeError(
             "runs with batch normalization have no mean: running statistics are of one run's weights; evaluate each"
@@ -62,6 +64,7 @@ def average(folders: Sequence[Path], out: Path, *, name: str | None = None) -> R
 
     # The weights alone: what the optimizers knew has no mean.
     weights = [strip_to_weights(checkpoint) for checkpoint in checkpoints]
+    # The mean has taken as many steps as the run that took the most.
     longest = max(weights, key=lambda one: one.meta.step)
     target = open_run(out, recipe, resume=False)
     with target.lock():
@@ -85,6 +88,7 @@ def _check_related(runs: Sequence[TrainedRun], folders: Sequence[Path]) -> None:
 def _mean(several: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
     """Of every tensor of the state; those of whole numbers, which count something, are the last one's."""
     return {
+        # In double precision, so that the mean is rounded once.
         name: torch.stack([one[name].double() for one in several]).mean(0).to(tensor)
         if tensor.is_floating_point()
         else tensor

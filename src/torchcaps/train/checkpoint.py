@@ -30,10 +30,12 @@ from torchcaps.utils.files import write_atomically
 
 __all__ = ["Checkpoint", "CheckpointMeta", "TensorFile", "load", "read_tensors", "save", "write_tensors"]
 
+# Version of the document; a file with any other number is refused.
 FORMAT = 2
 ENTRY = "torchcaps"
 """The one key of the file's metadata."""
 
+# A damaged header must not make `build_model` allocate without bound.
 _Size = Annotated[int, Range(1, (1 << 16) - 1)]
 
 
@@ -68,6 +70,7 @@ class CheckpointMeta:
     class_names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        # A file may claim anything: refuse what contradicts itself.
         if self.stage not in stage_names(self.recipe.model):
             raise RecipeError(f"the model has no stage '{self.stage}'")
         if self.steps_before > self.step:
@@ -138,6 +141,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], document: Mapping[s
     try:
         # Cloned, because the library refuses views and tensors that share memory.
         rows = {name: x.detach().cpu().clone(memory_format=torch.contiguous_format) for name, x in tensors.items()}
+        # Metadata of safetensors are text, so the document goes into them as JSON inside of JSON.
         text = _compact({"format": FORMAT, **document})
         entry = _compact({"sha256": _digest(rows, text), "document": text})
         data = safetensors.torch.save(rows, {ENTRY: entry})
@@ -161,6 +165,7 @@ def read_tensors(path: Path) -> TensorFile:
             metadata = checked.metadata() or {}
             document = _document(metadata, path)
             data = file.read()
+        # The entry is made again from what was read; equal text means equal bytes.
         stored = safetensors.torch.load(data)
         text = _compact(document)
         entry = _compact({"sha256": _digest(stored, text), "document": text})
@@ -179,10 +184,12 @@ def read_tensors(path: Path) -> TensorFile:
 
 def _document(metadata: Mapping[str, str], path: Path) -> dict[str, object]:
     """Parse our document; the format comes first, since another one may differ in all the rest."""
+    # Whose file is it?
     if metadata.keys() == {"sha256", ENTRY}:
         raise CheckpointError(f"{str(path)!r} was written by torchcaps 0.1; train again, or read it with that version")
     if metadata.keys() != {ENTRY}:
         raise CheckpointError(f"{str(path)!r} is not a checkpoint of torchcaps, perhaps another program's; give ours")
+    # Which format?
     try:
         document = json.loads(json.loads(metadata[ENTRY])["document"])
         number = document["format"]
@@ -200,6 +207,7 @@ def _digest(tensors: Mapping[str, Tensor], document: str) -> str:
     sha256 = hashlib.sha256(document.encode())
     for name, tensor in sorted(tensors.items()):
         sha256.update(_compact([name, str(tensor.dtype), list(tensor.shape)]).encode())
+        # As bytes, since numpy has no bfloat16.
         sha256.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return sha256.hexdigest()
 

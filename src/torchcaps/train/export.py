@@ -53,13 +53,16 @@ VERIFIED = 5
 
 def outputs(model: Model, images: Tensor) -> dict[str, Tensor]:
     """What the file gives for images, by name, in one pass; a capsule's activation is its class's score."""
+    # Classifiers without capsules, such as the CNN.
     encode = getattr(model, "encode", None)
     if encode is None:
         return {"scores": model.scores(images)}
     code = encode(images)
+    # Capsules: scores are their activations.
     if isinstance(code, Capsules):
         scores = {"scores": code.activation} if model.is_classifier else {}
         return scores | code._asdict()
+    # Autoencoders.
     return {"features": code, "reconstruction": _decoded(model, code)}
 
 
@@ -80,6 +83,7 @@ def export_onnx(model: Model, path: Path, *, names: Sequence[str] = (), force: b
         RecipeError: The file cannot be written, or a package is missing.
     """
     check_target(path, force=force)
+    # Traced in evaluation mode: dropout and batch statistics have no place in a file for inference.
     was = model.training
     model.eval()
     try:
@@ -126,15 +130,18 @@ def export_weights(
         The largest change of an output of the model by the rounding, on random images.
     """
     check_target(path, force=force)
+    # Take the weights, and the examples if any.
     checkpoint = find_checkpoint(folder)
     run = run_of(checkpoint)
     images_and_labels = _examples(run.recipe.data, examples) if examples else None
     small = strip_to_weights(checkpoint, half=half, examples=images_and_labels, names=names)
+    # Load them as a user would, and compare with the run on random images.
     given = build_model(run.recipe, run.model.spec).eval()
     load_weights(given, small)
     images = torch.rand(VERIFIED, *run.model.spec[:3], generator=torch.Generator().manual_seed(0))
     expected = outputs(run.model, images)
     found = outputs(given, images)
+    # Written last: a file that does not load is never left behind.
     save(path, small)
     return max(float((found[name] - value).abs().max()) for name, value in expected.items())
 
@@ -144,12 +151,13 @@ def _examples(data: DataConfig, each: int) -> tuple[Tensor, Tensor]:
     test = data.load().test
     if test.labels.ndim != 1:
         raise RecipeError("images that show several classes cannot go along as examples; leave --examples out")
-    rows = torch.cat([(test.labels == j).nonzero().flatten()[:each] for j in range(test.classes)]).sort().values
+    rows = torch.cat([(test.labels == j).nonzero().flatten()[:each] for j in range(test.classes)]).sort().values  # [n]
     return test.cropped[rows].clone(), test.labels[rows].clone()
 
 
 def check_target(path: Path, *, force: bool = False) -> None:
     """Say before any work that the packages are missing or the file cannot be written."""
+    # The ending decides what is written, so it comes first.
     if path.suffix not in (ONNX, WEIGHTS):
         raise RecipeError(f"'{path}' ends in neither {ONNX} nor {WEIGHTS}; name the file model{ONNX} or model{WEIGHTS}")
     wanted = () if path.suffix == WEIGHTS else ("onnx", "onnxscript", "onnxruntime")
@@ -164,16 +172,19 @@ def check_target(path: Path, *, force: bool = False) -> None:
 @torch.no_grad()
 def _converted(model: Model, names: Sequence[str]) -> tuple[bytes, float]:
     """The file and how far it is from torch. Operators of our own cannot be exported, hence the plain path."""
+    # Random images rather than test images, so that no data is needed.
     images = torch.rand(VERIFIED, *model.spec[:3], generator=torch.Generator().manual_seed(0))
     with kernel_mode("plain"):
         expected = outputs(model, images)  # before tracing, since tables that are made once would be made of no values
         if model.is_classifier:
             expected["scores"] = model.scores(images)
+        # Two long steps, as items of a list so that the progress bar can count them.
         for stage in progress(["trace", "compare"], "exporting"):
             if stage == "trace":
                 data = _with_names(_traced(model, images[:TRACED], list(expected)), names)
             else:
                 worst = _difference(data, images, expected)
+    # Negated, so that NaN is refused, too.
     if not worst <= TOLERANCE:
         raise TrainingError(
             f"onnxruntime differs from torch by {worst:.2g}, more than {TOLERANCE:g}; no file is written: "
@@ -182,6 +193,7 @@ def _converted(model: Model, names: Sequence[str]) -> tuple[bytes, float]:
     return data, worst
 
 
+# The exporter wants a module whose forward pass returns the outputs.
 class _Named(nn.Module):
     def __init__(self, model: Model) -> None:
         super().__init__()
@@ -193,6 +205,7 @@ class _Named(nn.Module):
 
 def _traced(model: Model, images: Tensor, names: list[str]) -> bytes:
     """The model as bytes of an ONNX file, the number of images left open."""
+    # The number of images is the one axis left open; `_sort` translates an operator that the exporter lacks.
     with _quiet():
         try:
             program = torch.onnx.export(
@@ -217,6 +230,7 @@ def _difference(data: bytes, images: Tensor, expected: dict[str, Tensor]) -> flo
     """The largest difference of any output; NaN or infinite where either has such a number."""
     import onnxruntime
 
+    # One thread and errors only: a comparison needs no speed, and its warnings are not for users.
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     options.log_severity_level = 3
@@ -238,6 +252,7 @@ def _sort(x: Any, stable: Any = None, dim: int = -1, descending: bool = False) -
 @contextmanager
 def _quiet() -> Iterator[None]:
     """The exporter warns of packages that nobody asked for."""
+    # Both channels: the exporter logs, and the packages below it warn.
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:

@@ -22,6 +22,7 @@ def read_journal(path: Path) -> list[Table]:
         return []
     lines = []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        # Nothing after a broken line can be trusted.
         try:
             entry = json.loads(line)
         except json.JSONDecodeError:
@@ -36,6 +37,7 @@ class Journal:
 
     def __init__(self, folder: Path, step: int, *, tensorboard: bool = False) -> None:
         self.path = folder / "journal.jsonl"
+        # Steps after the last checkpoint will be taken again: their old lines would stand twice.
         kept = [entry for entry in read_journal(self.path) if entry["step"] <= step]
         write_atomically(self.path, [(json.dumps(entry) + "\n").encode() for entry in kept])
         self._file = self.path.open("a", encoding="utf-8")
@@ -45,6 +47,7 @@ class Journal:
         """One line, at once on its way to the disk; with the stage it belongs to, where there is more than one."""
         try:
             self._file.write(json.dumps({"step": step, **({"stage": stage} if stage else {}), **values}) + "\n")
+            # Flushed line by line, so that a killed run loses none and `tail -f` shows the last.
             self._file.flush()
         except OSError as error:
             raise TrainingError(f"cannot write {self.path}: {error.strerror}; the last checkpoint is safe") from None
@@ -69,4 +72,5 @@ def _summary_writer(folder: Path, step: int) -> Any:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         raise RecipeError("TensorBoard is not installed: pip install 'torchcaps[track]'") from None
+    # `purge_step` makes TensorBoard drop the events of steps that are taken again.
     return SummaryWriter(str(folder), purge_step=step)

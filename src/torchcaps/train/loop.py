@@ -119,6 +119,7 @@ def train(
         # The model: fresh, or as the last checkpoint of this run or the run to start from left it.
         training = build_training(recipe, data.spec, len(data), group.device)
         check_validation(recipe, training.model, validation)
+        # Refuse now what does not fit; each stage is filled again in its turn.
         load_stage(training.stages, given)
         run = _open(folder, recipe, resume, group)
         fingerprint = run.fingerprint
@@ -173,15 +174,18 @@ def _locked(run: Run, group: ProcessGroup, fingerprint: tuple[int, int] | None) 
 
 def _all_stages(job: _Job, training: TrainState, given: Mapping[str, nn.Module]) -> Outcome:
     """From the stage that training stands in to the last, unless it is interrupted on the way."""
+    # Stages before the current one are complete: their weights came with the checkpoint.
     for name in list(training.stages)[training.stage_index :]:
         if name != training.stage:
             training = training.next_stage(job.recipe, name)
+        # A stage that was trained elsewhere is filled and saved as if it had been.
         if name in given and not training.finished:
             load_stage(training.stages, {name: given[name]})
             training.finished = True
             _save(job, training)
         else:
             _one_stage(job, training)
+        # A signal that came while a stage ended stops the run before the next one.
         if not training.finished or job.group.any(job.stop.is_set):
             break
     finished = training.finished and training.is_last
@@ -193,6 +197,7 @@ def _one_stage(job: _Job, training: TrainState) -> None:
 
     A stage ends with its epochs, or at a validation that finds the accuracy asked for.
     """
+    # Settings of this stage, and how far it is.
     group = job.group
     data = job.data
     seed = stage_seed(job.recipe.seed, training.stage_index)
@@ -200,11 +205,14 @@ def _one_stage(job: _Job, training: TrainState) -> None:
     total = settings.steps(len(data))
     ends = training.step >= total
     stopped = False
+    # A finished stage is entered again only if it is the last one and its epochs were raised.
     if training.finished and (ends or training.stopped_early or not training.is_last):
         return
     training.finished = False
+    # Time of earlier sessions counts, so the clock starts in the past.
     started = time.monotonic() - training.seconds
     with _display(job, training, settings.batch, total) as display:
+        # Preparation may take long, so the speed that is displayed counts only after it.
         objective = _prepare(job, training, seed)
         display.restart()
         epoch = -1
@@ -248,6 +256,7 @@ def _one_stage(job: _Job, training: TrainState) -> None:
                 _write_down(job.journal, training, values, place.epoch)
             if saves and not ends:
                 _save(job, training)
+        # The end of the stage: its conclusions, and its last checkpoint.
         if ends:
             _finish(training, seed)
             training.seconds = time.monotonic() - started
@@ -261,12 +270,15 @@ def _display(job: _Job, training: TrainState, batch: int, total: int) -> Trainin
 
 def _prepare(job: _Job, training: TrainState, seed: int) -> nn.Module:
     """Let the stage look at all images; its objective, ready for steps, with all outside the stage at rest."""
+    # All in evaluation mode, of which only the stage leaves below; all processes start with the weights of process 0.
     training.eval_all()
     job.group.broadcast(training.model)
+    # The second argument tells purposes apart: 1 a step, 3 this preparation, 4 the finish, 5 a validation.
     torch.manual_seed(seed_of(seed, 3))
     with torch.no_grad():
         training.stage_model.prepare(job.data.cropped)
     objective = _Objective(training.stage_model.train())
+    # DistributedDataParallel averages gradients; without an optimizer there are none.
     return job.group.wrap(objective) if training.optimizer else objective
 
 
@@ -283,11 +295,13 @@ def _step(settings: TrainConfig, objective: nn.Module, training: TrainState, bat
     """One update, of parameters by the optimizer or of buffers by the objective itself."""
     device = batch.images.device.type
     optimizer = training.optimizer
+    # Forward pass; a stage without an optimizer updates its own buffers here.
     with (
         torch.autocast(device, torch.bfloat16, enabled=settings.precision == "bfloat16"),
         torch.set_grad_enabled(optimizer is not None),
     ):
         terms: dict[str, Tensor] = objective(batch, training.step)
+    # Backward pass outside of autocast, as torch advises.
     if optimizer:
         optimizer.zero_grad(set_to_none=True)
         torch.autograd.backward(terms["loss"])
@@ -318,6 +332,7 @@ def _save(job: _Job, training: TrainState) -> None:
 
 
 def _to(batch: Batch, device: torch.device, channels_last: bool) -> Batch:
+    # Images in the layout of the convolution filters, which `build_model` chose by the same setting.
     layout = torch.channels_last if channels_last else torch.contiguous_format
     images = batch.images.to(device, non_blocking=True, memory_format=layout)
     components = None if batch.components is None else batch.components.to(device)
@@ -326,6 +341,7 @@ def _to(batch: Batch, device: torch.device, channels_last: bool) -> Batch:
 
 def _report(terms: dict[str, Tensor], training: TrainState, group: ProcessGroup) -> dict[str, float]:
     """The terms of the loss, averaged over the processes; training ends here if the loss is not a finite number."""
+    # Stacked, so that the processes exchange one message for all terms.
     means = group.mean(torch.stack([value.detach().float() for value in terms.values()]))
     values = dict(zip(terms, means.tolist(), strict=True))
     if not math.isfinite(values["loss"]):

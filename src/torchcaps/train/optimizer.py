@@ -80,6 +80,7 @@ class OptimizerConfig:
         if self.name not in OPTIMIZERS:
             raise RecipeError(f"unknown optimizer '{self.name}'{suggestion(self.name, OPTIMIZERS)}")
         _check_options(f"optimizer {self.name}", OPTIMIZERS[self.name], self.options)
+        # A trial, so that torch refuses wrong values when the recipe is read; on a matrix, since Muon takes no others.
         self.build([nn.Parameter(torch.zeros(2, 2))])
 
     def build(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
@@ -113,11 +114,13 @@ class ScheduleConfig:
             return
         if self.name not in SCHEDULES:
             raise RecipeError(f"unknown schedule '{self.name}'{suggestion(self.name, ['constant', *SCHEDULES])}")
+        # Options: known, of the right type, none missing.
         for key in self.options:
             if key in _LOOP_OPTIONS.get(self.name, ()):
                 raise RecipeError(f"schedule {self.name}: leave {key} out; the number of steps is known to the loop")
         filled = LENGTH_OPTIONS.get(self.name)
         _check_options(f"schedule {self.name}", SCHEDULES[self.name], self.options, filled=filled)
+        # A trial; with momentum, since cyclic schedules change it, too, and refuse an optimizer without.
         optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0, momentum=0.5)
         self.build(optimizer, steps=100)
 
@@ -138,6 +141,7 @@ class ScheduleConfig:
         """
         if self.name == "constant":
             return None
+        # Fill in the length, which only the loop knows.
         options: dict[str, object] = dict(self.options)
         if self.depends_on_length:
             options[LENGTH_OPTIONS[self.name]] = steps
@@ -158,12 +162,14 @@ def _rise(share: object, steps: int) -> object:
 
 def _check_options(what: str, make: Callable[..., object], options: Options, filled: str | None = None) -> None:
     """Compare options with the signature of what they are for: their names, their types, and that none is missing."""
+    # torch's own signatures are the schema, so that new optimizers need no change here.
     parameters = inspect.signature(make).parameters
     known = {name: parameter for name, parameter in parameters.items() if name not in _NEVER_OPTIONS}
     for name, value in options.items():
         if name not in known:
             raise RecipeError(f"{what} has no option '{name}'{suggestion(name, known)}")
         _check_type(f"{what}: option {name}", value, known[name])
+    # `filled` is the option that the loop sets.
     for name, parameter in known.items():
         if parameter.default is parameter.empty and name not in options and name != filled:
             raise RecipeError(f"{what} needs the option '{name}'; add options = {{ {name} = ... }}")
@@ -171,11 +177,13 @@ def _check_options(what: str, make: Callable[..., object], options: Options, fil
 
 def _check_type(what: str, value: object, parameter: inspect.Parameter) -> None:
     """Refuse a value whose type is not among those of the parameter's annotation, and a count below 1."""
+    # Names of the outermost types that the annotation allows.
     annotation = parameter.annotation
     text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
     while "[" in text:  # only the outermost types count: `tuple[float, float] | None` is a tuple or None
         text = re.sub(r"\[[^\[\]]*\]", "", text)
     names = [name for name in text.split(" | ") if name in _TYPES]
+    # A whole number may stand for a float, a bool for neither.
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     matches = isinstance(value, tuple(_TYPES[name] for name in names if is_number or name not in ("int", "float")))
     if not matches and not ("float" in names and is_number):

@@ -178,6 +178,7 @@ def find_recipe(name: str) -> Path:
 def load_recipe(name: str, overrides: Mapping[str, object] | None = None) -> Recipe:
     """Read, override and check: whatever is wrong is said in one line."""
     path = find_recipe(name)
+    # A recipe without a name of its own is called like its file.
     tables = {"name": path.stem, **_read(path)}
     merged = merge(tables, overrides or {})
     # The paper's numbers are of the recipe's own model and data: of others they would say nothing.
@@ -199,12 +200,14 @@ def _read(path: Path, above: tuple[Path, ...] = ()) -> Table:
     `name`, `about` and `paper` are never inherited. Tables are merged key by key, but for the rule of the name (see
     `merge`): a table that names another model, data set, optimizer or schedule than the base's replaces it whole.
     """
+    # `above` is the chain of files that led here; a file in it twice is a circle.
     own = read_toml(path)
     here = path.resolve()
     if here in above:
         raise RecipeError(f"recipe {path.name!r}: the bases of this recipe lead back to it; one must have none")
     if "base" not in own:
         return own
+    # The base first, then this file over it.
     below = _read(_base_path(path, own.pop("base")), (*above, here))
     return merge({key: value for key, value in below.items() if key not in NOT_INHERITED}, own)
 
@@ -224,6 +227,7 @@ def recipe_of(data: Mapping[str, object], where: str = "") -> Recipe:
     """The recipe that plain tables describe; what [stages.NAME] leaves out is as in the recipe's own tables."""
     stages = data.get("stages")
     if isinstance(stages, Mapping):
+        # What a stage leaves out comes from the recipe, with defaults filled in.
         own = to_dict(from_dict(Recipe, {key: data[key] for key in data if key != "stages"}, where=where))
         start = {key: own[key] for key in ("optimizer", "schedule", "train")}
         full = {name: merge(start, table) if isinstance(table, Mapping) else table for name, table in stages.items()}

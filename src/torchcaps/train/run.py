@@ -113,12 +113,14 @@ def open_run(folder: Path, recipe: Recipe, *, resume: Resume) -> Run:
     path = folder / "recipe.json"
     if folder.exists() and not folder.is_dir():
         raise TrainingError(f"'{folder}' is a file; a folder for the run is wanted: choose another --out")
+    # A run is there, or should be: go on with it.
     if resume is True or (path.exists() and _has_content(folder)):
         if not resume:
             raise TrainingError(
                 f"'{folder}' already holds a run; go on with it by --resume {folder}, or choose another --out"
             )
         _check_same(recipe_in(folder), recipe, folder)
+    # A folder of something else is never written into.
     elif folder.exists() and any(not _is_ours(p.name) for p in folder.iterdir()):
         raise TrainingError(f"'{folder}' is not empty and holds no run of torchcaps; choose another --out")
     elif path.exists():
@@ -202,6 +204,7 @@ def find_checkpoint(folder: Path) -> Checkpoint:
 
 def run_of(checkpoint: Checkpoint) -> TrainedRun:
     """Build the model of a checkpoint and fill in its weights; the state of the optimizer is not read."""
+    # Everything that the model depends on stands in the checkpoint; recipe.json is not read.
     meta = checkpoint.meta
     model = build_model(meta.recipe, meta.image_spec)
     load_weights(model, checkpoint)
@@ -263,6 +266,7 @@ def _check_same(old: Recipe, new: Recipe, folder: Path) -> None:
     for key in sorted(before.keys() | after.keys()):
         if before.get(key) == after.get(key):
             continue
+        # Other epochs would change the learning rate of steps that were already taken.
         if key.endswith("train.epochs") and _schedule_of(new, key).depends_on_length:
             raise TrainingError(
                 f"'{folder}' was started with {key} = {before.get(key)!r}, now it is {after.get(key)!r}; its schedule "

@@ -37,6 +37,7 @@ def pack_state(state: object, prefix: str) -> tuple[dict[str, Tensor], object]:
 
 
 def _pack(state: object, where: str, tensors: dict[str, Tensor]) -> object:
+    # Exact types throughout: a subclass would come back as its base class, and so not be the same state.
     if is_plain(state):
         return state
     if isinstance(state, Tensor):
@@ -53,6 +54,7 @@ def _pack(state: object, where: str, tensors: dict[str, Tensor]) -> object:
 
 
 def _pack_mapping(state: dict[object, object], where: str, tensors: dict[str, Tensor]) -> dict[str, object]:
+    # JSON turns the key 0 into "0"; an optimizer's state has both kinds, hence pairs where keys are not all text.
     for key in state:
         if type(key) not in (str, int):
             raise CheckpointError(f"key {key!r} of state {where!r} is a {type(key).__name__}; wanted str or int")
@@ -85,12 +87,14 @@ def unpack_state(skeleton: object, tensors: Mapping[str, Tensor]) -> object:
 def _unpack(node: object, tensors: Mapping[str, Tensor]) -> object:
     if is_plain(node):
         return node
+    # Lists and tables stand for themselves.
     if type(node) is list:
         return [_unpack(item, tensors) for item in node]
     if type(node) is not dict or not all(type(key) is str for key in node):
         raise _malformed(node)
     if not any(key.startswith("$") for key in node):
         return {key: _unpack(item, tensors) for key, item in node.items()}
+    # A tag stands alone in its table.
     if len(node) != 1:
         raise _malformed(node)
     [(tag, body)] = node.items()
@@ -105,6 +109,7 @@ def _unpack_tag(tag: str, body: object, tensors: Mapping[str, Tensor]) -> object
     if tag == "$tuple" and type(body) is list:
         return tuple(_unpack(item, tensors) for item in body)
     if tag in MAPPINGS and type(body) is list and all(_is_pair(pair) for pair in body):
+        # Two equal keys would become one.
         state = MAPPINGS[tag]({key: _unpack(value, tensors) for key, value in body})
         if len(state) == len(body):
             return state

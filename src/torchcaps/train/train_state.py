@@ -93,6 +93,7 @@ class TrainState:
 
     def checkpoint(self, recipe: Recipe) -> Checkpoint:
         """Whole model, optimizer, schedule and position, beside the recipe and the image shape they belong to."""
+        # What torch calls a state is nested; the file holds flat tensors and a skeleton.
         state = {
             "model": dict(self.model.state_dict()),
             "optimizer": self.optimizer.state_dict() if self.optimizer else None,
@@ -122,6 +123,7 @@ class TrainState:
     def restore(self, checkpoint: Checkpoint) -> None:
         """Go to where a checkpoint of the same recipe was made in this stage."""
         meta = checkpoint.meta
+        # Weights, optimizer, schedule.
         load_weights(self.model, checkpoint)
         if self.optimizer:
             if meta.weights_only:
@@ -130,6 +132,7 @@ class TrainState:
             _lay_out_like_parameters(self.optimizer)
         if self.schedule:
             self.schedule.load_state_dict(_unpack_entry(checkpoint, "schedule"))
+        # Position; the file counts the steps of all stages together.
         self.steps_before = meta.steps_before
         self.step = meta.step - meta.steps_before
         self.seconds = meta.seconds
@@ -159,6 +162,7 @@ class TrainState:
 def flushed_denormals() -> Iterator[None]:
     """Numbers below the smallest normal one count as 0: squash makes many near 0, and CPUs take ten times as long with
     them. It holds for this thread and for worker threads started inside; those that run already keep their own way."""
+    # torch has no way to ask: the smallest denormal number, times 1, is 0 if they are flushed.
     before = float(torch.tensor(5e-324, dtype=torch.float64) * 1) == 0
     torch.set_flush_denormal(True)
     try:
@@ -175,14 +179,17 @@ def build_model(recipe: Recipe, spec: ImageSpec, device: torch.device | None = N
         spec: The shape of the images and the number of classes.
         device: Where the model is moved to; the CPU by default.
     """
+    # Initial weights depend on the recipe's seed alone, and the caller's random state is left as it was.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_of(recipe.seed, 0))
         model = recipe.model.build(spec)
     model.to(device)
+    # Configuration and model must agree: recipes name stages before any model is built.
     stages = model.stages()
     names = stage_names(recipe.model)
     if tuple(stages) != names:
         raise TypeError(f"{type(model).__name__}.stages() are {tuple(stages)}, its configuration's STAGES {names}")
+    # Memory layout, before optimizers copy it for their moments.
     for name, stage in stages.items():
         if stage_of(recipe, name).train.channels_last:
             _lay_out_channels_last(stage)
@@ -244,6 +251,7 @@ def _refusing_foreign() -> Iterator[None]:
     try:
         yield
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError) as error:
+        # torch lists every key that does not fit; the first ones are enough for a line.
         reason = " ".join(str(error).split())[:300]
         raise CheckpointError(f"the checkpoint belongs to another kind of run: {reason}") from None
 

@@ -30,6 +30,7 @@ def check_validation(recipe: Recipe, model: Model, data: Dataset | None) -> None
 @torch.no_grad()
 def validation_accuracy(model: Model, data: Dataset, device: torch.device) -> float:
     """The share of images whose label, or all of whose labels, have the highest scores; in evaluation mode as it is."""
+    # Compared on the CPU, where the labels are.
     rows = torch.split(torch.arange(len(data)), _BATCH)
     right = [is_correct(model.scores(data.model_input(some).to(device)).cpu(), data.labels[some]) for some in rows]
     return float(torch.cat(right).double().mean())

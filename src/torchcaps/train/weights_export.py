@@ -34,9 +34,11 @@ def strip_to_weights(
         examples: Images, bytes [n c h w], and labels [n] to show the model without its data.
         names: Names of the classes.
     """
+    # Tensors of the model; whole numbers, such as counters, are not rounded.
     kept = {name: value for name, value in checkpoint.tensors.items() if name.startswith("state.model.")}
     if half:
         kept = {name: value.half() if value.dtype == torch.float32 else value for name, value in kept.items()}
+    # The record: no optimizer, no folders of this machine.
     skeleton = checkpoint.state
     model = skeleton["model"] if isinstance(skeleton, dict) else None
     meta = replace(
@@ -48,6 +50,7 @@ def strip_to_weights(
 
 def _anonymous(recipe: Recipe) -> Recipe:
     """The recipe without folders of one's own: where data lie, and all but the name of the run it started from."""
+    # Through plain tables, since not every data set has a data_dir.
     settings = to_dict(recipe)
     settings["data"].pop("data_dir", None)
     if recipe.start is not None:

@@ -36,19 +36,23 @@ def assert_resumes(recipe: str, folder: Path, *, kills: int = 3, seed: int = 0, 
     The moments fall into the stages of the model in turn. `words` are further words of the command line. Returns how
     many kills came before the end.
     """
+    # The run that is left alone, whose journal tells when its stages begin and how long they last
     _finish(_start(recipe, folder / "whole", words))
     spans = _spans(read_journal(folder / "whole" / "journal.jsonl"))
     moments = random.Random(seed)
     early = 0
     for number in range(kills):
+        # Kill at a random moment of a stage
         run = folder / f"killed-{number}"
         span = spans[number % len(spans)]
         process = _start(recipe, run, words)
         _wait_for_step(span.before, run / "journal.jsonl", process)
         time.sleep(moments.uniform(0, max(span.seconds, 0.1)))
+        # A run that was done before the kill proves nothing, and is not counted
         early += process.poll() is None
         process.kill()
         process.wait()
+        # Resume, and compare with the run that was left alone
         _check_visible(run)
         _finish(_start(recipe, run, [*words, "--resume"]))
         _assert_same(folder / "whole", run)
@@ -67,6 +71,7 @@ def _finish(process: subprocess.Popen[bytes]) -> None:
 
 def _spans(journal: Sequence[Mapping[str, Any]]) -> list[_Span]:
     """The stages of a whole run; the last entry of each is its last step."""
+    # A dict holds the last entry of each stage
     last = list({entry.get("stage"): entry for entry in journal}.values())
     start = [{"step": 0, "seconds": 0.0}, *last]
     return [_Span(a["step"], b["seconds"] - a["seconds"]) for a, b in zip(start, last, strict=False)]
@@ -93,5 +98,6 @@ def _assert_same(one: Path, other: Path) -> None:
     for name, tensor in a.tensors.items():
         assert torch.equal(tensor, b.tensors[name]), f"{name} in {other} differs from {one}"
     assert a.state == b.state, f"the state in {other} differs from {one}"
+    # Seconds differ from run to run, so only these fields are compared
     for key in ("stage", "step", "finished"):
         assert getattr(a.meta, key) == getattr(b.meta, key), f"{key} in {other} differs from {one}"

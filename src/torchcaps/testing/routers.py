@@ -75,6 +75,7 @@ def _leaves(tree: object, path: str) -> Iterator[tuple[str, Tensor | float]]:
     elif is_dataclass(tree) and not isinstance(tree, type):
         for field in fields(tree):
             yield from _leaves(getattr(tree, field.name), f"{path}.{field.name}")
+    # A NamedTuple before other sequences: its paths have names instead of numbers
     elif isinstance(tree, tuple) and hasattr(tree, "_asdict"):
         for key, value in tree._asdict().items():
             yield from _leaves(value, f"{path}.{key}")
@@ -127,7 +128,7 @@ def assert_router(
     """
     record = router_of(settings_of(router)) if isinstance(router, str) else router
     settings = record.settings() if settings is None else settings
-    # Laws at one position
+    # Laws at one position; sizes mostly differ, so that swapped axes are noticed
     trial = _trial(record, settings, dtype, seed, (3, 5, 3, 4))
     for law in (
         _is_pure,
@@ -143,6 +144,7 @@ def assert_router(
     # Laws of windows, of the front door and of gradients
     _shares_in_windows(record, settings, dtype, seed, over)
     if record in ROUTERS.values():
+        # `route` finds a router by its settings, so it must be registered
         _front_door(_trial(record, settings, dtype, seed, (2, 4, 3, 5)))
     if differentiable and dtype == torch.float64:
         _gradient(_trial(record, settings, dtype, seed, (1, 3, 2, 2)))
@@ -176,6 +178,7 @@ class _Trial:
 
     def close(self, came: object, wanted: object, law: str) -> None:
         """Equal up to rounding, or an error that states the law that was broken."""
+        # Half of the digits: sums in another order differ in the last ones, and iterations enlarge that
         near = torch.finfo(self.votes.dtype).eps ** 0.5
         try:
             torch.testing.assert_close(came, wanted, rtol=near, atol=near)
@@ -199,6 +202,7 @@ def _is_pure(trial: _Trial) -> None:
     before = [x.clone() for x in inputs]
     first, _ = trial.run()
     trial.hold(all(map(torch.equal, inputs, before)), "the input was changed in place")
+    # With gradients this time: whether they are wanted must not change the values
     second, info = trial.with_gradient().run(trace=True)
     trial.hold(all(map(torch.equal, first, second)), "two runs on the same input differ")
     for path, leaf in _leaves(info, "info"):
@@ -212,6 +216,7 @@ def _has_shapes(trial: _Trial) -> None:
     _has_shape(trial, "parents.pose", parents.pose, (b, j, k))
     _has_shape(trial, "parents.activation", parents.activation, (b, j))
     _has_shape(trial, "info.coupling", info.coupling, (1, b, i, j))
+    # Values: probabilities, and shares of a child
     a = parents.activation
     trial.hold((a.min() >= 0) & (a.max() <= 1), f"parents.activation runs from {a.min()} to {a.max()}")
     trial.hold(info.coupling.min() >= 0, "a coupling is negative")
@@ -232,6 +237,7 @@ def _traces(trial: _Trial) -> None:
     (traced, info) = trial.run(trace=True)
     trial.hold(all(map(torch.equal, plain, traced)), "trace=True changes the parents")
     trial.hold(torch.equal(last.coupling, info.coupling[-1:]), "trace=True changes the last coupling")
+    # Shapes: all fields have the iteration as their first axis
     t = iterations_of(trial.settings)
     b, i, j, _ = trial.votes.shape
     _has_shape(trial, "info.coupling of trace=True", info.coupling, (t, b, i, j))
@@ -240,8 +246,10 @@ def _traces(trial: _Trial) -> None:
     assert info.parents is not None
     _has_shape(trial, "info.parents.pose", info.parents.pose, (t, *traced.pose.shape))
     _has_shape(trial, "info.parents.activation", info.parents.activation, (t, *traced.activation.shape))
+    # The record ends with what was returned
     final = (x[-1] for x in info.parents)
     trial.hold(all(map(torch.equal, final, traced)), "the last of info.parents is not what the router returned")
+    # Not every router has these two
     if info.agreement is not None:
         _has_shape(trial, "info.agreement", info.agreement, (t, b, j))
     if info.free_energy is not None:
@@ -282,6 +290,7 @@ def _one_of_a_batch(trial: _Trial) -> None:
     """An image routed alone has the parents that it has in a batch."""
     parents, info = trial.run()
     for n in range(len(trial.votes)):
+        # A slice, so that the batch axis stays
         one = slice(n, n + 1)
         alone, its = replace(trial, votes=trial.votes[one], activation=trial.activation[one]).run()
         trial.close(alone, Capsules(*(x[one] for x in parents)), "an image depends on its batch")

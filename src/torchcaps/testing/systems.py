@@ -34,9 +34,11 @@ def assert_system(system: System, config: ModelConfig, splits: Splits, more_data
         AssertionError: Names the law that is broken. Names, models and metrics are declared; what is measured is
             declared; every figure has a caption and draws; the explorer's view answers; predictions are made.
     """
+    # What is declared
     _check_declarations(system)
     name = model_name(config)
     assert name in system.models, f"system '{system.name}' does not list the model '{name}' in `models`"
+    # What a model of it, untrained, can be asked
     model = config.build(splits.train.spec).eval()
     recipe = Recipe(name="contract", model=config)
     if model.is_classifier:

@@ -50,6 +50,7 @@ class ProcessGroup:
         """Give every process the parameters and buffers of process 0."""
         if self.size > 1:
             for own in module.state_dict().values():
+                # Through a contiguous copy, which the backends want; weights may be stored with channels last
                 first = own.detach().clone(memory_format=torch.contiguous_format)
                 dist.broadcast(first, 0)
                 own.copy_(first)
@@ -65,6 +66,7 @@ class ProcessGroup:
             TorchcapsError: The error of this process.
             TrainingError: Another process met one.
         """
+        # Every process must come here, with or without an error, or the others would wait forever
         failed = self.any(error is not None)
         if error is not None:
             raise error
@@ -84,11 +86,13 @@ def process_group() -> Iterator[ProcessGroup]:
     Raises:
         TrainingError: The environment is not one that torchrun makes.
     """
+    # Alone: no group to join
     size = _read_variable("WORLD_SIZE", "1")
     cuda = torch.cuda.is_available()
     if size == 1:
         yield ProcessGroup(device=torch.device("cuda" if cuda else "cpu"))
         return
+    # One of several: a device each, then the group; torch reads the remaining variables of torchrun itself
     _read_variable("RANK", "")
     local = _read_variable("LOCAL_RANK", "0")
     device = torch.device("cuda", local) if cuda else torch.device("cpu")

@@ -20,8 +20,10 @@ def write_atomically(path: Path, chunks: Iterable[bytes]) -> None:
 
     Whatever the disk refuses becomes a TrainingError and leaves nothing behind.
     """
+    # Beside the target, since a rename is atomic only within one file system
     temporary = path.parent / f".torchcaps-{_owner()}.tmp"
     try:
+        # Clear what killed processes left, write and sync the new file, then rename it over the old one
         _sweep(path.parent)
         _write(temporary, chunks)
         temporary.replace(path)
@@ -50,10 +52,12 @@ def folder_lock(folder: Path) -> Iterator[None]:
     import fcntl
 
     try:
+        # Opening a folder for reading is enough to lock it
         handle = os.open(folder, os.O_RDONLY)
     except OSError as error:
         raise TrainingError(f"cannot open the folder '{folder}': {error.strerror}; choose another --out") from None
     try:
+        # File systems without locks raise OSError; only a lock that another process holds is an error
         with contextlib.suppress(OSError):
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -69,6 +73,7 @@ def folder_lock(folder: Path) -> Iterator[None]:
 def _write(path: Path, chunks: Iterable[bytes]) -> None:
     with path.open("xb") as file:
         file.writelines(chunks)
+        # Synced before the rename, or a power cut could leave the new name with an empty file
         file.flush()
         os.fsync(file.fileno())
 
@@ -91,6 +96,7 @@ def _sweep(folder: Path) -> None:
     """Remove the temporary files that killed processes left behind; those of living ones stay."""
     with contextlib.suppress(OSError):
         for path in folder.iterdir():
+            # Names are checked closely, since whatever matches may be deleted
             match = re.fullmatch(r"\.torchcaps-((\d{1,9})-\d{1,9})\.tmp", path.name, re.ASCII)
             if match and (match[1] == _owner() or not _is_alive(int(match[2]))):
                 path.unlink()
@@ -99,6 +105,7 @@ def _sweep(folder: Path) -> None:
 def _is_alive(pid: int) -> bool:
     if os.name == "nt":
         return True  # there, os.kill would end the process it asks about
+    # Signal 0 only asks; a process of another user is alive, but may not be asked
     with contextlib.suppress(PermissionError):
         try:
             os.kill(pid, 0)

@@ -42,6 +42,7 @@ class TrainingProgress:
         self._total = total
         self._done = done
         self._batch = batch
+        # The bar is for terminals; into a file go plain lines (`update`)
         self._bar = Progress(
             TextColumn("[bold]{task.description}"),
             BarColumn(),
@@ -70,12 +71,15 @@ class TrainingProgress:
     def update(self, step: int, values: Mapping[str, float], *, is_last: bool) -> None:
         """The loss of a step, and the last validation accuracy that was measured, if one was."""
         self._accuracy = values.get("validation_accuracy", self._accuracy)
+        # What both the bar and the lines say
         told = f"loss {values['loss']:.4f}"
         if self._accuracy is not None:
             told += f", validation {self._accuracy:.2%}"
         now = time.monotonic()
+        # Steps of this session only: those before a resumption took no time here
         speed = (step - self._done) * self._batch / max(now - self._start, 1e-9)
         self._bar.update(self._task, completed=step, told=told, speed=speed)
+        # A line now and then, and one at the end
         if self._lines and (now - self._last_line > _LINE_SECONDS or is_last):
             self._last_line = now
             left = 0.0 if is_last else (self._total - step) * self._batch / max(speed, 1e-9)

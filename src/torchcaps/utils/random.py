@@ -40,6 +40,7 @@ def hash_counters(seed: int, *counters: int | Tensor) -> Tensor:
     All 64 bits are usable: a flip of any bit of the seed or of a counter flips each with probability 1/2.
     Integers outside of int64 count modulo 2^64.
     """
+    # Counters are shifted by one, so that a counter of 0 changes the hash
     h = _mix(torch.tensor(_word(seed)) + _GAMMA)
     for counter in counters:
         h = _mix(h + (_counter(counter) + 1) * _GAMMA)
@@ -50,6 +51,7 @@ def uniform(
     seed: int, *counters: int | Tensor, count: int, dtype: torch.dtype = torch.float32
 ) -> Tensor:  # [... count]
     """Numbers m / 2^p in [0, 1), m uniform in 0 ... 2^p - 1, p the precision of `dtype`: 1 is never met."""
+    # Only as many bits as `dtype` holds: with more, rounding could give 1
     p = 1 - int(math.log2(torch.finfo(dtype).eps))
     h = _positions("uniform", seed, counters, count)  # [... count]
     return _shift_right(h, 64 - p).to(dtype) * 2.0**-p
@@ -58,6 +60,7 @@ def uniform(
 def normal(seed: int, *counters: int | Tensor, count: int, dtype: torch.dtype = torch.float32) -> Tensor:  # [... count]
     """Standard normal numbers Φ⁻¹(u), u = (m + 1/2) / 2^52 in float64: finite, none beyond 8.3 in size."""
     h = _positions("normal", seed, counters, count)  # [... count]
+    # The half keeps u away from 0 and 1, where the inverse of Φ is infinite
     u = (_shift_right(h, 12).double() + 0.5) * 2.0**-52
     z: Tensor = torch.special.ndtri(u)
     return z.to(dtype)
@@ -71,7 +74,9 @@ def resample(points: Tensor, seed: int, *counters: int | Tensor, breadth: float 
     so that mean and covariance are kept for any h in [0, 1]: 0 draws the points themselves, 1 a Gaussian.
     """
     n, k = points.shape
+    # One of the points for each draw
     one = torch.minimum((uniform(seed, *counters, count=1, dtype=torch.float64) * n).long(), torch.tensor(n - 1))
+    # Shrink it towards the mean by as much as the noise widens the cloud again
     mean = points.double().mean(0)
     away = points.double() - mean  # [n k]
     noise = normal(seed, *counters, count=k, dtype=torch.float64) @ _root(away.T @ away / n)

@@ -28,6 +28,7 @@ def stop_signal() -> Iterator[StopFlag]:
         flag.is_set = True
 
     try:
+        # Handlers that were there are put back at the end
         old = {s: signal.signal(s, ask) for s in (signal.SIGINT, signal.SIGTERM)}
     except ValueError:  # not the main thread: signals are somebody else's business
         yield flag

@@ -138,6 +138,7 @@ def attack_runs(attacked: AttackRuns, settings: AttackSettings) -> dict[str, Att
     if settings.loss == "own" and not all(system.attacked_by_own_loss for system in systems):
         raise RecipeError("an SVM on codes was trained by no loss that an attack could climb; leave --loss out")
     names = {label: _attacks_on(label, one.run, source, settings.attacks) for label, one in attacked.runs.items()}
+    # All runs by the same settings; the source is passed only where something is transferred from it.
     curves = {}
     for label, (run, test) in attacked.runs.items():
         curves[label] = attack_curves(
@@ -168,6 +169,7 @@ def to_plain_data(
 
 def curves_of(plain: Mapping[str, Any]) -> dict[str, AttackCurves]:
     """Return the curves that `to_plain_data` was given, by the same labels."""
+    # `to_plain_data` added further entries, which are no fields.
     names = [field.name for field in fields(AttackCurves)]
     runs = plain["runs"]
     labels = _labels([(run["recipe"], run["seed"]) for run in runs])
@@ -179,6 +181,7 @@ def attack_rows(curves: Mapping[str, AttackCurves]) -> list[list[str]]:
 
     The last column is the share of images without a gradient, for attacks that follow it.
     """
+    # All models were attacked at the same epsilons.
     first = next(iter(curves.values()))
     epsilons = list(next(iter((first.attack_accuracy | first.attack_success).values())))
     rows = [["right (%) at epsilon", *epsilons, "zero gradients (%)"]]
@@ -186,6 +189,7 @@ def attack_rows(curves: Mapping[str, AttackCurves]) -> list[list[str]]:
         named = {name: f"{label}, {name}" for name in one.attack_accuracy}
         named |= {name: f"{label}, {name}: success (%)" for name in one.attack_success}
         for name, curve in (one.attack_accuracy | one.attack_success).items():
+            # Attacks without gradients have no entry.
             zero = one.zero_gradients.get(name)
             rows.append(
                 [named[name], *(f"{100 * v:.1f}" for v in curve.values()), "-" if zero is None else f"{100 * zero:.1f}"]
@@ -206,6 +210,7 @@ def _verdict(one: AttackCurves) -> str:
     found = find_masking(one.attack_accuracy)
     if not found:
         return "no sign of gradient masking: no attack without gradients does better"
+    # Report the epsilon with the largest difference.
     e, worst = max(found.items(), key=lambda item: item[1].gradient_accuracy - item[1].accuracy)
     return (
         f"gradient masking at epsilon {', '.join(found)}: at {e}, {worst.free} leaves "
@@ -240,6 +245,7 @@ def _origin(run: TrainedRun) -> dict[str, object]:
 
 def _test_images(run: TrainedRun, folder: Path, first: Dataset, reference: TrainedRun) -> Dataset:
     """The run's test images, if they are those of the first run."""
+    # Runs with the same settings share one copy of the images.
     test = first if run.recipe.data == reference.recipe.data else run.recipe.data.load().test
     if not (torch.equal(test.cropped, first.cropped) and torch.equal(test.labels, first.labels)):
         raise RecipeError(f"'{folder}' is tested on other images than the first run; attack it by itself")

@@ -207,6 +207,7 @@ class System:
         Raises:
             RecipeError: If a run cannot be measured in this way.
         """
+        # Refuse what is no classifier before the first measurement.
         for one in (*runs, *others):
             one.system.check_classifier(one.run, one.folder)
         # The runs share their data; they differ in the seed.
@@ -275,6 +276,7 @@ class System:
         budget = self.paper_budget
         steps = int(result.budget["steps"])
         batch = int(result.config["train"]["batch"])
+        # Budgets are compared by images, since batches differ in size.
         if budget is None or steps * batch >= budget.steps * budget.batch:
             return None
         return f"a smaller budget than the paper's: {steps:,} steps of {batch} images; {budget.text}"

@@ -79,10 +79,12 @@ def _check_one_recipe(runs: Sequence[EvaluatedRun]) -> None:
                 f"'{one.folder}' is a run of '{recipe.name}', not of '{first.name}'; evaluate one recipe at a time, "
                 "or name the other run with --control"
             )
+        # The text about a recipe has no influence on a run.
         if replace(recipe, seed=first.seed, about=first.about) != first:
             raise RecipeError(
                 f"'{one.folder}' and '{runs[0].folder}' differ in more than the seed; evaluate them apart"
             )
+    # A seed that came twice would make the deviation over seeds too small.
     seeds = [one.run.recipe.seed for one in runs]
     if len(set(seeds)) < len(seeds):
         raise RecipeError(f"the runs have the seeds {seeds}; name one run of each seed")
@@ -119,6 +121,7 @@ def _result(evaluated: Sequence[EvaluatedRun], found: Measurements) -> Result:
         "parameters": sum(p.numel() for p in runs[0].model.parameters()),
         **found.budget,
     }
+    # The entry is absent if all runs are finished.
     unfinished = sum(not run.finished for run in runs)
     if unfinished:
         budget[UNFINISHED] = unfinished
@@ -137,6 +140,7 @@ def _result(evaluated: Sequence[EvaluatedRun], found: Measurements) -> Result:
 def _portable_config(recipe: Recipe) -> dict[str, object]:
     """Return a recipe as plain data, without the folder in which this machine stores the data."""
     config = to_dict(recipe)
+    # Results are published, and other machines have other folders.
     if "data_dir" in config["data"]:
         config["data"]["data_dir"] = "none"
     return config

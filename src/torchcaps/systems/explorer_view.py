@@ -68,6 +68,7 @@ class ExplorerView(ABC, Generic[M]):
             self.layer = self._describe_layer(model)
         self.names = self._capsule_names(tuple(names))
         self._examples = examples
+        # Last, since it may depend on the examples.
         self.domains = self._domains()
 
     @property
@@ -99,11 +100,12 @@ class ExplorerView(ABC, Generic[M]):
     def infer(self, image: Tensor) -> CapsuleReading:
         """Compute the capsules of an image [c h w], and the images decoded from all and from each of them."""
         encoded = self._encode(image.unsqueeze(0))
-        pose = encoded.capsules.pose[0]
-        activation = encoded.capsules.activation[0]
+        pose = encoded.capsules.pose[0]  # [j k]
+        activation = encoded.capsules.activation[0]  # [j]
         winner = int(encoded.winner)
         if not self.has_decoder:
             return CapsuleReading(activation, winner, pose, None, None)
+        # Decode all capsules together, and each alone.
         each = self._decode_alone(range(self.capsules), pose)
         return CapsuleReading(activation, winner, pose, self._reconstruct(pose, winner), each)
 
@@ -156,7 +158,7 @@ class ExplorerView(ABC, Generic[M]):
         fraction = torch.linspace(0, 1, steps, dtype=pose.dtype)
         poses = pose.repeat(self.dimension, steps, 1)  # [k n k]
         poses[number, :, number] = torch.lerp(limits.low.unsqueeze(1), limits.high.unsqueeze(1), fraction)
-        images = self._decode_alone([capsule] * (self.dimension * steps), poses.flatten(0, 1))
+        images = self._decode_alone([capsule] * (self.dimension * steps), poses.flatten(0, 1))  # [(k n) c h w]
         return torch.unflatten(images, 0, (self.dimension, steps))
 
     @torch.inference_mode()
@@ -164,6 +166,7 @@ class ExplorerView(ABC, Generic[M]):
         """Return the range in which to move a capsule's pose [k], which lies inside."""
         self._check_pose(capsule, pose)
         limits = self._pose_range(capsule, pose)
+        # A pose outside the range widens it, so that a slider can start there.
         return PoseRange(torch.minimum(limits.low, pose), torch.maximum(limits.high, pose))
 
     @torch.inference_mode()
@@ -199,7 +202,7 @@ class ExplorerView(ABC, Generic[M]):
         # All samples of all capsules are decoded as one batch
         chosen = self._grid_capsules()
         poses = torch.stack([self._sample_poses(j, count, domain, seed) for j in chosen], 1)  # [n j' k]
-        images = self._decode_alone(list(chosen) * count, poses.flatten(0, 1))
+        images = self._decode_alone(list(chosen) * count, poses.flatten(0, 1))  # [(n j') c h w]
         return SampleGrid(torch.unflatten(images, 0, (count, len(chosen))), poses, chosen)
 
     # --- Implemented by each system ---------------------------------------------------------------------------
@@ -251,6 +254,7 @@ class ExplorerView(ABC, Generic[M]):
         poses = self._winning_poses[capsule]
         if not len(poses):
             raise DataError(f"capsule {capsule} wins none of the examples; choose one that does")
+        # One order for each seed; it starts over when all poses were drawn.
         return poses[permutation(seed, capsule, len(poses))[torch.arange(count) % len(poses)]]
 
     # --- Shared by all ----------------------------------------------------------------------------------------
@@ -268,13 +272,13 @@ class ExplorerView(ABC, Generic[M]):
         assert self._examples is not None, "the domain was checked"
         # Once for all examples, in chunks that fit into memory
         encoded = [self._encode(chunk) for chunk in torch.split(self._examples, _CHUNK)]
-        pose = torch.cat([e.capsules.pose for e in encoded])
-        winner = torch.cat([e.winner for e in encoded])
+        pose = torch.cat([e.capsules.pose for e in encoded])  # [n j k]
+        winner = torch.cat([e.winner for e in encoded])  # [n]
         return [pose[winner == j, j] for j in range(self.capsules)]
 
     def _decode_alone(self, capsules: Sequence[int], pose: Tensor) -> Tensor:
         """Decode single capsules, each in its pose [b k], all others being 0, to images [b c h w]."""
-        poses = pose.new_zeros(len(pose), self.capsules, self.dimension)
+        poses = pose.new_zeros(len(pose), self.capsules, self.dimension)  # [b j k]
         poses[torch.arange(len(pose)), list(capsules)] = pose
         return self._decode(poses)
 

@@ -118,6 +118,7 @@ class ClassFigureContext(FigureContext[C], Generic[C]):
 
     def encode(self, rows: Tensor) -> Capsules:
         """Return the class capsules [b j k] of some test images [b], taken from `classes` if those are computed."""
+        # A cached property is in __dict__ once it was computed; asking for it here would encode all images.
         if self.known is not None or "classes" in self.__dict__:
             return Capsules(self.classes.pose[rows], self.classes.activation[rows])
         capsules: Capsules = self.model.encode(self.data.model_input(rows))
@@ -161,6 +162,7 @@ def draw_figure(figures: Mapping[str, Figure[F]], kind: str, context: F) -> dict
         RecipeError: If the kind is unknown, or cannot be drawn of the options or data at hand.
         ShapeError: If the options name a capsule that does not exist.
     """
+    # Refuse what cannot be drawn; where the data are the obstacle, name what can be.
     if kind not in figures:
         raise RecipeError(f"unknown figure '{kind}'{suggestion(kind, figures)}")
     for j in context.options.capsules:

@@ -105,6 +105,7 @@ def _check_options(system: System, what: str, options: FigureOptions, beside: Se
         if was_given and option not in system.figure_options:
             titles = " and ".join(one.title for one in SYSTEMS.values() if option in one.figure_options)
             raise RecipeError(f"--{option} is for {titles}, and this is a run of {system.title}; leave it out")
+    # Only one kind of figure has other runs beside.
     if beside and what not in ("all", COMPARING):
         raise RecipeError(f"--beside adds curves to the figure {COMPARING}, and {what} is drawn; leave it out")
 
@@ -112,6 +113,7 @@ def _check_options(system: System, what: str, options: FigureOptions, beside: Se
 def _load_compared(folders: Sequence[Path], name: str, seed: int) -> list[ComparedRun]:
     """Load the runs to show beside the run that is called `name`, each with its own test images."""
     folders = [find_run(folder) for folder in folders]
+    # Legends tell runs apart by these names.
     names = [name, *(folder.resolve().name for folder in folders)]
     if len(set(names)) < len(names):
         raise RecipeError(f"the runs are called {', '.join(names)}; each needs a name of its own")
@@ -136,6 +138,7 @@ def _draw_curves(folder: Path, start: str | None) -> dict[str, bytes]:
     known = {key for lines in stages.values() for entry in lines for key in entry}
     if not known:
         raise RecipeError(f"'{folder}' has no journal, from which curves are drawn; name the folder of a run")
+    # A picture for each value that any stage recorded.
     keys = [key for key in ("loss", "accuracy", "validation_accuracy") if key in known]
     return {f"curve-{key.replace('_', '-')}": learning_curve(list(stages.items()), key) for key in keys}
 
@@ -143,10 +146,12 @@ def _draw_curves(folder: Path, start: str | None) -> dict[str, bytes]:
 def _earlier_journals(start: str | None) -> dict[str, JournalLines]:
     """Read the journals of the run that another started from and of those before it, by folder name, if they exist."""
     found: dict[str, JournalLines] = {}
+    # Follow warm starts back; a name that was met before would be a loop.
     while start is not None and Path(start).name not in found:
         folder = Path(start)
         start = None
         if entries := read_journal(folder / "journal.jsonl"):
+            # The earliest run comes first.
             found = {folder.name: entries, **found}
             recipe: Mapping[str, str | None] = json.loads((folder / "recipe.json").read_text(encoding="utf-8"))
             start = recipe.get("start")

@@ -70,6 +70,7 @@ def class_names(data: DataConfig, classes: int) -> tuple[str, ...]:
     try:
         names = _names(data)
     except TorchcapsError:
+        # The data need not be on this machine: numbers serve as names.
         names = ()
     return names if len(names) == classes else tuple(map(str, range(classes)))
 
@@ -98,6 +99,7 @@ def read_pictures(run: TrainedRun, paths: Sequence[Path], *, fit: bool = False, 
     """
     config = run.recipe.data
     (channels, height, width, classes) = run.model.spec
+    # Where the model gets a view of an image, the picture is the whole image.
     view = getattr(config, "view", None)
     if view is not None:
         height = width = SIDES.get(type(config), view)
@@ -114,6 +116,7 @@ def read_pictures(run: TrainedRun, paths: Sequence[Path], *, fit: bool = False, 
 def _read(path: Path, wanted: tuple[int, int, int], fit: bool) -> Tensor:
     """[c h w] the bytes of a picture; a gray one serves as a colored one, the rest is refused without `fit`."""
     channels, height, width = wanted
+    # Without `fit`, only gray may become color: that loses nothing.
     found = read_picture(path).shape
     same_channels = found[0] == channels or (found[0], channels) == (1, 3)
     if not (same_channels and found[1:] == (height, width)) and not fit:
@@ -121,6 +124,7 @@ def _read(path: Path, wanted: tuple[int, int, int], fit: bool) -> Tensor:
             f"'{path}' is {_describe(found)}; this run's pictures are {_describe(wanted)} (width x height): add --fit "
             "to convert it"
         )
+    # Converted by the reader, then repeated over channels where one is not enough.
     pixels = torch.from_numpy(read_picture(path, 3 if channels == 3 else 1).copy())
     return letterbox(pixels.expand(channels, -1, -1), height, width)
 
@@ -138,12 +142,15 @@ def letterbox(picture: Tensor, height: int, width: int) -> Tensor:  # [c height 
     h, w = picture.shape[1:]
     if (h, w) == (height, width):
         return picture
+    # The largest size that fits, its sides in proportion.
     scale = min(height / h, width / w)
     size = max(1, round(scale * h)), max(1, round(scale * w))
     how = {"mode": "area"} if scale < 1 else {"mode": "bilinear", "align_corners": False}
     scaled = interpolate(picture.float().unsqueeze(0), size, **how).squeeze(0).round().to(torch.uint8)
+    # Bars in the color of the border; black ones could pass for part of an object.
     border = torch.cat([picture[:, 0], picture[:, -1], picture[:, :, 0], picture[:, :, -1]], 1)  # [c 2(h + w)]
     whole = border.median(1).values[:, None, None].repeat(1, height, width)
+    # The picture goes into the middle.
     down = (height - size[0]) // 2
     right = (width - size[1]) // 2
     whole[:, down : down + size[0], right : right + size[1]] = scaled
@@ -166,6 +173,7 @@ def classify(run: TrainedRun, data: Dataset, threshold: float | None = None) -> 
     Raises:
         TrainingError: If the scores are not finite.
     """
+    # Where images show several things, the best class alone would miss the others.
     if threshold is None and isinstance(run.recipe.data, MultiMnistConfig):
         threshold = SEVERAL_THRESHOLD
     scores = run.model.eval().scores(data.model_input())  # [n j]

@@ -52,6 +52,7 @@ def register(system: System) -> None:
     """
     if system.name in SYSTEMS:
         raise RecipeError(f"a system '{system.name}' exists already; choose another name")
+    # A model must belong to one system only, since `system_of` takes the first that lists it.
     for name in system.models:
         if name not in MODELS:
             raise RecipeError(f"system '{system.name}': model '{name}' is unknown; add it to the MODELS table first")

@@ -63,6 +63,7 @@ def metric_of(name: str) -> Metric:
     """Find the declaration of a metric among those of all systems; a plain number if there is none."""
     declared = [metric for system in SYSTEMS.values() for metric in system.metrics]
     fitting = [metric for metric in (*declared, *STUDY_METRICS) if metric.covers(name)]
+    # A name of its own comes before a pattern that happens to fit.
     exact = [metric for metric in fitting if metric.name == name]
     return next(iter([*exact, *fitting]), Metric(name, "neither"))
 
@@ -74,6 +75,7 @@ def text_table(rows: Sequence[Sequence[str]], width: int = 120) -> str:
     blocks = [[0]]
     used = widths[0]
     for n, w in enumerate(widths[1:], 1):
+        # A block has at least one column beside the first, however wide that is.
         if used + 2 + w > width and len(blocks[-1]) > 1:
             blocks.append([0])
             used = widths[0]
@@ -118,6 +120,7 @@ def report_of(
     # Exported weights have no journal to draw curves from.
     if (folder / "journal.jsonl").is_file():
         planned += figures_of(folder, run, options, CURVES)
+    # A figure is planned first and drawn here; one kind may give several files.
     drawn = [(one.caption, png) for one in progress(planned, "drawing") for png in one.draw().values()]
     return html_report(title or folder.resolve().name, [*text, _facts(run)], rows, drawn)
 
@@ -146,8 +149,10 @@ def html_report(
     Returns:
         HTML with the figures inside; it loads nothing from anywhere.
     """
+    # All text is escaped: names and captions may hold anything.
     table = "".join(_row("td" if n else "th", row) for n, row in enumerate(rows))
     text = "".join(f"<p>{html.escape(p)}</p>" for p in paragraphs)
+    # Pictures are inside the page, so that it can be sent as one file.
     pictures = "".join(
         f'<figure><img alt="{html.escape(caption)}" src="data:image/png;base64,{base64.b64encode(png).decode()}">'
         f"<figcaption>{html.escape(caption)}</figcaption></figure>"
@@ -171,4 +176,5 @@ def _cell(values: Sequence[float], metric: Metric) -> str:
     scaled = [100 * value if metric.form == "percent" else value for value in values]
     digits = DIGITS[metric.form]
     text = f"{mean(scaled):.{digits}f}"
+    # A single seed has no deviation.
     return f"{text} ± {stdev(scaled):.{digits}f}" if len(scaled) > 1 else text

@@ -92,6 +92,7 @@ def read_trace(child_activation: Tensor, votes: Tensor, info: RoutingInfo) -> Ro
         info: a router's record, made with `trace=True`.
     """
     assert info.parents is not None, "a record made with trace=True has the parents"
+    # Drop the batch axis; entropy is averaged over the children.
     return RoutingTrace(
         child_activation,
         votes,
@@ -184,6 +185,8 @@ def principal_axes(points: Tensor) -> Projection:
     # In float64: votes may be large and close together
     center = points.double().mean(0)
     centered = points.double() - center
+    # Eigenvalues rise, so the two last columns are wanted, the last one first.
     axes = torch.linalg.eigh(centered.T @ centered).eigenvectors.flip(-1)[:, :2]  # [k 2], or [1 1]
+    # An eigenvector may have either sign: take the one whose largest entry is positive.
     dominant = axes.gather(0, axes.abs().argmax(0, keepdim=True))  # [1 2]
     return Projection(center, pad(axes * torch.where(dominant < 0, -1.0, 1.0), (0, 2 - axes.shape[1])))

@@ -28,6 +28,7 @@ def find_run(folder: Path) -> Path:
     """
     if not folder.is_dir() or checkpoint_path(folder).exists():
         return folder
+    # A folder of runs also holds the reference classifiers that evaluations trained.
     children = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(REFERENCE_PREFIX))
     runs = [path for path in children if checkpoint_path(path).exists()]
     if len(runs) > 1:

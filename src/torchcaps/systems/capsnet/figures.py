@@ -65,12 +65,14 @@ def draw_reconstructions(context: ClassFigureContext[CapsNet]) -> dict[str, byte
     """Some test images; those that are redrawn worst from their label's capsule; some that got a wrong answer."""
     labels = context.data.labels
     answers = context.classes.activation.argmax(-1)
+    # The images with the largest error when the label is known.
     errors = _errors(context)
     worst = errors.argsort(descending=True, stable=True)[: context.options.count]
     drawn = {
         "reconstructions": _redrawn(context, context.rows, answers),
         "reconstructions-worst": _redrawn(context, worst, answers, [f"error {errors[n]:.0f}" for n in worst.tolist()]),
     }
+    # There may be no wrong answer to draw.
     wrong = context.pick((answers != labels).nonzero().flatten())
     if len(wrong):
         said = [f"said {name}" for name in context.names(answers[wrong])]
@@ -97,6 +99,7 @@ def _drawn_from(context: ClassFigureContext[CapsNet], rows: Tensor, chosen: Tens
 
 def _errors(context: ClassFigureContext[CapsNet]) -> Tensor:
     """[n] squared error, summed over the pixels, of each image redrawn from its label's capsule."""
+    # In parts: all images at once may not fit into memory.
     parts = torch.split(torch.arange(len(context.data)), 500)
     return torch.cat(
         [
@@ -117,11 +120,13 @@ def draw_perturbations(context: ClassFigureContext[CapsNet]) -> dict[str, bytes]
     most = []
     poses = context.encode(torch.tensor(list(found.values()))).pose  # [n j k]
     moves = torch.linspace(-REACH, REACH, STEPS).tolist()
+    # Adding 0.0 turns -0.0 into 0.0.
     notes = {0: [f"{round(move, 2) + 0.0:.2f}" for move in moves]}
     for j, pose in zip(found, poses, strict=True):
         strips = perturbed(context.model, pose[j], j)  # [k n c h w]
         rows = [(f"dimension {k}", pixels(strip)) for k, strip in enumerate(strips)]
         sheets[f"perturbations-{j}"] = image_grid(rows, 0.5, notes)
+        # The dimension over which pixels vary most, for the overview.
         k = int(strips.var(1).flatten(1).mean(1).argmax())
         most.append((f"{context.data.name_of(j)}\ndimension {k}", rows[k][1]))
     return {"perturbations": image_grid(most, 0.5, notes), **sheets}
@@ -130,6 +135,7 @@ def draw_perturbations(context: ClassFigureContext[CapsNet]) -> dict[str, bytes]
 def _examples(context: ClassFigureContext[CapsNet]) -> dict[int, int]:
     """Class -> the row of a test image that shows it, picked by the seed, for the classes that the options name."""
     chosen = context.options.capsules or range(context.data.classes)
+    # Labels are [n] or [n m]; an image with several shows each of its classes.
     shows = {j: (context.data.labels.view(len(context.data), -1) == j).any(-1).nonzero().flatten() for j in chosen}
     found = {j: int(context.pick(rows)[0]) for j, rows in shows.items() if len(rows)}
     if not found:
@@ -142,10 +148,11 @@ def perturbed(model: CapsNet, pose: Tensor, label: int, reach: float = REACH, st
     k = len(pose)
     j = model.spec.classes
     moves = torch.linspace(-reach, reach, steps).view(steps, 1) * torch.eye(k).unsqueeze(1)  # [k n k]
+    # The decoder gets one capsule, all others being 0, as in training.
     all_poses = pose.new_zeros(k * steps, j, k)
     all_poses[:, label] = (pose + moves).flatten(0, 1)
     chosen = torch.full((k * steps,), label)
-    drawn = model.reconstruct(Capsules(all_poses, all_poses.norm(dim=-1)), chosen)
+    drawn = model.reconstruct(Capsules(all_poses, all_poses.norm(dim=-1)), chosen)  # [(k n) c h w]
     return drawn.view(k, steps, *drawn.shape[1:])
 
 
@@ -155,6 +162,7 @@ def draw_routing(context: ClassFigureContext[CapsNet]) -> dict[str, bytes]:
     maps, ranked = coupling_maps(context.model, context.data.model_input(rows))  # [b 2 t h w], [b 2]
     grid = [("image", context.images(rows))]
     notes = {0: context.names(context.data.labels[rows])}
+    # Below the images, the maps of each capsule, a row for each iteration.
     for n, word in enumerate(("longest", "second\nlongest")[: ranked.shape[1]]):
         notes[len(grid)] = context.names(ranked[:, n])
         grid += [(f"{word},\niteration {t + 1}", maps[:, n, t]) for t in range(maps.shape[2])]
@@ -193,7 +201,9 @@ def maps_of(classes: Capsules, children: Capsules, coupling: Tensor) -> Coupling
     # What each child sent to the two classes: its coupling times its activation.
     mine = coupling.permute(1, 3, 0, 2)[torch.arange(b).unsqueeze(1), ranked]  # [b 2 t (h w i)]
     sent = mine * children.activation.reshape(b, 1, 1, h * w * i)
+    # Sum over the types of children at each place.
     maps = sent.view(*sent.shape[:3], h * w, i).sum(-1).view(*sent.shape[:3], h, w)
+    # One scale for all maps of an image, so that iterations can be compared.
     return CouplingMaps(maps / maps.amax((1, 2, 3, 4), keepdim=True).clamp_min(1e-12), ranked)
 
 
@@ -212,8 +222,10 @@ def draw_multimnist(context: ClassFigureContext[CapsNet]) -> dict[str, bytes]:
 def _pairs(context: ClassFigureContext[CapsNet], rows: Tensor) -> bytes:
     """Image, its digits if they are known, both redrawn, each alone, and what a class that is not there draws."""
     labels = context.data.labels[rows]
+    # Each digit from its own capsule.
     first, second = (_drawn_from(context, rows, labels[:, n]) for n in (0, 1))
     nothing = torch.zeros_like(first)
+    # Lengths are at most 1: less 2, no class that is present can be the longest.
     present = one_hot(labels, context.data.classes).sum(1)  # [b j]
     absent = (context.classes.activation[rows] - 2 * present).argmax(-1)  # [b] the longest that is not there
     grid = [
@@ -279,6 +291,7 @@ def draw_redrawn(model: CapsNet, data: Dataset, row: int, prediction: Prediction
         A PNG.
     """
     chosen = torch.tensor(prediction.named or (int(prediction.scores.argmax()),))
+    # Encode once, and decode the capsule of each class.
     pose, activation = model.encode(data.model_input(slice(row, row + 1)))
     repeated = Capsules(pose.expand(len(chosen), -1, -1), activation.expand(len(chosen), -1))
     drawn = model.reconstruct(repeated, chosen).clamp(0, 1)

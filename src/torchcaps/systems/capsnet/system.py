@@ -72,6 +72,7 @@ class CapsNetSystem(System):
         test = splits.test
         if not has_factors(test):
             return classifier_metrics(model, recipe, splits, options.views)
+        # One pass over the images: activations are the scores, and poses are compared with factors.
         classes = class_capsules(cast(CapsNet, model), test)
         found = classifier_metrics(model, recipe, splits, options.views, scores=classes.activation)
         true_class = classes.pose[torch.arange(len(test)), test.labels]  # [n k]

@@ -74,6 +74,7 @@ def reaches(distances: Tensor) -> tuple[float, float]:
     """Of one image's distances [t i j]: what a share of `NEAR` is below in the first iteration, and what all are."""
     far = float(distances.max())
     near = float(distances[0].flatten().quantile(NEAR))
+    # Never 0, even if all votes agree; the farthest vote is inside, since bins leave out their upper end.
     return max(near, 1e-6), max(far * (1 + 1e-6), 2e-6)
 
 
@@ -99,6 +100,7 @@ def vote_distances(model: MatrixCaps, output: MatrixOutput) -> VoteDistances:
     info = output.infos[-1]
     assert info.parents is not None, "a trace records the parents"
     votes = model.classes.votes(output.below[-1])  # [b i j k]
+    # Iteration by iteration: differences [t b i j k] of all at once may not fit into memory.
     distances = [(votes - mean.unsqueeze(1)).norm(dim=-1) for mean in info.parents.pose]  # [b i j] each
     return VoteDistances(torch.stack(distances), info.coupling)
 
@@ -110,6 +112,7 @@ def histogram(distances: Tensor, weights: Tensor, reach: float, bins: int) -> Te
     """
     bin_of = (distances / reach * bins).long()  # [t i j]
     inside = torch.where(distances < reach, weights, 0.0)
+    # Votes beyond the reach go into the last bin with weight 0.
     found = weights.new_zeros(*weights.transpose(1, 2).shape[:2], bins)
     return found.scatter_add(2, bin_of.clamp(0, bins - 1).transpose(1, 2), inside.transpose(1, 2))
 
@@ -120,15 +123,18 @@ def _sheet(bars: Tensor, reach: float, titles: list[str], label: str, *, log: bo
     figure, axes = pyplot().subplots(
         t, j, squeeze=False, sharex=True, sharey=not log, figsize=(1.6 * j + 0.6, 1.1 * t + 0.6)
     )
+    # A row for each iteration, a column for each class.
     left = torch.arange(n) * (reach / n)
     for row in range(t):
         axes[row, 0].set_ylabel(f"iteration {row + 1}", fontsize=7)
         for column in range(j):
             ax = axes[row, column]
             ax.bar(left, bars[row, column], reach / n, align="edge", log=log)
+            # A logarithmic axis needs a lower end above 0.
             if log:
                 ax.set_ylim(bottom=LEAST)
             ax.tick_params(labelsize=6)
+    # Titles and labels once for the whole grid.
     for ax, title in zip(axes[0], titles, strict=True):
         ax.set_title(title, fontsize=8)
     axes[0, 0].set_xlim(0, reach)
@@ -143,6 +149,7 @@ def draw_routing(context: MatrixFigureContext) -> dict[str, bytes]:
     maps, ranked = maps_of(out.classes, out.below[-1], out.infos[-1].coupling)  # [b 2 t h w], [b 2]
     grid = [("image", context.images(context.rows))]
     notes = {0: context.names(context.data.labels[context.rows])}
+    # Below the images, the maps of each capsule, a row for each iteration.
     for n, word in enumerate(("most active", "second")[: ranked.shape[1]]):
         notes[len(grid)] = context.names(ranked[:, n])
         grid += [(f"{word},\niteration {t + 1}", maps[:, n, t]) for t in range(maps.shape[2])]

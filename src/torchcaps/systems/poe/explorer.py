@@ -27,7 +27,7 @@ from torchcaps.types import Capsules
 __all__ = ["PoEView"]
 
 _REACH = 2.5
-"""Standard deviations by which a number is moved, as in `pose_sampling.sweep`."""
+"""Standard deviations by which a number is moved, as in `pose_sampling.sweep_poses`."""
 
 
 class PoEView(ExplorerView[PoE]):
@@ -45,6 +45,7 @@ class PoEView(ExplorerView[PoE]):
     def _encode(self, images: Tensor) -> Encoded:
         state = self.model.infer(images)
         on = probability_on(state.z)
+        # The gate turns off what lost the competition; without competition there is none.
         capsules = Capsules(unsquash(state.hidden), on if state.gate is None else on * state.gate)
         return Encoded(capsules, self.model.energy.winners(state))
 

@@ -122,7 +122,7 @@ def draw_sweeps(context: PoEFigureContext) -> dict[str, bytes]:
 
 
 def draw_interpolation(context: PoEFigureContext) -> dict[str, bytes]:
-    """Between each image and the next: image, code ... code, image."""
+    """From one image of a pair to the other: image, code ... code, image."""
     # Pairs of neighbors: the first with the second, the third with the fourth.
     images = context.picked_images
     codes = context.state.hidden  # [b j k]
@@ -130,6 +130,7 @@ def draw_interpolation(context: PoEFigureContext) -> dict[str, bytes]:
     rows = []
     for n in range(0, len(images) - 1, 2):
         way = generation.interpolate_codes(context.model, codes[n], codes[n + 1])
+        # The image itself at both ends, what is drawn from codes between.
         strip = torch.cat([images[n : n + 1], way, images[n + 1 : n + 2]])
         rows.append((f"capsule {winners[n]} to {winners[n + 1]}", pixels(strip)))
     return {"interpolation": image_grid(rows)}
@@ -143,6 +144,7 @@ def draw_completion(context: PoEFigureContext) -> dict[str, bytes]:
     rows = [("image", pixels(images))]
     for half, chain in chains.items():
         rows += [(f"{half} hidden", pixels(_without(images, half))), ("completed", pixels(chain[-1]))]
+    # The right half step by step, as an example of the way there.
     steps = [(f"step {t}", pixels(chains["right"][t])) for t in _SHOWN_STEPS]
     return {"completion": image_grid(rows), "completion-steps": image_grid([("image", pixels(images)), *steps])}
 
@@ -157,6 +159,7 @@ def draw_reconstructions(context: PoEFigureContext) -> dict[str, bytes]:
     """Through the bottleneck, and through W in reverse: which, if the coupling was routed, knows more of the image."""
     model = context.model
     drawn = generation.redraw(model, context.picked_images, context.state)
+    # Routed coupling is computed from the image: the tied way knows more than the code.
     tied = "tied" if model.config.energy.couples_uniformly else "tied (leaks\nthe coupling)"
     rows = [
         ("image", pixels(drawn.images)),
@@ -183,6 +186,7 @@ def draw_routing(context: PoEFigureContext) -> dict[str, bytes]:
     images = context.picked_images
     maps = generation.routing(context.model, images, context.state)
     rows = [("image", pixels(images)), ("contribution\nto the winner", _bright(maps.contribution))]
+    # Uniform coupling has no map.
     if maps.coupling is not None:
         rows.append(("coupling\nto the winner", _bright(maps.coupling)))
     return {"routing": image_grid(rows)}

@@ -117,6 +117,7 @@ def hidden_half(height: int, width: int, half: Half) -> Tensor:
     """[h w] true where pixels are hidden; of an odd side, the middle line belongs to "right" and "bottom"."""
     if half not in HALVES:
         raise RecipeError(f"unknown half '{half}'{suggestion(half, HALVES)}")
+    # The right or bottom half; left and top are its complement.
     second = (
         (torch.arange(width) >= width // 2).expand(height, width)
         if half in ("left", "right")
@@ -137,6 +138,7 @@ def completion(model: PoE, images: Tensor, half: Half = "right", steps: int = 10
     hidden = hidden_half(model.spec.height, model.spec.width, half).to(images.device)
     with _at_rest(model):
         chain = [torch.where(hidden, model.draw_images(model.energy.offset.unsqueeze(0)), images)]
+        # Known pixels are put back in every step, so only the hidden half changes.
         for _ in range(steps):
             chain.append(torch.where(hidden, model.reconstruct(chain[-1]), images))
         return torch.stack(chain)
@@ -154,6 +156,7 @@ def redraw(model: PoE, images: Tensor, state: CapsuleState | None = None) -> Red
     """Reconstruct images [b c h w] in both ways; `state` is what the capsules infer from them, if it is known."""
     with _at_rest(model):
         state = model.infer(images) if state is None else state
+        # Children are centered: the offset brings back their mean.
         tied = model.energy.reconstruct_children(state.hidden, state.coupling) + model.energy.offset
         return Redrawn(images, model.decode(state.hidden), model.draw_images(tied))
 
@@ -176,7 +179,7 @@ def wins(model: PoE, images: Tensor) -> Wins:
     """What each capsule wins of the images, to set beside its samples."""
     won = winners(model, images)  # [b]
     counts = torch.bincount(won, minlength=model.capsules)
-    sums = images.new_zeros(model.capsules, *images.shape[1:]).index_add_(0, won, images)
+    sums = images.new_zeros(model.capsules, *images.shape[1:]).index_add_(0, won, images)  # [j c h w]
     return Wins(counts, sums / counts.clamp_min(1).view(-1, 1, 1, 1))
 
 
@@ -211,6 +214,7 @@ def routing(model: PoE, images: Tensor, state: CapsuleState | None = None) -> Ro
         state = model.infer(images) if state is None else state
         winner = model.energy.winners(state)
         contribution = _sum_types(model, contributions(model, state, winner).abs())
+        # Uniform coupling is one number, not a tensor.
         if not isinstance(state.coupling, Tensor):
             return Routing(winner, contribution, None)
         return Routing(winner, contribution, _sum_types(model, state.coupling[torch.arange(len(images)), :, winner]))
@@ -221,6 +225,7 @@ def contributions(model: PoE, state: CapsuleState, winner: Tensor) -> Tensor:
 
     Computed as x_i . (c_ij W_ijᵀ z_j), which needs no votes.
     """
+    # Only the winner sends something back.
     alone = torch.zeros_like(state.z)  # [b j k]
     rows = torch.arange(len(winner))
     alone[rows, winner] = state.z[rows, winner]

@@ -129,6 +129,7 @@ class PoEEncoder:
         chunks = []
         for chunk in torch.split(f, CHUNK):
             state = self._infer(chunk)
+            # Two ways back to features: through W transposed, and from the codes alone.
             tied = energy.reconstruct_children(state.hidden, state.coupling) + energy.offset
             rebuilt = self.model.decoder(state.hidden)
             chunks.append((state.hidden, squash(state.z), energy.winners(state), rebuilt, tied))
@@ -159,6 +160,7 @@ class _BaselineEncoder:
         return EncodedFeatures(codes, self.baseline.poses(flat), self.baseline.winners(flat), rebuilt, None)
 
     def samples(self, n: int, seed: int) -> Tensor:
+        # The autoencoder of the run draws, so that rows differ in the codes alone.
         features = self.baseline.samples(n, seed)  # [j n p]
         d = self.model.config.child_dimension
         return torch.stack([self.model.draw_images(group.view(n, -1, d)) for group in features])
@@ -204,6 +206,7 @@ def build_evaluation_data(model: PoE, splits: Splits, reference: CNN, images: in
         images: How many test images to measure on.
     """
     model.eval()
+    # Training images to fit to, test images to measure on, and as many real images as samples.
     train = _first_in_fixed_order(splits.train, FITTED)
     test = _first_in_fixed_order(splits.test, images)
     real = _first_in_fixed_order(splits.test, model.capsules * SAMPLES).model_input()
@@ -294,7 +297,8 @@ def run_and_controls(recipe: Recipe, folder: Path, data: EvaluationData, names: 
     Returns:
         All rows.
     """
-    # Baselines are fitted and controls trained when their turn comes, so that one at a time is in memory.
+    # Baselines are fitted when their turn comes, so that one at a time is in memory; controls that need
+    # training are trained here, before the first measurement.
     encoders: dict[str, Callable[[], Encoder]] = {_RUN: partial(PoEEncoder, data.model)}
     for name in names:
         if name in BASELINES:
@@ -318,6 +322,7 @@ def _variant(recipe: Recipe, name: str, images: int) -> Recipe:
     model = cast(PoEConfig, recipe.model)
     capsules = stage_of(recipe, "capsules")
     decoder = stage_of(recipe, "decoder")
+    # Shorter than the run, since controls converge early.
     stages = {
         "capsules": _shortened(capsules, CONTROL_SHARE * capsules.train.epochs),
         "decoder": _shortened(decoder, CONTROL_DECODER_STEPS * decoder.train.batch / images),
@@ -325,6 +330,7 @@ def _variant(recipe: Recipe, name: str, images: int) -> Recipe:
     if name == "offset only":
         energy = replace(model.energy, mode="offset")
         return replace(recipe, name=f"{recipe.name}-offset", model=replace(model, energy=energy), stages=stages)
+    # Algorithm 1: the energy and the routing as printed, and the smaller rate.
     energy = replace(model.energy, mode="paper", routing=Dynamic(iterations=3, agreement="cosine", over="children"))
     stage = stages["capsules"]
     slow = replace(stage, optimizer=OptimizerConfig("SGD", 2 / model.capsules, {"momentum": 0.9}))
@@ -365,15 +371,18 @@ def _random_encoder(recipe: Recipe, data: EvaluationData) -> PoEEncoder:
 
     W is divided by one number, so that |z_j|^2 is 1 on average: a capsule is then on for about half of the images.
     """
+    # An untrained model on top of the autoencoder of the run.
     config = cast(PoEConfig, recipe.model)
     plain = replace(config, energy=replace(config.energy, mode="offset"), decoder=DecoderConfig())
     model = cast(PoE, build_model(replace(recipe, model=plain), data.model.spec)).eval()
     load_stage(model.stages(), {"autoencoder": data.model.autoencoder})
+    # Center the children, then scale W.
     f = data.fitted
     energy = model.energy
     energy.fit_offset(f)
     power = torch.cat([energy.infer(energy.visible(x)).z.square().sum(-1) for x in torch.split(f, CHUNK)]).mean()
     energy.W.div_(power.sqrt().clamp_min(torch.finfo(power.dtype).tiny))
+    # Fit U as the decoder stage does, to all features as one batch.
     stage = DecoderStage(model.decoder, energy, lambda features: features, model.draw_images)
     stage.store_features(torch.split(f, CHUNK))
     stage.objective(Batch(f, data.fitted_labels, torch.arange(len(f))), 0)

@@ -144,7 +144,7 @@ class PoESystem(System):
         table = {name: gather(found) for name, found in named.items()}
         table |= {name: gather(found[name] for found in control_rows) for name in control_rows[0]}
 
-        # What the reference classifier says of real images.
+        # What the reference classifier says of real images: those of the last run, since all runs share them.
         verdicts = reference_probabilities(reference, data.images)
         confident = sample_confidence(verdicts.unsqueeze(0))["confident_fraction"]
         table["real images"] = {"confident_fraction": [confident]}
@@ -172,6 +172,7 @@ class PoESystem(System):
 def reference_folder(recipe: Recipe, folder: Path) -> Path:
     """Return the folder, beside that of a run, of the reference classifier for all runs on the same data."""
     data = data_settings(recipe)
+    # Runs on the same data share one classifier; other data or another rate need a new one.
     digest = zlib.crc32(json.dumps([data, RATE], sort_keys=True).encode())
     return folder.parent / f"{REFERENCE_PREFIX}{data['name']}-{digest:08x}"
 
@@ -179,6 +180,7 @@ def reference_folder(recipe: Recipe, folder: Path) -> Path:
 def _train_reference(recipe: Recipe, splits: Splits, folder: Path) -> CNN:
     """Train the reference classifier into a folder, or load it from there."""
     steps_an_epoch = len(splits.train) // min(128, len(splits.train))
+    # More epochs where images are few.
     epochs = max(REFERENCE_EPOCHS, REFERENCE_STEPS / steps_an_epoch)
     return train_reference_classifier(recipe.data, folder, epochs=epochs)
 

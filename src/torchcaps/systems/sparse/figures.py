@@ -90,6 +90,7 @@ class SparseFigureContext(FigureContext[SparseModel]):
 
     def encode(self, rows: Tensor) -> Ranking:
         """Rank the capsules of some test images [b], by what is known already if all images have been ranked."""
+        # A cached property is in __dict__ once it was computed; asking for it here would rank all images.
         if "ranking" in self.__dict__:
             pose = self.ranking.pose
             return Ranking(self.ranking.support[rows], self.ranking.ranks[rows], None if pose is None else pose[rows])
@@ -102,6 +103,7 @@ class SparseFigureContext(FigureContext[SparseModel]):
     def to_pixels(self, drawn: Tensor, row: int) -> Tensor:
         """Map drawings [n c h w] of a test image to [0, 1], with its own mean and deviation if it was standardized."""
         if self.data.preprocess.standardize:
+            # The reverse of standardization, with the same lower bound of the deviation.
             x = self.stored_image(row)
             drawn = drawn * x.std(correction=0).clamp_min(x.numel() ** -0.5) + x.mean()
         return drawn.clamp(0, 1)
@@ -124,6 +126,7 @@ def rank_classes(model: Model, data: Dataset, batch: int = 100) -> Ranking:
     """Rank the class capsules of a CapsNet in every image, by their support alone: it has no mask."""
     network = cast(CapsNet, model.eval())
     outputs: list[CapsNetOutput] = [network(images) for images in _batches(data, batch)]
+    # The support after the last iteration, the one that the network used.
     psi = torch.cat([support(out.info.coupling[-1], network.config.types) for out in outputs])
     return Ranking(psi, rank(psi), None)
 
@@ -161,8 +164,9 @@ class CapsuleDrawings(NamedTuple):
 def draw_capsules(model: SparseModel, pose: Tensor) -> CapsuleDrawings:
     """Of the capsules of an image, the masked pose [j k]."""
     j, k = pose.shape
+    # One batch for the decoder: all capsules, none, each alone, all but each.
     alone = pose * torch.eye(j).unsqueeze(-1)  # [j j k]
-    poses = torch.cat([pose.unsqueeze(0), pose.new_zeros(1, j, k), alone, pose - alone])
+    poses = torch.cat([pose.unsqueeze(0), pose.new_zeros(1, j, k), alone, pose - alone])  # [2+2j j k]
     return CapsuleDrawings(*torch.split(model.decode(poses), [1, 1, j, j]))
 
 
@@ -171,6 +175,7 @@ def _sheet(context: SparseFigureContext, row: int, drawn: CapsuleDrawings, ranks
     # Differences are of what is displayed, not of the decoder's output.
     together, none, alone, without = (context.to_pixels(x, row) for x in drawn)
     change = (without - together)[context.chosen]  # [j c h w]
+    # Changes are in [-1, 1]; halved and raised, no change is gray.
     grid = [
         ("", pixels(torch.cat([context.stored_image(row), together, none]))),
         ("alone", pixels(alone[context.chosen])),
@@ -188,10 +193,12 @@ def _sheet(context: SparseFigureContext, row: int, drawn: CapsuleDrawings, ranks
 def draw_ranked(context: SparseFigureContext) -> dict[str, bytes]:
     """A curve a run."""
     figure, ax = pyplot().subplots(figsize=(5.6, 3.2))
+    # This run, then those beside it, each on its own images.
     runs = {context.name: context.ranking}
     runs |= {other.name: RANKINGS[other.system](other.model, other.data) for other in context.compared}
     for name, one in runs.items():
         ax.plot(ranked_support(one.support), "o-", markersize=3, linewidth=1, label=f"{name}, {len(one.ranks)} images")
+    # Runs may differ in their number of capsules.
     ranks = range(max(one.ranks.shape[1] for one in runs.values()))
     ax.set(xlabel="rank", ylabel="support / that of the first", ylim=(0, 1.05), xticks=ranks)
     ax.legend(frameon=False, fontsize=8)
@@ -201,19 +208,20 @@ def draw_ranked(context: SparseFigureContext) -> dict[str, bytes]:
 
 def ranked_support(psi: Tensor) -> Tensor:
     """[j] the support [n j] of an image's capsules from the largest down, in units of the largest; mean over images."""
-    falling = psi.sort(dim=-1, descending=True).values
+    falling = psi.sort(dim=-1, descending=True).values  # [n j]
     return (falling / falling[:, :1].clamp_min(torch.finfo(psi.dtype).tiny)).mean(0)
 
 
 def draw_frequencies(context: SparseFigureContext) -> dict[str, bytes]:
     """A curve a capsule; the band in which training keeps how often one is first is gray."""
     # The band in which the mask keeps how often a capsule is first.
-    share = rank_frequency(context.ranking.ranks)
+    share = rank_frequency(context.ranking.ranks)  # [j r]
     mask = context.model.mask
     inside = int(mask.count_in_band(share[:, 0]))
     figure, ax = pyplot().subplots(figsize=(6.4, 3.4))
     colors = pyplot().get_cmap("tab20")
     ax.axhspan(mask.low, mask.high, color="0.9")
+    # A line for each capsule; the palette has 20 colors, so more capsules repeat them.
     for j in context.chosen:
         ax.plot(share[j], "o-", markersize=2, linewidth=1, color=colors(j % 20), label=f"capsule {j}")
     ax.set(xlabel="rank", ylabel="share of images", ylim=(0, None), xticks=range(len(share)))
@@ -233,8 +241,10 @@ def draw_equivariances(context: SparseFigureContext) -> dict[str, bytes]:
     """A sheet a capsule, of an image in which it is first; and one of all, each with its most visible number."""
     sheets = {}
     most = []
+    # Adding 0.0 turns -0.0 into 0.0.
     notes = {0: [f"{round(move, 1) + 0.0:.1f}" for move in torch.linspace(-1, 1, STEPS).tolist()]}
     for j, row in _examples(context).items():
+        # All capsules of the image draw; each number of the first one is moved in turn.
         pose = context.encode(torch.tensor([row])).pose
         assert pose is not None, "a sparse network has masked poses"
         strips = [context.to_pixels(strip, row) for strip in swept(context.model, pose[0], j)]  # k of [n c h w]
@@ -271,6 +281,7 @@ def swept(model: SparseModel, pose: Tensor, j: int) -> Tensor:
     number = torch.arange(k)
     poses = pose.repeat(k, STEPS, 1, 1)  # [k n j k]
     poses[number, :, j, number] = torch.linspace(-1, 1, STEPS).to(pose)
+    # A longer pose would add ink, and hide what its direction changes.
     if isinstance(model.decoder, FrameDecoder):
         poses[:, :, j] *= norm(pose[j]) / norm(poses[:, :, j], keepdim=True)
     return torch.unflatten(model.decode(poses.flatten(0, 1)), 0, (k, STEPS))

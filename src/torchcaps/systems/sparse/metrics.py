@@ -110,11 +110,13 @@ def measure(encoded: Mapping[str, ImageCodes], data: ProbeData, gamma: float | N
     """
     train, test = data.protocols[data.main]
     row: Row = {}
+    # How much codes say of the class.
     codes = {name: found.codes for name, found in encoded.items() if found.codes is not None}
     if codes:
         row |= _svm_accuracies(codes, data, gamma)
         probes = (codes[train], data.sets[train].labels, codes[test], data.sets[test].labels)
         row |= {"knn": knn(*probes, k=min(5, data.train_count)), "linear_probe": linear_probe(*probes)}
+    # How much the capsule of rank 0 says of the class, and of the place.
     groups = encoded[test].groups
     if groups is not None:
         labels = data.sets[test].labels
@@ -130,12 +132,14 @@ def _place_information(groups: Tensor, factors: Mapping[str, Tensor]) -> dict[st
     """
     if not {"x", "y"} <= factors.keys():
         return {}
+    # By order, not by coordinate, so that each quarter has as many images.
     row, column = (4 * factors[name].argsort().argsort() // len(groups) for name in ("y", "x"))
     return {"argmax_nmi_place": nmi(groups, 4 * row + column)}
 
 
 def _svm_accuracies(codes: Mapping[str, Tensor], data: ProbeData, gamma: float | None) -> dict[str, float]:
     """The accuracy by each protocol; one SVM for each set that is trained on."""
+    # Protocols may share a training set, so SVMs are fitted by set.
     svms = {
         name: fit_svm(codes[name], data.sets[name].labels, gamma=gamma)
         for name in dict.fromkeys(train for train, _ in data.protocols.values())
@@ -149,6 +153,7 @@ def _svm_accuracies(codes: Mapping[str, Tensor], data: ProbeData, gamma: float |
 def encode_dataset(encoder: ImageEncoder, data: Dataset) -> ImageCodes:
     """Encode all images of a data set, a bounded number at a time."""
     chunks = [encoder(data.model_input(rows)) for rows in torch.split(torch.arange(len(data)), CHUNK)]
+    # A field that is None is so in every chunk.
     return ImageCodes(*(None if field[0] is None else torch.cat(field) for field in zip(*chunks, strict=True)))
 
 
@@ -226,6 +231,7 @@ def gamma_of(run: TrainedRun) -> float | None:
 
 def _measure_control(name: str, runs: Sequence[TrainedRun], data: ProbeData) -> Metrics:
     """One row; what has no seed is measured once."""
+    # Pixels, and what is fitted to them, are measured once, with the seed of the first run.
     if name != "untrained":
         return gather([measure(encode_sets(_fit_control(name, runs[0], data.augmented), data), data)])
     networks = (_untrained(run, data.augmented) for run in runs)
@@ -236,6 +242,7 @@ def _measure_control(name: str, runs: Sequence[TrainedRun], data: ProbeData) -> 
 def _untrained(run: TrainedRun, images: Tensor) -> SparseModel:
     """The run's network before its first step, with the usual support [j] on images [n c h w], if it ranks by that."""
     network = cast(SparseModel, build_model(run.recipe, run.model.spec).eval())
+    # A relative mask ranks by the support over its running mean, which training would have collected.
     if network.mask.relative:
         found = [cast(SparseOutput, network(chunk)).support for chunk in torch.split(images, CHUNK)]
         network.mask.observe_support(torch.cat(found).mean(0))
@@ -247,6 +254,7 @@ def _fit_control(name: str, run: TrainedRun, images: Tensor) -> ImageEncoder:
     """Return an encoder without a network, fitted to images [n c h w], with as many groups and numbers as the run."""
     if name == "pixels":
         return lambda images: ImageCodes(images, None)
+    # The size of a code, from a single image.
     out: SparseOutput = run.model(images[:1])
     f = images.flatten(1)
     (j, k) = out.masked.pose.shape[1:]

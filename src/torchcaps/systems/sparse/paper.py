@@ -70,10 +70,12 @@ def rawlinson_tables(result: Result) -> list[Table]:
 
 def _table_1(result: Result) -> Table:
     rows = [["table 1, accuracy (%)", "MNIST", "affNIST"]]
+    # The rows of the paper.
     for row in TABLE_1_SUPERVISED:
         rows.append([row.name, _percent([row.mnist]), _percent([row.affnist])])
     for name, numbers in TABLE_1_CAPSULES.items():
         rows += _rows_by_protocol(name, {metric: [value] for metric, value in numbers.items()})
+    # Ours: the runs, and the controls that have the metric.
     for name, metrics in [(result.recipe, result.metrics), *result.controls.items()]:
         if MAIN_METRIC in metrics:
             rows += _rows_by_protocol(f"ours: {name}", metrics)
@@ -82,6 +84,7 @@ def _table_1(result: Result) -> Table:
 
 def _table_2(result: Result) -> Table:
     rows = [["table 2, accuracy (%)", "MNIST", "trained on affNIST", "affNIST"]]
+    # The rows of the paper, and one for our runs.
     for row in TABLE_2:
         rows.append([row.name, _percent([row.mnist]), row.trained_on_affnist, _percent([row.affnist])])
     trained_on_affnist = "yes" if result.config["data"]["train_on"] == "affnist" else "no"

@@ -44,6 +44,7 @@ class SVMClassifier(Model):
 
     def scores_of_codes(self, codes: Tensor) -> Tensor:
         """Codes [b d] -> scores [b j]."""
+        # Each pair gives both of its classes a soft win; a class adds up its own.
         f = self.svm.functions(codes)  # [b p]
         wins = torch.sigmoid(STEEPNESS * torch.stack([f, -f], -1)).flatten(1)  # [b (p 2)]
         scores = wins.new_zeros(len(wins), self.spec.classes).index_add(1, self.svm.pairs.flatten(), wins) / f.shape[1]
@@ -59,6 +60,7 @@ def with_svm(run: TrainedRun) -> TrainedRun:
     Returns:
         The same run with an `SVMClassifier`, in evaluation mode.
     """
+    # The same images and kernel as in an evaluation of the run by default.
     network = cast(SparseModel, run.model)
     probe_data = build_probe_data(run.recipe)
     train_images = probe_data.sets[probe_data.protocols[probe_data.main][0]]

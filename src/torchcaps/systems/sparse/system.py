@@ -86,6 +86,7 @@ class SparseSystem(System):
 
         How many images the SVM learned from and the peak memory (MB) are in the budget.
         """
+        # Refuse what cannot be measured before data are loaded.
         names = self.select_controls(options.only)
         require_sklearn()
         require_comparable(runs[0], others)

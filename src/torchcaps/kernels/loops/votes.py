@@ -42,6 +42,51 @@ class Layer(NamedTuple):
     who: Array
 
 
+class Weights(NamedTuple):
+    """Log weights of the votes [s j c] and log activations of the children [child]; or the gradients by them."""
+
+    log_weight: Array
+    log_activation: Array
+
+
+class Moments(NamedTuple):
+    """Log mass [s j], mean and variance [s j k] of the votes for each parent; or the gradients by them."""
+
+    log_mass: Array
+    mean: Array
+    variance: Array
+
+
+class Gaussians(NamedTuple):
+    """Mean and precision [s j k] of each parent, and the bias [s j] of its logits; or the gradients by them."""
+
+    mean: Array
+    precision: Array
+    bias: Array
+
+
+class Gradients(NamedTuple):
+    """Gradients by the children's poses [child d] and by W, to which a loop adds."""
+
+    X: Array
+    W: Array
+
+
+class Competition(NamedTuple):
+    """Who competes for each child.
+
+    order [n 2] lists the (place, slot) of child after child, those of child i from ends[i] to ends[i + 1]. Parent types
+    j with equal j % groups compete with each other.
+    """
+
+    places: int
+    parents: int
+    size: int
+    groups: int
+    order: Array
+    ends: Array
+
+
 # --- Votes ----------------------------------------------------------------------------------------------------------
 
 
@@ -267,12 +312,11 @@ def _weights(log_w: Array, row: int, log_a: Array, who: Array, s: int, first: in
 
 
 @loop
-def moments(
-    start: int, stop: int, layer: Layer, log_w: Array, log_a: Array,
-    lse: Array, mean: Array, variance: Array,
-) -> None:  # fmt: skip
+def moments(start: int, stop: int, layer: Layer, weights: Weights, found: Moments) -> None:
     """Of every parent: log of its mass, mean and variance of its votes under exp(log_w + log_a); tasks (block, s)."""
     matrix, children, d, k, X, W, offset, who = layer
+    log_w, log_a = weights
+    lse, mean, variance = found
     S, C = who.shape
     J = len(W)
     L = BYTES // X.itemsize
@@ -317,12 +361,22 @@ def moments(
 
 @loop
 def moments_back(
-    start: int, stop: int, layer: Layer, log_w: Array, log_a: Array,
-    lse: Array, mean: Array, variance: Array, g_lse: Array, g_mean: Array, g_variance: Array,
-    g_X: Array, g_W: Array, g_log_w: Array, g_log_a: Array,
-) -> None:  # fmt: skip
+    start: int,
+    stop: int,
+    layer: Layer,
+    weights: Weights,
+    found: Moments,
+    slopes: Moments,
+    gradients: Gradients,
+    by_weights: Weights,
+) -> None:
     """g_s = w (g_lse + sum_k g_mean d + g_variance (d^2 - variance)) and g_V = w (g_mean + 2 g_variance d)."""
     matrix, children, d, k, X, W, offset, who = layer
+    log_w, log_a = weights
+    lse, mean, variance = found
+    g_lse, g_mean, g_variance = slopes
+    g_X, g_W = gradients
+    g_log_w, g_log_a = by_weights
     S, C = who.shape
     J = len(W)
     L = BYTES // X.itemsize
@@ -384,9 +438,13 @@ def moments_back(
                     some = e1 * d1 + some
                     some = e2 * d2 + some
                     some = e3 * d3 + some
-                    store(V, c * rows + q, (
-                        w_c * (b0 * d0 + e0), w_c * (b1 * d1 + e1), w_c * (b2 * d2 + e2), w_c * (b3 * d3 + e3)
-                    ))  # fmt: skip
+                    back = (
+                        w_c * (b0 * d0 + e0),
+                        w_c * (b1 * d1 + e1),
+                        w_c * (b2 * d2 + e2),
+                        w_c * (b3 * d3 + e3),
+                    )
+                    store(V, c * rows + q, back)
                 g_s = some * w_c
                 store(g_log_w, parent * C + c, g_s)
                 store(ga, c, load(ga, c) + g_s)
@@ -399,12 +457,10 @@ def moments_back(
 
 
 @loop
-def likelihood(
-    start: int, stop: int, layer: Layer, mean: Array,
-    precision: Array, bias: Array, logits: Array,
-) -> None:  # fmt: skip
+def likelihood(start: int, stop: int, layer: Layer, gaussians: Gaussians, logits: Array) -> None:
     """logits [s j c] = bias_j - 1/2 sum_k precision (V - mean)^2."""
     matrix, children, d, k, X, W, offset, who = layer
+    mean, precision, bias = gaussians
     S, C = who.shape
     J = len(W)
     L = BYTES // X.itemsize
@@ -445,11 +501,19 @@ def likelihood(
 
 @loop
 def likelihood_back(
-    start: int, stop: int, layer: Layer, mean: Array,
-    precision: Array, g_logits: Array, g_X: Array, g_W: Array, g_mean: Array, g_precision: Array, g_bias: Array,
-) -> None:  # fmt: skip
+    start: int,
+    stop: int,
+    layer: Layer,
+    gaussians: Gaussians,
+    g_logits: Array,
+    gradients: Gradients,
+    by_gaussians: Gaussians,
+) -> None:
     """g_bias = sum_c g, g_mean = p sum_c g d, g_precision = -1/2 sum_c g d^2, g_V = -g p d."""
     matrix, children, d, k, X, W, offset, who = layer
+    mean, precision, _ = gaussians
+    g_X, g_W = gradients
+    g_mean, g_precision, g_bias = by_gaussians
     S, C = who.shape
     J = len(W)
     L = BYTES // X.itemsize
@@ -520,24 +584,12 @@ def likelihood_back(
 
 
 @loop
-def compete(
-    start: int,
-    stop: int,
-    S: int,
-    J: int,
-    C: int,
-    groups: int,
-    background: float,
-    slots: Array,
-    ends: Array,
-    logits: Array,
-    out: Array,
-) -> None:
+def compete(start: int, stop: int, who: Competition, background: float, logits: Array, out: Array) -> None:
     """out = log-softmax of the logits over all parents that compete for a child; tasks (block, child).
 
-    slots [n 2] lists the (s, c) of child after child, those of child i from ends[i] to ends[i + 1]. `background` is one
-    more logit that competes, -inf for none.
+    `background` is one more logit that competes, -inf for none.
     """
+    S, J, C, groups, slots, ends = who
     children = len(ends) - 1
     for task in range(start, stop):
         child = task % children
@@ -566,20 +618,9 @@ def compete(
 
 
 @loop
-def compete_back(
-    start: int,
-    stop: int,
-    S: int,
-    J: int,
-    C: int,
-    groups: int,
-    slots: Array,
-    ends: Array,
-    log_share: Array,
-    g: Array,
-    out: Array,
-) -> None:
+def compete_back(start: int, stop: int, who: Competition, log_share: Array, g: Array, out: Array) -> None:
     """g_logits = g - R sum g, the sum over the parents that compete for a child."""
+    S, J, C, groups, slots, ends = who
     children = len(ends) - 1
     for task in range(start, stop):
         child = task % children
@@ -664,9 +705,10 @@ def dot(start: int, stop: int, layer: Layer, parents: Array, out: Array) -> None
 
 
 @loop
-def outer_back(start: int, stop: int, layer: Layer, w: Array, parents: Array, g_X: Array, g_W: Array) -> None:
+def outer_back(start: int, stop: int, layer: Layer, w: Array, parents: Array, gradients: Gradients) -> None:
     """Gradients by children and weights where g_V = w_c parents_k, as in the sum and in the dot product."""
     matrix, children, d, k, X, W, _, who = layer
+    g_X, g_W = gradients
     S, C = who.shape
     J = len(W)
     L = BYTES // X.itemsize
@@ -725,9 +767,10 @@ def lengths(start: int, stop: int, layer: Layer, out: Array) -> None:
 
 
 @loop
-def lengths_back(start: int, stop: int, layer: Layer, g: Array, g_X: Array, g_W: Array) -> None:
+def lengths_back(start: int, stop: int, layer: Layer, g: Array, gradients: Gradients) -> None:
     """g_V = 2 g V."""
     matrix, children, d, k, X, W, offset, who = layer
+    g_X, g_W = gradients
     S, C = who.shape
     J = len(W)
     L = BYTES // X.itemsize

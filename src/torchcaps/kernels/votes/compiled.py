@@ -7,15 +7,22 @@ that nothing is copied on the way.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from types import ModuleType
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
+from torchcaps.kernels.operators import GradContext, OperatorInputs
 from torchcaps.kernels.threads import in_threads
 from torchcaps.kernels.votes.base import Moments, Votes, VotesInput
+
+if TYPE_CHECKING:
+    from torchcaps.kernels.loops.simd import Array
+    from torchcaps.kernels.loops.votes import Gradients
+    from torchcaps.kernels.loops.votes import Layer as LoopLayer
 
 __all__ = ["CompiledVotes"]
 
@@ -123,10 +130,12 @@ class _Layer(NamedTuple):
     child: Tensor
     matrix: bool
 
-    def record(self) -> object:
+    def record(self) -> LoopLayer:
         """The same for the compiled loops."""
         arrays = (_rows(self.x), self.W.detach().numpy(), self.offset.detach().numpy(), self.child.numpy())
-        return _loops().Layer(self.matrix, self.x.shape[1], self.x.shape[2], self.offset.shape[1], *arrays)
+        sizes = (self.x.shape[1], self.x.shape[2], self.offset.shape[1])
+        record: LoopLayer = _loops().Layer(self.matrix, *sizes, *arrays)
+        return record
 
     @property
     def lanes(self) -> int:
@@ -174,35 +183,33 @@ def _up(n: int, step: int) -> int:
     return -(-n // step) * step
 
 
-def _rows(x: Tensor) -> object:
+def _rows(x: Tensor) -> Array:
     """A tensor [... b] as numpy's array [rows b], without a copy if it is contiguous."""
     return x.detach().contiguous().flatten(0, -2).numpy()
 
 
-class _Loop(Protocol):
-    def __call__(self, start: int, stop: int, layer: object, *arrays: object) -> None: ...
+def _run(layer: _Layer, work: Callable[[int, int, LoopLayer], None]) -> None:
+    """Run a forward loop, work(start, stop, layer), over all tasks (block of samples, place).
 
-
-def _run(loop: _Loop, layer: _Layer, *arrays: object) -> None:
-    """Run a forward loop over all tasks (block of samples, place); each writes to memory of its own."""
+    Each task writes to memory of its own.
+    """
     record = layer.record()
-    in_threads(lambda _, start, stop: loop(start, stop, record, *arrays), layer.blocks * len(layer.child))
+    in_threads(lambda _, start, stop: work(start, stop, record), layer.blocks * len(layer.child))
 
 
-def _run_back(
-    loop: _Loop, layer: _Layer, read: tuple[Tensor, ...], *written: Tensor, shared: int = 0
-) -> tuple[Tensor, ...]:
-    """Run a backward loop, and return the gradients by the children and by W, then those by `shared` more tensors.
+class _Shared(NamedTuple):
+    """Gradients to which several tasks add: by the children [n c d l], by W, and by a number of each child [n c l]."""
+
+    x: Tensor
+    W: Tensor
+    scalar: Tensor
+
+
+def _run_back(layer: _Layer, work: Callable[[int, int, LoopLayer, Gradients, Array], None]) -> _Shared:
+    """Run a backward loop, work(start, stop, layer, gradients, gradient by a scalar of each child), over all tasks.
 
     Windows of one sample overlap, so that two places may add to the gradient of one child. Threads therefore take whole
     blocks of samples or, where there are too few of these, add up in memory of their own.
-
-    Args:
-        loop: Takes start, stop, the layer, what is read, the gradients by children and W, and what is written.
-        layer: Children, weights and windows.
-        read: Tensors [... b].
-        written: Tensors [... b] that belong to one task each.
-        shared: 1 if a gradient [n b] by a number of each child comes last.
     """
     # Whole blocks of samples where there are enough for all threads, else single places.
     threads = torch.get_num_threads()
@@ -210,24 +217,21 @@ def _run_back(
     by_block = layer.blocks >= threads
     tasks = layer.blocks if by_block else layer.blocks * places
     step = places if by_block else 1
-    copies = 1 if by_block else min(threads, tasks)
     # Sums over places and parents: one copy for each thread that shares samples with another.
+    copies = 1 if by_block else min(threads, tasks)
     g_x = layer.x.new_zeros(copies, *layer.x.shape)
-    g_more = [layer.x.new_zeros(copies, *layer.x.shape[:2], layer.lanes) for _ in range(shared)]
+    g_scalar = layer.x.new_zeros(copies, *layer.x.shape[:2], layer.lanes)
     g_W = layer.x.new_zeros(min(threads, tasks), *layer.gradient_rows)
-    # Memory as numpy sees it, made once and not in every thread.
     record = layer.record()
-    arrays = [_rows(each) for each in read]
-    out = [_rows(each) for each in written]
 
-    def work(n: int, start: int, stop: int) -> None:
+    def in_thread(n: int, start: int, stop: int) -> None:
         own = 0 if by_block else n
-        more = [_rows(each[own]) for each in g_more]
-        loop(start * step, stop * step, record, *arrays, _rows(g_x[own]), g_W[n].numpy(), *out, *more)
+        gradients = _loops().Gradients(_rows(g_x[own]), g_W[n].numpy())
+        work(start * step, stop * step, record, gradients, _rows(g_scalar[own]))
 
+    in_threads(in_thread, tasks)
     # Copies are added in the order of the threads: the same sum for the same number of threads.
-    in_threads(work, tasks)
-    return g_x.sum(0), layer.gradient(g_W.sum(0)), *(each.sum(0) for each in g_more)
+    return _Shared(g_x.sum(0), layer.gradient(g_W.sum(0)), g_scalar.sum(0))
 
 
 # --- The operators --------------------------------------------------------------------------------------------------
@@ -240,7 +244,10 @@ def _moments(
     """Log mass [p j b], mean and variance [p j k b] under log weights [p j i b] and log activations [n b]."""
     layer = _Layer(x, W, offset, child, matrix)
     found = (layer.new_parents(), layer.new_parents(offset.shape[1]), layer.new_parents(offset.shape[1]))
-    _run(_loops().moments, layer, _rows(log_weight), _rows(log_a), *map(_rows, found))
+    loops = _loops()
+    weights = loops.Weights(_rows(log_weight), _rows(log_a))
+    out = loops.Moments(*map(_rows, found))
+    _run(layer, lambda start, stop, record: loops.moments(start, stop, record, weights, out))
     return found
 
 
@@ -262,10 +269,19 @@ def _moments_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients by x, W, log weights and log activations."""
     layer = _Layer(x, W, offset, child, matrix)
-    read = (log_weight, log_a, log_mass, mean, variance, g_log_mass, g_mean, g_variance)
+    loops = _loops()
+    weights = loops.Weights(_rows(log_weight), _rows(log_a))
+    found = loops.Moments(*map(_rows, (log_mass, mean, variance)))
+    slopes = loops.Moments(*map(_rows, (g_log_mass, g_mean, g_variance)))
     g_log_weight = layer.new_pairs()
-    g_x, g_W, g_log_a = _run_back(_loops().moments_back, layer, read, g_log_weight, shared=1)
-    return g_x, g_W, g_log_weight, g_log_a
+    out = _rows(g_log_weight)
+
+    def work(start: int, stop: int, record: LoopLayer, gradients: Gradients, by_activation: Array) -> None:
+        by_weights = loops.Weights(out, by_activation)
+        loops.moments_back(start, stop, record, weights, found, slopes, gradients=gradients, by_weights=by_weights)
+
+    shared = _run_back(layer, work)
+    return shared.x, shared.W, g_log_weight, shared.scalar
 
 
 @torch.library.custom_op("torchcaps::votes_log_likelihood", mutates_args=())
@@ -275,7 +291,10 @@ def _log_likelihood(
     """bias - 1/2 sum_k precision (V - mean)^2, [p j i b]."""
     layer = _Layer(x, W, offset, child, matrix)
     logits = layer.new_pairs()
-    _run(_loops().likelihood, layer, *map(_rows, (mean, precision, bias, logits)))
+    loops = _loops()
+    gaussians = loops.Gaussians(*map(_rows, (mean, precision, bias)))
+    out = _rows(logits)
+    _run(layer, lambda start, stop, record: loops.likelihood(start, stop, record, gaussians, out))
     return logits
 
 
@@ -286,8 +305,16 @@ def _log_likelihood_backward(
     """Gradients by x, W, mean, precision and bias."""
     layer = _Layer(x, W, offset, child, matrix)
     found = (torch.empty_like(mean), torch.empty_like(precision), layer.new_parents())
-    g_x, g_W = _run_back(_loops().likelihood_back, layer, (mean, precision, g), *found)
-    return g_x, g_W, *found
+    loops = _loops()
+    gaussians = loops.Gaussians(_rows(mean), _rows(precision), _rows(found[2]))
+    by_gaussians = loops.Gaussians(*map(_rows, found))
+    slope = _rows(g)
+
+    def work(start: int, stop: int, record: LoopLayer, gradients: Gradients, _: Array) -> None:
+        loops.likelihood_back(start, stop, record, gaussians, slope, gradients=gradients, by_gaussians=by_gaussians)
+
+    shared = _run_back(layer, work)
+    return shared.x, shared.W, *found
 
 
 @torch.library.custom_op("torchcaps::votes_total", mutates_args=())
@@ -295,7 +322,8 @@ def _total(x: Tensor, W: Tensor, offset: Tensor, child: Tensor, matrix: bool, we
     """sum_i weight V, [p j k b]."""
     layer = _Layer(x, W, offset, child, matrix)
     total = layer.new_parents(offset.shape[1])
-    _run(_loops().total, layer, _rows(weight), _rows(total))
+    arrays = (_rows(weight), _rows(total))
+    _run(layer, lambda start, stop, record: _loops().total(start, stop, record, *arrays))
     return total
 
 
@@ -304,7 +332,8 @@ def _dot(x: Tensor, W: Tensor, offset: Tensor, child: Tensor, matrix: bool, pare
     """sum_k V parent, [p j i b]."""
     layer = _Layer(x, W, offset, child, matrix)
     found = layer.new_pairs()
-    _run(_loops().dot, layer, _rows(parent), _rows(found))
+    arrays = (_rows(parent), _rows(found))
+    _run(layer, lambda start, stop, record: _loops().dot(start, stop, record, *arrays))
     return found
 
 
@@ -314,8 +343,13 @@ def _outer_backward(
 ) -> tuple[Tensor, Tensor]:
     """Gradients by x and W where g_V_ij = weight_ij parent_j, as for the total and the dot product."""
     layer = _Layer(x, W, offset, child, matrix)
-    g_x, g_W = _run_back(_loops().outer_back, layer, (weight, parent))
-    return g_x, g_W
+    arrays = (_rows(weight), _rows(parent))
+
+    def work(start: int, stop: int, record: LoopLayer, gradients: Gradients, _: Array) -> None:
+        _loops().outer_back(start, stop, record, *arrays, gradients)
+
+    shared = _run_back(layer, work)
+    return shared.x, shared.W
 
 
 @torch.library.custom_op("torchcaps::votes_squared_lengths", mutates_args=())
@@ -323,7 +357,8 @@ def _squared_lengths(x: Tensor, W: Tensor, offset: Tensor, child: Tensor, matrix
     """sum_k V^2, [p j i b]."""
     layer = _Layer(x, W, offset, child, matrix)
     found = layer.new_pairs()
-    _run(_loops().lengths, layer, _rows(found))
+    out = _rows(found)
+    _run(layer, lambda start, stop, record: _loops().lengths(start, stop, record, out))
     return found
 
 
@@ -333,32 +368,41 @@ def _squared_lengths_backward(
 ) -> tuple[Tensor, Tensor]:
     """Gradients by x and W."""
     layer = _Layer(x, W, offset, child, matrix)
-    g_x, g_W = _run_back(_loops().lengths_back, layer, (g,))
-    return g_x, g_W
+    slope = _rows(g)
+
+    def work(start: int, stop: int, record: LoopLayer, gradients: Gradients, _: Array) -> None:
+        _loops().lengths_back(start, stop, record, slope, gradients)
+
+    shared = _run_back(layer, work)
+    return shared.x, shared.W
 
 
 @torch.library.custom_op("torchcaps::votes_compete", mutates_args=())
 def _compete(logits: Tensor, order: Tensor, ends: Tensor, groups: int, background: float) -> Tensor:
     """Log-softmax of logits [p j i b] over the parents of each child; `groups` of parent types compete apart."""
     found = torch.empty_like(logits)
+    who = _competition(logits, order, ends, groups)
+    arrays = (_rows(logits), _rows(found))
     # A task is one child of one block: all parents that compete for it are read and written by one thread.
-    sizes = (*logits.shape[1:4], groups)
     tasks = (len(ends) - 1) * len(logits)
-    arrays = (order.numpy(), ends.numpy(), _rows(logits), _rows(found))
-    loop = _loops().compete
-    in_threads(lambda _, start, stop: loop(start, stop, *sizes, background, *arrays), tasks)
+    in_threads(lambda _, start, stop: _loops().compete(start, stop, who, background, *arrays), tasks)
     return found
+
+
+def _competition(pairs: Tensor, order: Tensor, ends: Tensor, groups: int) -> object:
+    """Who competes for each child, as the loops read it; pairs [n p j i l] give the sizes."""
+    _, p, j, i, _ = pairs.shape
+    return _loops().Competition(p, j, i, groups, order.numpy(), ends.numpy())
 
 
 @torch.library.custom_op("torchcaps::votes_compete_backward", mutates_args=())
 def _compete_backward(log_share: Tensor, order: Tensor, ends: Tensor, groups: int, g: Tensor) -> Tensor:
     """Gradient by the logits."""
     found = torch.empty_like(log_share)
-    sizes = (*g.shape[1:4], groups)
+    who = _competition(g, order, ends, groups)
+    arrays = (_rows(log_share), _rows(g), _rows(found))
     tasks = (len(ends) - 1) * len(g)
-    arrays = (order.numpy(), ends.numpy(), _rows(log_share), _rows(g), _rows(found))
-    loop = _loops().compete_back
-    in_threads(lambda _, start, stop: loop(start, stop, *sizes, *arrays), tasks)
+    in_threads(lambda _, start, stop: _loops().compete_back(start, stop, who, *arrays), tasks)
     return found
 
 
@@ -451,71 +495,73 @@ def _like(x: Tensor) -> Tensor:
 # --- Gradients ------------------------------------------------------------------------------------------------------
 
 
-def _save_moments(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+def _save_moments(ctx: GradContext, inputs: OperatorInputs, output: tuple[Tensor, ...]) -> None:
     *layer, matrix, log_weight, log_a = inputs
     ctx.save_for_backward(*layer, log_weight, log_a, *output)
-    ctx.matrix = matrix
+    ctx.settings = (matrix,)
 
 
-def _back_moments(ctx: Any, g_log_mass: Tensor, g_mean: Tensor, g_variance: Tensor) -> tuple[Tensor | None, ...]:
+def _back_moments(
+    ctx: GradContext, g_log_mass: Tensor, g_mean: Tensor, g_variance: Tensor
+) -> tuple[Tensor | None, ...]:
     *layer, log_weight, log_a, log_mass, mean, variance = ctx.saved_tensors
     given = (log_weight, log_a, log_mass, mean, variance, g_log_mass, g_mean, g_variance)
-    g_x, g_W, g_log_weight, g_log_a = _moments_backward(*layer, ctx.matrix, *given)
+    g_x, g_W, g_log_weight, g_log_a = _moments_backward(*layer, *ctx.settings, *given)
     return g_x, g_W, None, None, None, g_log_weight, g_log_a
 
 
-def _save_log_likelihood(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+def _save_log_likelihood(ctx: GradContext, inputs: OperatorInputs, output: Tensor) -> None:
     *layer, matrix, mean, precision, _ = inputs
     ctx.save_for_backward(*layer, mean, precision)
-    ctx.matrix = matrix
+    ctx.settings = (matrix,)
 
 
-def _back_log_likelihood(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+def _back_log_likelihood(ctx: GradContext, g: Tensor) -> tuple[Tensor | None, ...]:
     *layer, mean, precision = ctx.saved_tensors
-    g_x, g_W, *others = _log_likelihood_backward(*layer, ctx.matrix, mean, precision, g)
+    g_x, g_W, *others = _log_likelihood_backward(*layer, *ctx.settings, mean, precision, g)
     return g_x, g_W, None, None, None, *others
 
 
-def _save_one(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+def _save_one(ctx: GradContext, inputs: OperatorInputs, output: Tensor) -> None:
     *layer, matrix, given = inputs
     ctx.save_for_backward(*layer, given)
-    ctx.matrix = matrix
+    ctx.settings = (matrix,)
 
 
-def _back_total(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+def _back_total(ctx: GradContext, g: Tensor) -> tuple[Tensor | None, ...]:
     *layer, weight = ctx.saved_tensors
-    g_x, g_W = _outer_backward(*layer, ctx.matrix, weight, g)
+    g_x, g_W = _outer_backward(*layer, *ctx.settings, weight, g)
     # By the weights the total is linear: its derivative is the votes' dot product with g.
-    return g_x, g_W, None, None, None, _dot(*layer, ctx.matrix, g)
+    return g_x, g_W, None, None, None, _dot(*layer, *ctx.settings, g)
 
 
-def _back_dot(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+def _back_dot(ctx: GradContext, g: Tensor) -> tuple[Tensor | None, ...]:
     *layer, parent = ctx.saved_tensors
-    g_x, g_W = _outer_backward(*layer, ctx.matrix, g, parent)
+    g_x, g_W = _outer_backward(*layer, *ctx.settings, g, parent)
     # By the parents the dot product is linear: its derivative is the votes' sum under g.
-    return g_x, g_W, None, None, None, _total(*layer, ctx.matrix, g)
+    return g_x, g_W, None, None, None, _total(*layer, *ctx.settings, g)
 
 
-def _save_squared_lengths(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+def _save_squared_lengths(ctx: GradContext, inputs: OperatorInputs, output: Tensor) -> None:
     *layer, matrix = inputs
     ctx.save_for_backward(*layer)
-    ctx.matrix = matrix
+    ctx.settings = (matrix,)
 
 
-def _back_squared_lengths(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-    g_x, g_W = _squared_lengths_backward(*ctx.saved_tensors, ctx.matrix, g)
+def _back_squared_lengths(ctx: GradContext, g: Tensor) -> tuple[Tensor | None, ...]:
+    g_x, g_W = _squared_lengths_backward(*ctx.saved_tensors, *ctx.settings, g)
     return g_x, g_W, None, None, None
 
 
-def _save_compete(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+def _save_compete(ctx: GradContext, inputs: OperatorInputs, output: Tensor) -> None:
     _, order, ends, groups, _ = inputs
     ctx.save_for_backward(output, order, ends)
-    ctx.groups = groups
+    ctx.settings = (groups,)
 
 
-def _back_compete(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+def _back_compete(ctx: GradContext, g: Tensor) -> tuple[Tensor | None, ...]:
     log_share, order, ends = ctx.saved_tensors
-    return _compete_backward(log_share, order, ends, ctx.groups, g), None, None, None, None
+    return _compete_backward(log_share, order, ends, *ctx.settings, g), None, None, None, None
 
 
 _moments.register_autograd(_back_moments, setup_context=_save_moments)

@@ -63,6 +63,7 @@ class ChunkedPasses:
 
     def query_grad(self, q: Tensor, s: Tensor, ds: Tensor, scale: Tensor, Z: Tensor) -> Tensor:
         """Return dq [b j k] of such a pass; fill Z."""
+        # Over children the softmax is known from the forward pass; over parents it is computed with the votes
         dq = torch.zeros_like(q)
         if self.over == "children":
             Z[:2] = scale.transpose(1, 2).unsqueeze(2)
@@ -80,10 +81,12 @@ class ChunkedPasses:
         dx = torch.empty_like(self.x)
         dW = torch.empty_like(self.W)
         for n, V in self._votes():
-            dV = base.unsqueeze(1).expand_as(V).clone()
+            # What all iterations say of these votes
+            dV = base.unsqueeze(1).expand_as(V).clone()  # [b n j k]
             for q_t, ds_t, Z_t in zip(q, ds, Z, strict=True):
                 c, e = self._shares(n, V, q_t, ds_t, Z_t)
                 dV += c.unsqueeze(-1) * ds_t.unsqueeze(1) + e.unsqueeze(-1) * q_t.unsqueeze(1)
+                # A cosine does not change with the length of a vote: take out the direction of V
                 if self.cosine:
                     dV -= (e * self._logits(V, q_t)).unsqueeze(-1) * self._inverse(V) * V
             dx[:, n], dW[n] = self._back(n, dV)
@@ -115,6 +118,7 @@ class ChunkedPasses:
         """Yield slices of the children."""
         (b, i, _) = self.x.shape
         (_, j, k, _) = self.W.shape
+        # At least one child at a time, and a batch may be empty
         rows = max(1, MAX_VOTES // max(1, b * j * k))
         return (slice(first, first + rows) for first in range(0, i, rows))
 
@@ -129,6 +133,7 @@ class ChunkedPasses:
 
 def _exponentials(b: Tensor, axis: int) -> Tensor:
     """Turn b into its softmax in place; return its largest number and 1 / the sum of exp(b - that), [2 ..]."""
+    # In place, as b has a number for each pair of child and parent
     top = b.amax(axis, keepdim=True)
     inverse = 1 / b.sub_(top).exp_().sum(axis, keepdim=True)
     b.mul_(inverse)

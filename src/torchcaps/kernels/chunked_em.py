@@ -59,6 +59,7 @@ class EmInputs(NamedTuple):
     @property
     def first_log_assignment(self) -> Tensor:
         """Log R of the first iteration [(P i)]: minus the log of the number of parents that see the child."""
+        # All parents whose window holds the child share it equally
         count = torch.bincount(self.slot_children.flatten(), minlength=self.pose.shape[1] * self.pose.shape[2])
         parents = self.weights.shape[1] if self.across else 1
         return -(count.clamp_min(1) * parents).to(self.pose.dtype).log()
@@ -78,12 +79,14 @@ class EmInputs(NamedTuple):
 
     def normalize(self, logits: Tensor) -> Tensor:
         """Return log R [b s j c]: log-softmax of the logits over the parents that compete for a child."""
-        index = self.slot_children.flatten()
+        # The largest logit of each child, over all slots that hold it
+        index = self.slot_children.flatten()  # [(s c)]
         slots = logits.transpose(1, 2).flatten(2)  # [b j (s c)]
         most = slots.amax(1, keepdim=True) if self.across else slots  # [b g (s c)]
         wide = index.expand_as(most)
         children = self.pose.shape[1] * self.pose.shape[2]
         top = most.new_zeros(*most.shape[:2], children).scatter_reduce(2, wide, most, "amax", include_self=False)
+        # Sum of the exponentials above it, then the logarithm of that
         above = slots - top[..., index]
         e = above.exp()
         norm = torch.zeros_like(top).index_add_(2, index, e.sum(1, keepdim=True) if self.across else e)
@@ -107,7 +110,7 @@ class EmInputGrads(NamedTuple):
 
 def _votes(layer: EmInputs, M: Tensor, W: Tensor) -> Tensor:
     """Return the votes [b s c 16] of M [b s c 4 4] for one parent with weights W [c 4 4]."""
-    V = torch.einsum("bscrk,ckq->bscrq", M, W).flatten(3)
+    V = torch.einsum("bscrk,ckq->bscrq", M, W).flatten(3)  # [b s c 16]
     return V if layer.offset is None else V + layer.offset
 
 
@@ -138,6 +141,7 @@ def _energy(layer: EmInputs, fit: Tensor, j: int) -> Tensor:
 
 def _e_step(layer: EmInputs, V: Tensor, fit: Tensor, j: int) -> Tensor:
     """E-step of one parent: logits [b s c]."""
+    # Squared distance from the mean, and logits: -a energy (descent) or log (a N) (paper)
     mean = fit[..., None, :POSE]
     variance = fit[..., None, POSE:LSE]
     logit = fit[..., LOGIT]
@@ -157,12 +161,14 @@ def forward(layer: EmInputs) -> tuple[Tensor, Tensor]:
     Returns:
         log R of all iterations but the first [b t-1 s j c], and the Gaussians of all [b t s j FIT].
     """
+    # What every slot holds, and the uniform assignment of the first iteration
     W = layer.weights[layer.row()].unbind(1)  # J times [c 4 4]
     M = as_matrix(layer.gather(layer.pose))
     log_a = layer.gather(layer.log_activation)
     log_R = layer.first_log_assignment[layer.slot_children].expand(len(M), len(W), -1, -1).transpose(1, 2)  # [b s j c]
     shares = []
     fits = [M.new_zeros(*log_R.shape[:3], FIT)]
+    # An iteration: of each parent the M-step and, but for the last time, its next logits
     for t in range(len(layer.inverse_temperature)):
         now = []
         bids = []
@@ -172,9 +178,11 @@ def forward(layer: EmInputs) -> tuple[Tensor, Tensor]:
             if t + 1 < len(layer.inverse_temperature):
                 bids.append(_e_step(layer, V, now[-1], j))
         fits.append(torch.stack(now, 2))
+        # Parents compete when the logits of all of them are known
         if bids:
             log_R = layer.normalize(torch.stack(bids, 2))
             shares.append(log_R)
+    # The zeros before the first iteration, which damping starts from, are not returned
     kept = torch.stack(shares, 1) if shares else log_R.new_empty(len(M), 0, *log_R.shape[1:])
     return kept, torch.stack(fits[1:], 1)
 
@@ -192,6 +200,7 @@ def backward(layer: EmInputs, log_assignments: Tensor, fits: Tensor, g_mean: Ten
     Returns:
         The derivatives by the tensors of `layer`.
     """
+    # The inputs again, as in the forward pass
     W = layer.weights[layer.row()].unbind(1)
     T = len(layer.inverse_temperature)
     M = as_matrix(layer.gather(layer.pose))
@@ -226,6 +235,7 @@ def backward(layer: EmInputs, log_assignments: Tensor, fits: Tensor, g_mean: Ten
         G = as_matrix(_votes_back(layer, _votes(layer, M, W_j), w, fits, g_l, slopes, j))
         g_M = g_M + torch.einsum("bscrq,ckq->bscrk", G, W_j)
         g_W[:, j] = torch.zeros_like(g_W[:, j]).index_add_(0, layer.row(), torch.einsum("bscrk,bscrq->ckq", M, G))
+    # A child gets the sum over all slots that hold it
     g_pose = layer.scatter(g_M.flatten(3))
     g_log_a = layer.scatter(sum(g_s[1:], g_s[0]).sum(2))
     return EmInputGrads(g_pose.view_as(layer.pose), g_log_a.view_as(layer.log_activation), g_W, beta_a, beta_u)
@@ -260,6 +270,7 @@ def _parent_back(
         g_z = g_logit[:, :, j]
     else:
         g = g_l[:, :, j]
+        # S0, S1 and S2 are all that the logits' derivatives contribute
         S0 = g.sum(-1)
         k = (on if layer.descent else torch.ones_like(on)).unsqueeze(-1)
         S1 = torch.einsum("bsc,bsck->bsk", g, d)
@@ -294,6 +305,7 @@ def _votes_back(
     j: int,
 ) -> Tensor:
     """Step 3 for parent j: g_V [b s c 16]."""
+    # Through mean and variance of every iteration, and through the logits that followed
     G = torch.zeros_like(V)
     for t, (g_mu, g_v) in enumerate(slopes):
         d = V - fits[:, t, :, None, j, :POSE]

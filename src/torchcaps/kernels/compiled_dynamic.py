@@ -39,7 +39,8 @@ def weighted_sum(W: Tensor, X: Tensor, C: Tensor | None, share: float = 1.0) -> 
     Returns:
         Totals [n j k L].
     """
-    S = X.new_zeros(X.shape[1], *W.shape[1:3], X.shape[3])
+    # Arrays for the loop; an empty coupling stands for 1 everywhere
+    S = X.new_zeros(X.shape[1], *W.shape[1:3], X.shape[3])  # [n j k L]
     coupling = X.new_empty(0, 0, 0) if C is None else C
     votes = CoupledVotes(as_array(W), as_array(X), as_array(coupling), share)
     totals = as_array(S)
@@ -154,7 +155,8 @@ class CompiledPasses:
 
     def total(self, q: Tensor, C: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return s = sum_i c V with c = softmax(V . q), and the scale [2 j b] of a softmax over children."""
-        Q = to_blocks(q)
+        # Blocks for the loops
+        Q = to_blocks(q)  # [n j k L]
         (n, j, _, L) = Q.shape
         S = torch.zeros_like(Q)
         Z = Q.new_empty(2, 0 if self.over == "parents" else j, n * L)
@@ -168,6 +170,7 @@ class CompiledPasses:
         def over_children(blocks: Range, parents: Range) -> None:
             loops("dynamic").route_children(problem, coupling, totals, Z.numpy(), blocks, parents)
 
+        # A softmax over parents takes one child and all parents; over children, parents are independent
         if self.over == "parents":
             in_threads(over_parents, n)
         else:
@@ -176,7 +179,8 @@ class CompiledPasses:
 
     def query_grad(self, q: Tensor, s: Tensor, ds: Tensor, scale: Tensor, Z: Tensor) -> Tensor:
         """Return dq [b j k] of such a pass; fill Z."""
-        Q = to_blocks(q)
+        # Blocks for the loops
+        Q = to_blocks(q)  # [n j k L]
         dS = to_blocks(ds)
         (n, j, _, _) = Q.shape
         dQ = torch.zeros_like(Q)
@@ -200,6 +204,7 @@ class CompiledPasses:
 
     def input_grads(self, q: list[Tensor], ds: list[Tensor], Z: Tensor, base: Tensor) -> tuple[Tensor, Tensor]:
         """Return dx [b i d] and dW [i j k d]; no pass comes after it, so the memory of X is freed for dx."""
+        # The cached property is dropped; this pass lays out a few children at a time
         vars(self).pop("X", None)
         B = to_blocks(base)
         dx = torch.empty_like(self.x)
@@ -213,6 +218,7 @@ class CompiledPasses:
         )
         inputs = VoteInputs(as_array(self.x), as_array(self.W))
         grads = VoteInputs(dx.numpy(), dW.numpy())
+        # Threads take children, whose dx and dW nobody else writes
         in_threads(
             lambda _, start, stop: loops("dynamic_grads").scatter(inputs, trace, grads, start, stop), len(self.W)
         )

@@ -66,6 +66,7 @@ def route(
         want it, and its sum z [b j k], before squash.
     """
     wide = torch.float64 if _may_overflow(x, W) else x.dtype
+    # Compiled loops, unless a single iteration needs one matrix product only
     if iterations > 1 and _loops(x, W):
         passes = compiled.CompiledPasses(
             x.to(wide), W.to(wide), cosine=agreement == "cosine", over=over, share=_uniform(W, over)
@@ -75,14 +76,17 @@ def route(
     # Without loops: one matrix product for each parent, on a buffer of the children's size.
     x_t = _turn(x).to(wide)
     P = _ordered(W).to(wide)  # [d i b], [d i j k]
+    # Lengths of the votes once for all iterations
     inverse = _inverse_lengths(x_t, P) if agreement == "cosine" and iterations > 1 else None
     b: Tensor | None = None
     c: Tensor | float = _uniform(W, over)
+    # Each iteration: totals, agreement of the votes with them, and the coupling from that
     for _ in range(iterations - 1):
         z = _forward(x_t, P, c)  # [b j k]
         agreed = _agree(x_t, P, squash(z) if inverse is None else z / norm(z, keepdim=True), inverse)  # [j i b]
         b = agreed if b is None or logits == "replaced" else b.add_(agreed)
         c = b.softmax(0 if over == "parents" else 1)
+    # The last total, with the coupling that is returned
     z = _forward(x_t, P, c).to(x.dtype)
     if not isinstance(c, Tensor):
         c = x_t.new_full((P.shape[2], *x_t.shape[1:]), c)
@@ -121,13 +125,15 @@ def reverse(h: Tensor, W: Tensor, c: Tensor | float) -> Tensor:
     """
     if isinstance(c, Tensor) and _loops(h, W, c):
         return compiled.reverse(W, compiled.blocked_coupling(c), to_blocks(h), len(h))
-    P = _ordered(W)
+    # A uniform coupling leaves one product over all parents
+    P = _ordered(W)  # [d i j k]
     c = _turned(c)
     d, i, j, k = P.shape
     if not isinstance(c, Tensor):
         y = torch.mm(P.view(d * i, j * k), h.flatten(1).t()).mul_(c)  # [(d i) b]
         return y.view(d, i, -1).permute(2, 1, 0)  # [b i d]
-    total = h.new_zeros(d, i, len(h))
+    # Else one for each parent, into the same buffer
+    total = h.new_zeros(d, i, len(h))  # [d i b]
     buffer = torch.empty_like(total)
     for n, P_n in _parents(P):
         torch.mm(P_n, h[:, n].t(), out=buffer.view(d * i, -1))
@@ -152,7 +158,8 @@ def grad(x: Tensor, c: Tensor | float, a: Tensor, onto: Tensor | None = None) ->
     (_, j, k) = a.shape
     if isinstance(c, Tensor) and _loops(x, a, c):
         return compiled.weight_grad(to_blocks(x, children=True), compiled.blocked_coupling(c), to_blocks(a), onto)
-    x_t = _turn(x)
+    # The same two cases as in `reverse`, transposed
+    x_t = _turn(x)  # [d i b]
     c = _turned(c)
     total = a.new_empty(d, i, j, k)
     if not isinstance(c, Tensor):
@@ -199,7 +206,8 @@ def _forward(x: Tensor, P: Tensor, c: Tensor | float) -> Tensor:
     d, i, j, k = P.shape
     if not isinstance(c, Tensor):
         return torch.mm(x.view(d * i, -1).t(), P.view(d * i, j * k)).mul_(c).view(-1, j, k)
-    z = x.new_empty(x.shape[2], j, k)
+    # One parent at a time: the children times their coupling, then times W_j
+    z = x.new_empty(x.shape[2], j, k)  # [b j k]
     buffer = torch.empty_like(x)
     for n, P_n in _parents(P):
         torch.mul(x, c[n], out=buffer)
@@ -209,7 +217,8 @@ def _forward(x: Tensor, P: Tensor, c: Tensor | float) -> Tensor:
 
 def _agree(x: Tensor, P: Tensor, v: Tensor, inverse: Tensor | None) -> Tensor:
     """x_i . (W_ij^T v_j) [j i b], times 1 / |V_ij| where that is given, which makes it a cosine."""
-    agreed = x.new_empty(P.shape[2], *x.shape[1:])
+    # One parent at a time: W_j^T v_j, then the dot product with each child
+    agreed = x.new_empty(P.shape[2], *x.shape[1:])  # [j i b]
     buffer = torch.empty_like(x)
     for n, P_n in _parents(P):
         torch.mm(P_n, v[:, n].t(), out=buffer.flatten(0, 1))
@@ -222,12 +231,14 @@ def _inverse_lengths(x: Tensor, P: Tensor) -> Tensor:
     (_, i, j, k) = P.shape
     b = x.shape[2]
     square = x.new_empty(j, i, b)
+    # The only place where votes exist: those of a few children at a time
     rows = max(1, MAX_VOTES // (b * j * k))
     for n in range(0, i, rows):
         W_n = P[:, n : n + rows].flatten(2).permute(1, 2, 0)  # [n (j k) d]
         x_n = x[:, n : n + rows].transpose(0, 1).contiguous()  # [n d b]
         votes = torch.bmm(W_n, x_n).view(-1, j, k, b)  # [n j k b]
         torch.sum(votes.mul_(votes), 2, out=square[:, n : n + rows].transpose(0, 1))
+    # Without this mask a vote of length 0 would get 1 / sqrt(floor), a huge number
     some = square > 0
     floor = float(norm(x.new_zeros(1))) ** 2  # what `norm` adds below the root
     return square.add_(floor).rsqrt_().mul_(some)
@@ -235,6 +246,7 @@ def _inverse_lengths(x: Tensor, P: Tensor) -> Tensor:
 
 def _may_overflow(x: Tensor, W: Tensor) -> bool:
     """Whether the squared length of a vote or of a sum of votes could be more than the largest number."""
+    # A bound from the largest numbers alone: two cheap passes, no vote
     i, _, k, d = W.shape
     largest = [max(-float(low), float(high)) for low, high in (x.aminmax(), W.aminmax())]
     return i * d * math.sqrt(k) * math.prod(largest) > math.sqrt(torch.finfo(x.dtype).max)

@@ -92,6 +92,7 @@ def dynamic_routing(
         The last total s [b j k], before squash, and the coupling [b i j], detached, a view in which the batch lies
         together.
     """
+    # "last" stores the least, and without a backward pass nothing else is needed
     learns = torch.is_grad_enabled() and (x.requires_grad or W.requires_grad)
     total, _, _, coupling = _forward(
         x, W, iterations, agreement=agreement, over=over, logits=logits, gradient=gradient if learns else "last"
@@ -115,6 +116,7 @@ def _forward(
         totals, scales, C = iterate(passes, iterations, agreement, logits)
         total = totals[-1]
         earlier = totals[:-1]
+        # The coupling alone is enough for that gradient
         if gradient == "last":
             earlier = []
             scales = []
@@ -215,7 +217,8 @@ def _retrace(
     passes: Passes, ds: Tensor, totals: list[Tensor], scales: Tensor, agreement: str, logits: str
 ) -> tuple[Tensor, Tensor]:
     """Differentiate all iterations, the last one first, then all votes at once."""
-    v = [_parent(s, agreement) for s in totals[:-1]]
+    # Queries of all iterations again, from the stored totals
+    v = [_parent(s, agreement) for s in totals[:-1]]  # [b j k] each
     q = v
     if logits == "accumulated" and v:
         q = list(torch.stack(v).cumsum(0))
@@ -244,7 +247,8 @@ def _parent_back(s: Tensor, dv: Tensor, agreement: str) -> Tensor:
     """Return ds of `_parent`: f dv + r f' (u . dv) u, with r = |s|, u = s / r, v = f(r) s, f = r / (1 + r²) or 1/r."""
     r = norm(s, keepdim=True)
     u = s / r
-    along = (u * dv).sum(-1, keepdim=True) * u
+    # The derivative along s, and across it, where only the factor f acts
+    along = (u * dv).sum(-1, keepdim=True) * u  # [b j k]
     if agreement == "cosine":
         return (dv - along) / r
     f = r / (1 + r * r)

@@ -60,8 +60,10 @@ def em_routing(
         The mean mu [b p j 16], the logit of the activation [b p j], and R [b p (n i) j] of the last iteration,
         detached.
     """
+    # lambda rises toward its final value from iteration to iteration
     lam = [final_inverse_temperature * (1 - decay ** (t + 1)) for t in range(iterations)]
     log_a = log_floor(activation)
+    # Iterations are stored only if there will be a backward pass
     inputs = (pose, log_a, W, offset, beta_a, beta_u)
     learns = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
     mean, logit, coupling, _, _ = _forward(
@@ -121,6 +123,7 @@ def _forward(
 
     # Other devices and types: tensor operations, with blocks of one sample.
     log_assignments, fits = chunked_em.forward(layer)
+    # The last assignments; with a single iteration they are the uniform ones
     last = fits[:, -1]  # [b p j FIT]
     if len(lam) > 1:
         log_R = log_assignments[:, -1]
@@ -131,6 +134,7 @@ def _forward(
     if not keep_all:
         log_assignments = log_assignments[:, :0]
         fits = fits[:, -1:]
+    # Operators may not return views of their inputs or of each other, hence the clones
     return (
         last[..., :POSE].clone(),
         last[..., LOGIT].clone(),
@@ -227,6 +231,7 @@ def _empty(
     pose: Tensor, W: Tensor, windows: Tensor, t: int, keep_all: bool, L: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Allocate what the forward operator returns, for t iterations and blocks of L samples."""
+    # Without a backward pass, room for the last Gaussians only
     (b, _, i, _) = pose.shape
     (p, n) = windows.shape
     j = W.shape[1]
@@ -240,6 +245,7 @@ def _empty(
 
 
 def _setup(ctx: GradContext, inputs: OperatorInputs, output: tuple[Tensor, ...]) -> None:
+    # log R and fits, then the tensors; of the settings all but `keep_all`
     ctx.save_for_backward(*output[3:], *inputs[:7])
     ctx.settings = inputs[7:12]
     ctx.mark_non_differentiable(*output[2:])
@@ -248,6 +254,7 @@ def _setup(ctx: GradContext, inputs: OperatorInputs, output: tuple[Tensor, ...])
 
 def _grads(ctx: GradContext, g_mean: Tensor, g_logit: Tensor, *_: Tensor | None) -> tuple[Tensor | None, ...]:
     pose, log_a, W, beta_a, beta_u = _backward(g_mean, g_logit, *ctx.saved_tensors, *ctx.settings)
+    # None for offset, windows and the settings
     return pose, log_a, W, None, beta_a, beta_u, *[None] * 7
 
 
@@ -273,6 +280,7 @@ def _problem(layer: EmInputs) -> EmProblem:
     """Lay a layer out as the loops want it."""
     x = layer.pose
     slots = layer.slot_children
+    # Weights by parent, since a loop works on one parent at a time
     W = layer.weights.transpose(0, 1).reshape(layer.weights.shape[1], -1, POSE)
     offset = x.new_zeros(slots.shape[1], POSE) if layer.offset is None else layer.offset.to(x.dtype)
     return EmProblem(
@@ -295,6 +303,7 @@ def _problem(layer: EmInputs) -> EmProblem:
 def _forward_loops(layer: EmInputs, keep_all: bool) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     from torchcaps.kernels.loops import em
 
+    # Results, allocated here and filled by the threads
     pose = layer.pose
     mean, logit, coupling, log_assignments, fits = _empty(
         pose,

@@ -18,6 +18,7 @@ __all__ = ["Planes"]
 @cache
 def _waves(N: int, frequencies: range, places: int, dtype: torch.dtype, sign: int) -> Tensor:
     """[2 n a] cos and sign * sin of 2 pi n a / N."""
+    # n a modulo N in whole numbers: the angle stays small, and its cosine exact to the last digits
     turns = torch.outer(torch.tensor(frequencies, device="cpu"), torch.arange(places, device="cpu")) % N
     angle = 2 * math.pi * turns.double() / N
     return torch.stack([angle.cos(), sign * angle.sin()]).to(dtype)

@@ -97,8 +97,10 @@ class _Sizes(NamedTuple):
     def of(cls, x: Tensor, w: Tensor, s: int) -> _Sizes:
         sides = (x.shape[2], x.shape[3])
         taps = (w.shape[2], w.shape[3])
+        # A phase has every s-th row and column
         N, T = ((-(-n // s), -(-m // s)) for n, m in (sides, taps))
         M = ((sides[0] - taps[0]) // s + 1, (sides[1] - taps[1]) // s + 1)
+        # As many column frequencies at once as ROOM holds of the kernels' spectra
         room = max(1, ROOM // (N[0] * s * s * w.shape[0] * w.shape[1]))
         return cls(N, M, T, s, min(room, N[1] // 2 + 1))
 
@@ -133,6 +135,7 @@ def _taps(w: Tensor) -> Tensor:
 @torch.library.custom_op("torchcaps::fourier_conv", mutates_args=())
 def _forward(x: Tensor, w: Tensor, stride: int) -> Tensor:
     """[b o h' w'], channels_last."""
+    # Planes and room for the spectra of images, kernels and results
     z = _Sizes.of(x, w, stride)
     o = len(w)
     images = _planes(_last(x), stride, z, z.N)
@@ -154,6 +157,7 @@ def _(x: Tensor, w: Tensor, stride: int) -> Tensor:
 @torch.library.custom_op("torchcaps::fourier_conv_backward", mutates_args=())
 def _backward(g: Tensor, x: Tensor, w: Tensor, stride: int) -> tuple[Tensor, Tensor]:
     """dx [b c h w] and dw [o c t t] for the derivative g [b o h' w'] of the result."""
+    # Planes of what is given, then of both derivatives
     z = _Sizes.of(x, w, stride)
     (o, c, t, u) = w.shape
     above = _planes(_last(g), 1, z, z.M, -1)

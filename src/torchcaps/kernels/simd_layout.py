@@ -67,6 +67,7 @@ def to_blocks(x: Tensor, *, children: bool = False, size: int = VECTOR_BYTES) ->
     L = block_size(x.dtype, size)
     n = -(-b // L)
     X = x.new_empty(i, n, d, L) if children else x.new_empty(n, i, d, L)
+    # Threads take blocks: blocks come first in the view that the loop gets, in memory after the children
     flat = as_array(x)
     blocks = (X.transpose(0, 1) if children else X).numpy()
     in_threads(lambda _, start, stop: loops("layout").to_blocks(flat, blocks, start, stop), n)

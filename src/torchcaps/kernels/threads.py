@@ -66,6 +66,7 @@ def split_range(count: int, pieces: int) -> list[Range]:
         The runs in order; none is empty unless count is 0.
     """
     pieces = max(1, min(pieces, count))
+    # Rounding the edges, not the lengths, spreads the remainder over all runs
     edges = [count * n // pieces for n in range(pieces + 1)]
     return [Range(start, stop) for start, stop in itertools.pairwise(edges)]
 
@@ -82,7 +83,9 @@ def in_threads(work: Callable[[int, int, int], None], count: int) -> None:
     """
     pieces = split_range(count, torch.get_num_threads())
     waiting = [_pool(len(pieces)).submit(work, n, *piece) for n, piece in enumerate(pieces[1:], 1)]
+    # The first run is worked on by this thread itself
     work(0, *pieces[0])
+    # An exception of a thread is raised here
     for each in waiting:
         each.result()
 

@@ -70,6 +70,7 @@ def vote(problem: DynamicProblem, V: Array, row: int, n: int, i: int, j: int) ->
     K = W.shape[2]
     D = W.shape[3]
     zero = b = fill(X, 0.0)
+    # Four numbers of the vote in registers, then their share of V . q
     for k in range(0, K - 3, 4):
         v = zero, zero, zero, zero
         for d in range(D):
@@ -77,6 +78,7 @@ def vote(problem: DynamicProblem, V: Array, row: int, n: int, i: int, j: int) ->
         store(V, (row, k), v)
         q = load4(Q, (n, j, k))
         b = fma(v[3], q[3], fma(v[2], q[2], fma(v[1], q[1], fma(v[0], q[0], b))))
+    # Numbers that are left, one by one
     for k in range(K // 4 * 4, K):
         u = zero
         for d in range(D):
@@ -254,6 +256,7 @@ def route_children(problem: DynamicProblem, C: Array, S: Array, Z: Array, blocks
                     if C.shape[0] > 0:
                         store(C, (first + r, j, n * L), b)
                     new = maximum(new, b)
+                # Scale down what came before, and add these children
                 shrink = exp(old - new)
                 z = shrink * load(Z, (1, j, n * L))
                 for r in range(rows):

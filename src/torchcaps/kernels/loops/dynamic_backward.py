@@ -95,10 +95,12 @@ def query_grad_children(problem: DynamicProblem, dS: Array, Z: Array, dQ: Array,
         rows = min(ROWS, I - first)
         for j in range(parents.start, parents.stop):
             for n in range(blocks.start, blocks.stop):
+                # The softmax is known from the forward pass, its mean from s . ds
                 top = load(Z, (0, 0, j, n * L))
                 inverse = load(Z, (1, 0, j, n * L))
                 mean = load(Z, (2, 0, j, n * L))
                 for r in range(rows):
+                    # db = c (dc - mean), over the vote's length for cosines
                     b = vote(problem, V, row=r, n=n, i=first + r, j=j)
                     dc = dot_query(V, r, dS, n, j) - mean
                     if floor > 0:

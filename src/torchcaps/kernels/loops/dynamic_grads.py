@@ -63,6 +63,7 @@ def add_child_grad(W: Array, i: int, j: int, dV: Array, dX: Array, near: int, ro
     K = W.shape[2]
     D = W.shape[3]
     for r in range(rows):
+        # Four numbers of the child at a time, then those that are left
         for d in range(0, D - 3, 4):
             x = load4(dX, (near, r, d))
             for k in range(K):
@@ -153,6 +154,7 @@ def reverse(weights: Array, coupling: Array, parents: Array, child_grad: Array, 
             clear(dX, rows)
             for j in range(J):
                 copy_parent(parents, block, rows, j, H_j)
+                # The derivative of the votes is c h
                 for i in range(first, end):
                     for r in range(rows):
                         c = load(coupling, (i, j, (block + r) * L))
@@ -183,6 +185,7 @@ def weight_grad(children: Array, coupling: Array, parents: Array, grad: Array, s
         for first in range(start, stop, NEAR):
             for j in range(J):
                 copy_parent(parents, block, rows, j, A_j)
+                # The coupling goes to the children here: a is the same for all of them
                 for i in range(first, min(stop, first + NEAR)):
                     for r in range(rows):
                         c = load(coupling, (i, j, (block + r) * L))
@@ -204,6 +207,7 @@ def softmax_coefficients(work: Workspace, trace: DynamicTrace, r: int, i: int, j
     inverse = fill(V, 1.0)
     if floor > 0:
         inverse = inverse_length(V, r, floor)
+    # Z has a single child or a single parent, on the axis that the softmax sums over
     child = min(i, Z.shape[2] - 1)
     parent = min(j, Z.shape[3] - 1)
     for t in range(Z.shape[0]):
@@ -232,6 +236,7 @@ def vote_grads(work: Workspace, r: int) -> None:
     """Compute dV[r] = base[r] + sum_t c ds[t, r] + e q[t, r]."""
     ce = work.coefficients
     K = work.vote_grad.shape[1]
+    # Four numbers at a time, then those that are left
     for k in range(0, K - 3, 4):
         g = load4(work.base, (r, k))
         for t in range(ce.shape[0]):

@@ -24,6 +24,7 @@ def _layout(kind: VectorType) -> tuple[int, int]:
 def _exp(builder: LLVMBuilder, kind: VectorType, x: LLVMValue) -> LLVMValue:
     """Write 2^n e^r with n = round(x / log 2) and |r| <= log(2) / 2, e^r by its series; 0 below normal numbers."""
     (shift, bias) = _layout(kind)
+    # Terms of the series, and log 2 in two pieces, the first with few digits so that n times it is exact
     small = kind.dtype.bitwidth == 32
     terms = 7 if small else 13
     high, low = (0.693359375, -2.12194440e-4) if small else (0.6931471803691238, 1.9082149292705877e-10)

@@ -71,6 +71,7 @@ def cast_votes(problem: EmProblem, first_child: int, s: int, j: int, votes: Arra
     offset = problem.offset
     w = 0  # c % m, the row of W
     for c in range(problem.child.shape[1]):
+        # A row of M times the columns of W
         for row in range(0, POSE, 4):
             m0, m1, m2, m3 = load4(pose, (first_child + problem.child[s, c]) * POSE + row)
             for k in range(4):
@@ -94,6 +95,7 @@ def max_log_activation(problem: EmProblem, first_child: int, s: int) -> Vector:
 def log_volume(fits: Array, at: int) -> Vector:
     """Return sum_h log variance_h: exponents are added and mantissas multiplied, so that it takes one logarithm."""
     whole = fill(fits, 0.0)
+    # A product of 16 mantissas stays below 2^16: it cannot overflow
     product = fill(fits, 1.0)
     for h in range(POSE):
         v = load(fits, at + POSE + h)
@@ -167,6 +169,7 @@ def _normalize_assignments(problem: EmProblem, logits: Array, at: int, work: Wor
 def _softmax(weight: Array) -> Vector:
     """Turn s_c into exp(s_c) / sum_c exp(s_c) in place; return log sum_c exp(s_c)."""
     C = len(weight)
+    # Relative to the largest, so that no exponential overflows
     top = load(weight, 0)
     for c in range(1, C):
         top = maximum(top, load(weight, c))
@@ -185,6 +188,7 @@ def _softmax(weight: Array) -> Vector:
 def _fit_mean(work: Workspace, fits: Array, at: int) -> None:
     """Compute mean_h = sum_c w_c V_ch."""
     zero = fill(fits, 0.0)
+    # Four numbers of the pose in registers while all slots pass
     for row in range(0, POSE, 4):
         mean = zero, zero, zero, zero
         for c in range(len(work.weight)):
@@ -196,6 +200,7 @@ def _fit_mean(work: Workspace, fits: Array, at: int) -> None:
 def _fit_variance(work: Workspace, fits: Array, at: int, min_variance: float) -> None:
     """Compute variance_h = sum_c w_c (V_ch - mean_h)^2 + min_variance."""
     zero = fill(fits, 0.0)
+    # About the mean that was just stored, damped if there is damping
     for row in range(0, POSE, 4):
         m0, m1, m2, m3 = load4(fits, at + row)
         variance = zero, zero, zero, zero
@@ -228,6 +233,7 @@ def _damp(fits: Array, at: int, previous: Array, damping: float) -> None:
 @inline
 def _activate(problem: EmProblem, fits: Array, at: int, lse: Vector, most: Vector, t: int, j: int) -> None:
     """Compute mass = sum_c R a and logit = lambda (beta_a - mass sum_h (beta_u + log sigma_h))."""
+    # lse was relative to the largest log activation of the window
     mass = exp(lse + most)
     cost = (log_volume(fits, at) * 0.5 + POSE * problem.beta_u[j]) * mass
     store(fits, at + LSE, lse)
@@ -244,6 +250,7 @@ def _distances(work: Workspace, fits: Array, at: int) -> None:
     for row in range(0, POSE, 4):
         m0, m1, m2, m3 = load4(fits, at + row)
         r0, r1, r2, r3 = load4(fits, at + POSE + row)
+        # One division a parent instead of one for each slot
         r0 = 1.0 / r0
         r1 = 1.0 / r1
         r2 = 1.0 / r2
@@ -262,6 +269,7 @@ def _distances(work: Workspace, fits: Array, at: int) -> None:
 @inline
 def _distances_to_logits(problem: EmProblem, logit: Array, fits: Array, at: int, j: int) -> None:
     """Turn the distances [c] into logits: log (a_j N_ij), or -a_j energy_ij for the step that descends."""
+    # Logits are linear in the distance: base + slope * distance
     z = load(fits, at + LOGIT)
     volume = log_volume(fits, at)
     if problem.descent:
@@ -284,6 +292,7 @@ def _store_coupling(log_R: Array, coupling: Array, b: int, s: int, j: int) -> No
     C = len(log_R)
     for c in range(C):
         store(log_R, c, exp(load(log_R, c)))
+    # Back to one sample after another; lanes that fill the block have none
     for l in range(min(log_R.shape[1], len(coupling) - b)):
         for c in range(C):
             coupling[b + l, s, c, j] = log_R[c, l]
@@ -304,6 +313,7 @@ def forward(start: int, stop: int, problem: EmProblem, trace: EmTrace, coupling:
         coupling: [b s c j] R of the last iteration.
         keep_all: Whether `trace` has room for all iterations, or only for the last Gaussians and no assignments.
     """
+    # Sizes, and the workspace of this thread
     child = problem.child
     fits = trace.fits
     damping = problem.damping

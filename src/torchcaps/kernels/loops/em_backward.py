@@ -132,6 +132,7 @@ def _moments(work: Workspace, fits: Array, rows: Rows) -> None:
     zero = fill(fits, 0.0)
     for row in range(0, POSE, 4):
         m0, m1, m2, m3 = load4(fits, rows.fit + row)
+        # Both sums in one pass over the votes
         S1 = S2 = (zero, zero, zero, zero)
         for c in range(len(work.weight)):
             g_l = load(work.logit_grad, rows.logit + c)
@@ -151,10 +152,12 @@ def _e_step_back(
     problem: EmProblem, fits: Array, slopes: Array, g_beta: Array, rows: Rows, S0: Vector, j: int
 ) -> Vector:
     """Step 1 from S0, S1, S2 to g_mu and g_v in place; return g_z."""
+    # k scales all logits of a parent; `extra` is the term of descent's energy in 1 / v
     least = problem.min_variance
     on = logistic(load(fits, rows.fit + LOGIT))
     k = on if problem.descent else fill(fits, 1.0)
     extra = S0 * least if problem.descent else fill(fits, 0.0)
+    # g_mu and g_v; the sums over h are for g_z
     far = fill(fits, 0.0)
     floor = fill(fits, 0.0)
     for h in range(POSE):
@@ -168,6 +171,7 @@ def _e_step_back(
     if not problem.descent:
         g_z: Vector = S0 * (1.0 - on)
         return g_z
+    # Descent: beta_u is part of the energy too
     energy: Vector = far * 0.5 + S0 * ((log_volume(fits, rows.fit) + floor) * 0.5 + POSE * (problem.beta_u[j] - 0.5))
     store(g_beta, rows.beta + 1, load(g_beta, rows.beta + 1) - on * S0 * POSE)
     return on * (on - 1.0) * energy
@@ -182,11 +186,13 @@ def _m_step_back(
 ) -> Vector:
     """Complete g_mu and g_v; return the constant of g_s."""
     damping = problem.damping
+    # Derivatives by the learned costs
     mass = load(fits, rows.fit + MASS)
     g_cost = g_z * (-problem.inverse_temperature[t])
     store(g_beta, rows.beta, load(g_beta, rows.beta) - g_cost)
     store(g_beta, rows.beta + 1, load(g_beta, rows.beta + 1) + g_cost * mass * POSE)
     constant: Vector = mass * g_cost * (log_volume(fits, rows.fit) * 0.5 + POSE * problem.beta_u[j])
+    # g_v, g_mu, and what softmax subtracts
     for h in range(POSE):
         variance = load(fits, rows.fit + POSE + h)
         g_v = load(slopes, rows.slope + POSE + h) + mass * g_cost * 0.5 / variance
@@ -235,6 +241,7 @@ def _vote_grads(problem: EmProblem, work: Workspace, fits: Array, rows: Rows, ad
     undamped = 1 - problem.damping
     k = logistic(load(fits, rows.fit + LOGIT)) if problem.descent else fill(fits, 1.0)
     G = work.vote_grad
+    # Two numbers of the pose at a time, with what all slots share in registers
     for h in range(0, POSE, 2):
         m0 = load(fits, rows.fit + h)
         m1 = load(fits, rows.fit + h + 1)
@@ -263,6 +270,7 @@ def _product_back(problem: EmProblem, grads: EmGrads, G: Array, first_child: int
     for c in range(problem.child.shape[1]):
         at = (first_child + problem.child[s, c]) * POSE
         v = c * POSE
+        # Poses: G W^T, a row at a time
         for row in range(0, POSE, 4):
             g0, g1, g2, g3 = load4(G, v + row)
             for k in range(4):
@@ -270,6 +278,7 @@ def _product_back(problem: EmProblem, grads: EmGrads, G: Array, first_child: int
                 some = g1 * W[j, w, 4 * k + 1] + some
                 some = g2 * W[j, w, 4 * k + 2] + some
                 store(grads.pose, at + row + k, g3 * W[j, w, 4 * k + 3] + some)
+        # Weights: M^T G, one number of W for all samples of the block
         for k in range(4):
             m0 = load(problem.pose, at + k)
             m1 = load(problem.pose, at + k + 4)
@@ -296,6 +305,7 @@ def backward(start: int, stop: int, problem: EmProblem, trace: EmTrace, grads: E
         trace: Results of all iterations.
         grads: Derivatives of the results, and those of the inputs, which are added to.
     """
+    # Sizes, and the workspace of this thread
     child = problem.child
     fits = trace.fits
     groups = problem.groups
@@ -321,6 +331,7 @@ def backward(start: int, stop: int, problem: EmProblem, trace: EmTrace, grads: E
     for block in range(start, stop):
         first_child = block * children
         for t in range(T - 1, -1, -1):
+            # Iterations backward: the sums just filled become those of iteration t + 1
             next_sums, sums = sums, next_sums
             sums[:] = 0
             for s in range(S):

@@ -46,6 +46,7 @@ def to_spectra(x: Array, D: Array, s: int, waves: Waves, start: int, stop: int) 
         start: First vector of (o i).
         stop: Vector after the last one.
     """
+    # Workspace of one plane: its values, and T between the two sums
     L = VECTOR_BYTES // x.itemsize
     per = x.shape[3] // L
     A = waves.rows.shape[2]
@@ -53,6 +54,7 @@ def to_spectra(x: Array, D: Array, s: int, waves: Waves, start: int, stop: int) 
     plane = np.empty((A, B, L), x.dtype)
     T = np.empty((A, 2, L), x.dtype)
     for job in range(start, stop):
+        # All column frequencies of a plane while it is in the cache
         for p in range(s):
             for q in range(s):
                 at = Plane(job // per, job % per * L, p, q, s)
@@ -94,6 +96,7 @@ def _along_rows(T: Array, rows: Array, D: Array, k: int, at: Plane) -> None:
     pq = at.p * at.s + at.q
     zero = fill(T, 0.0)
     for n in range(N // 2 + 1):
+        # Sums with cosines and with sines, of real and imaginary parts: n and N - n differ in signs only
         cr = ci = sr = si = zero
         for a in range(T.shape[0]):
             re = load(T, (a, 0))
@@ -103,6 +106,7 @@ def _along_rows(T: Array, rows: Array, D: Array, k: int, at: Plane) -> None:
             sr = sr + rows[1, n, a] * re
             si = si + rows[1, n, a] * im
         store(D, (k, n, at.o, pq, 2 * at.i), interleave(cr + si, ci - sr))
+        # n = 0 and, for even N, n = N / 2 are their own partners
         if 0 < n < N - n:
             store(D, (k, N - n, at.o, pq, 2 * at.i), interleave(cr - si, ci + sr))
 
@@ -119,6 +123,7 @@ def from_spectra(D: Array, x: Array, s: int, waves: Waves, start: int, stop: int
         start: First vector of (o i).
         stop: Vector after the last one.
     """
+    # Workspace of one plane: its values, and Y with n and N - n folded together
     L = VECTOR_BYTES // x.itemsize
     per = x.shape[3] // L
     A = waves.rows.shape[2]
@@ -130,6 +135,7 @@ def from_spectra(D: Array, x: Array, s: int, waves: Waves, start: int, stop: int
         for p in range(s):
             for q in range(s):
                 at = Plane(job // per, job % per * L, p, q, s)
+                # Read first: earlier groups of column frequencies have been added already
                 _read(x, at, plane)
                 for k in range(D.shape[0]):
                     _fold(D, k, at, Y)
@@ -164,11 +170,13 @@ def _add_back(Y: Array, waves: Waves, k: int, plane: Array) -> None:
     columns = waves.columns
     for a in range(plane.shape[0]):
         re = im = fill(plane, 0.0)
+        # Back along the rows, with half of the products
         for n in range(Y.shape[0]):
             c = rows[0, n, a]
             s = rows[1, n, a]
             re = re + c * load(Y, (n, 0)) - s * load(Y, (n, 3))
             im = im + c * load(Y, (n, 1)) + s * load(Y, (n, 2))
+        # Back along the columns; only the real part is needed, as planes are real
         for b in range(plane.shape[1]):
             store(plane, (a, b), load(plane, (a, b)) + columns[0, k, b] * re - columns[1, k, b] * im)
 

@@ -13,6 +13,7 @@ def to_blocks(x: Array, X: Array, start: int, stop: int) -> None:
     """Copy x [b i d] into the blocks from start to stop of X [n i d L]; lanes without a sample are 0."""
     _, I, D, L = X.shape
     for n in range(start, stop):
+        # Samples in this block; the last block may have fewer than L
         here = min(L, x.shape[0] - n * L)
         for i in range(I):
             for d in range(D):

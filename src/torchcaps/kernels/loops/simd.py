@@ -150,12 +150,14 @@ def _address(
     """Return a pointer to array[index], for the first two arguments; axes that the index leaves out are 0."""
     (array, index) = signature.args[:2]
     (array_value, index_value) = args[:2]
+    # The index as integers of the machine's size, filled up by zeros
     several = isinstance(index, types.BaseTuple)
     values = cgutils.unpack_tuple(builder, index_value) if several else [index_value]
     pairs = zip(values, index if several else [index], strict=True)
     places = [context.cast(builder, value, given, types.intp) for value, given in pairs]
     places += [context.get_constant(types.intp, 0)] * (array.ndim - len(places))
     struct = context.make_array(array)(context, builder, array_value)
+    # No wraparound: negative indices would cost a comparison each
     pointer = cgutils.get_item_pointer(context, builder, array, struct, places, wraparound=False)
     return builder.bitcast(pointer, kind.as_pointer())
 
@@ -165,6 +167,7 @@ def _reader(size: int, rows: int) -> Operation:
 
     def typed(typing: NumbaContext, array: NumbaType, index: NumbaType) -> Lowering:
         kind = _vector_type(array, size)
+        # numpy promises the alignment of a number only, not that of a vector
         align = array.dtype.bitwidth // 8
         made = kind if rows == 1 else types.UniTuple(kind, rows)
 
@@ -210,6 +213,7 @@ def _writer(size: int, *, adding: bool) -> Operation:
 
 def _splat(builder: LLVMBuilder, number: LLVMValue, kind: VectorType) -> LLVMValue:
     """Put a number in every lane."""
+    # LLVM's idiom for a broadcast: one element, then a shuffle that repeats it
     nothing = ir.Constant(kind.vector, ir.Undefined)
     first = builder.insert_element(nothing, number, INDEX(0))
     return builder.shuffle_vector(first, nothing, ir.Constant(kind.of(INDEX), [0] * kind.count))
@@ -339,6 +343,7 @@ def _operator(symbol: Callable[..., object], instruction: str) -> None:
     def generic(self: object, args: tuple[NumbaType, ...], kws: dict[str, NumbaType]) -> Signature:
         kinds = [kind for kind in args if isinstance(kind, VectorType)]
         plain = [kind for kind in args if isinstance(kind, types.Number)]
+        # None tells numba that this template does not apply
         return templates.signature(kinds[0], *args) if kinds and len(kinds) + len(plain) == 2 else None
 
     def write(context: NumbaContext, builder: LLVMBuilder, signature: Signature, args: list[LLVMValue]) -> LLVMValue:
@@ -382,6 +387,7 @@ def _lane_sums(typing: NumbaContext, a: NumbaType, b: NumbaType, c: NumbaType, d
             even, odd = (ir.Constant(kind, [*range(first, 2 * count, 2)]) for first in (0, 1))
             return builder.fadd(builder.shuffle_vector(x, y, even), builder.shuffle_vector(x, y, odd))
 
+        # Neighbors of four vectors, folded together until each has one lane left
         sums = fold(fold(args[0], args[1], a.count), fold(args[2], args[3], a.count), a.count)
         count = a.count
         while count > 4:

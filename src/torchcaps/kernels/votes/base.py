@@ -59,6 +59,7 @@ class Slots:
     @staticmethod
     def of_window(window: Window, types: int, device: torch.device) -> Slots:
         """Return the slots of a window over a grid with `types` children at each place."""
+        # Types of one place come one after another: child = place * types + type
         seen = window.covered(device)  # [p n]
         child = (seen.unsqueeze(-1) * types + torch.arange(types, device=device)).flatten(1)
         return Slots(child, window.grid.places * types)
@@ -132,7 +133,8 @@ class Votes(ABC):
         Args:
             across_parents: Whether different parent types compete, or only the places of one type.
         """
-        count = self.slots.windows * (self.parents if across_parents else 1)
+        # Number of parents that share the child
+        count = self.slots.windows * (self.parents if across_parents else 1)  # [children]
         log_share = -count.to(self.dtype).log()[self.slots.child]  # [p i]
         return self._expand_pairs(log_share)
 

@@ -63,5 +63,6 @@ class ChunkedVotes(Votes):
         for j in range(self.parents):
             mine = (each[j] for each in given)
             inputs = (self.given.pose, self.given.activation, self.given.weights[:, j : j + 1])
+            # Checkpointed: the votes of one parent exist at a time in the backward pass too
             found.append(checkpoint(of_one_parent, *inputs, *mine, use_reentrant=False))
         return found

@@ -27,6 +27,7 @@ class DenseVotes(Votes):
     @classmethod
     def cast(cls, given: VotesInput) -> DenseVotes:
         """Compute the votes of children with weights."""
+        # Children and weights of each slot; rows of W repeat where all places share them
         x = given.pose[:, given.slots.child]  # [b p i d]
         rows = torch.arange(given.slots.size, device=x.device) % len(given.weights)
         W = given.weights[rows]  # [i j k d] or [i j 4 4]
@@ -39,10 +40,11 @@ class DenseVotes(Votes):
         return cls(votes, given.activation, given.slots)
 
     def moments(self, log_weight: Tensor) -> Moments:
+        # Normalized in log space, where tiny activations lose no digits
         log_w = log_weight + self.log_activation.unsqueeze(-1)  # [b p i j]
         w = log_w.softmax(2)
         mean = torch.einsum("bpij,bpijk->bpjk", w, self.votes)
-        away = self.votes - mean.unsqueeze(2)
+        away = self.votes - mean.unsqueeze(2)  # [b p i j k]
         variance = torch.einsum("bpij,bpijk->bpjk", w, away.square())
         return Moments(log_w.logsumexp(2), mean, variance)
 

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from support.style import measure_style
+
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
 SCRIPTS = Path(sys.executable).parent
@@ -101,3 +103,13 @@ def test_the_repository_names_no_path_of_a_machine():
         path = ROOT / name
         if path.suffix in {".py", ".md", ".toml", ".json", ".txt"} and path.exists():
             assert not re.search(r"/(root|home|work)/\w+", path.read_text()), name
+
+
+def test_style_stays_in_its_ranges() -> None:
+    """The ranges of docs/develop/style.md, section "Measured"."""
+    figures = measure_style(ROOT / "src")
+    assert 20 <= figures.docstring_lines <= 40
+    assert 4 <= figures.comments <= 9
+    assert figures.signatures_with_any < 3
+    assert figures.tuple_assignments < 2
+    assert figures.formatter_exceptions < 10

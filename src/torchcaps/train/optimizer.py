@@ -120,7 +120,7 @@ class ScheduleConfig:
                 raise RecipeError(f"schedule {self.name}: leave {key} out; the number of steps is known to the loop")
         filled = LENGTH_OPTIONS.get(self.name)
         _check_options(f"schedule {self.name}", SCHEDULES[self.name], self.options, filled=filled)
-        # A trial; with momentum, since cyclic schedules change it, too, and refuse an optimizer without.
+        # A trial; with momentum, since cyclic schedules change it, too.
         optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0, momentum=0.5)
         self.build(optimizer, steps=100)
 

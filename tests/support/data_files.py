@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import io
 import struct
 import tarfile
 import zipfile
+import zlib
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 
@@ -18,6 +21,17 @@ BATCHES = [f"cifar-10-batches-bin/{name}.bin" for name in (*(f"data_batch_{i}" f
 def values(*shape: int, dtype: str = "u1", high: int = 256) -> np.ndarray:
     """Reproducible numbers of any shape."""
     return np.random.default_rng(sum(shape)).integers(0, high, shape).astype(dtype)
+
+
+def put(path: Path, data: bytes) -> Path:
+    """Write a file, and the folders that it lies in."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+    return path
+
+
+def sha(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
 
 
 def idx(array: np.ndarray) -> bytes:
@@ -71,6 +85,12 @@ def npy(array: np.ndarray, version: tuple[int, int] | None = None) -> bytes:
     return out.getvalue()
 
 
+def npy_header(text: str, version: int = 1) -> bytes:
+    """The beginning of an npy file that says this, whatever it is."""
+    said = text.encode()
+    return b"\x93NUMPY" + bytes([version, 0]) + len(said).to_bytes(2 if version == 1 else 4, "little") + said
+
+
 def zipped(*members: tuple[str, bytes], method: int = zipfile.ZIP_DEFLATED) -> bytes:
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", method) as archive:
@@ -85,3 +105,7 @@ def picture(array: np.ndarray, **options: object) -> bytes:
     out = io.BytesIO()
     Image.fromarray(array).save(out, **options)
     return out.getvalue()
+
+
+def png_chunk(name: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))

@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
 from support.tensor_equality import any_tensor, assert_same_state, assert_same_tensor, one_line, raw
@@ -117,84 +118,65 @@ def test_the_record_of_a_run_comes_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "tensor"),
+    ("tensors", "document", "word"),
     [
-        ("__metadata__", torch.ones(1)),
-        ("\ud800", torch.ones(1)),
-        ("a", 3.0),
-        ("a", torch.eye(2).to_sparse()),
-        ("a", torch.ones(2, device="meta")),
+        ({"__metadata__": torch.ones(1)}, {}, ""),
+        ({"\ud800": torch.ones(1)}, {}, ""),
+        ({"a": 3.0}, {}, ""),
+        ({"a": torch.eye(2).to_sparse()}, {}, ""),
+        ({"a": torch.ones(2, device="meta")}, {}, ""),
+        *(({}, {"a": value}, "JSON") for value in (len, torch.ones(1), {1, 2})),
     ],
 )
-def test_tensors_that_cannot_be_stored_are_refused(tmp_path: Path, name: str, tensor: Any) -> None:
+def test_what_cannot_be_stored_is_refused(tmp_path: Path, tensors: Any, document: Any, word: str) -> None:
     with pytest.raises(CheckpointError) as error:
-        write_tensors(tmp_path / "a", {name: tensor}, {})
-    one_line(error)
+        write_tensors(tmp_path / "a", tensors, document)
+    one_line(error, word)
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("value", [len, torch.ones(1), {1, 2}])
-def test_documents_that_are_not_json_are_refused(tmp_path: Path, value: object) -> None:
-    with pytest.raises(CheckpointError) as error:
-        write_tensors(tmp_path / "a", {}, {"a": value})
-    one_line(error, "JSON")
 
 
 # -------------------------------------------------------------------------------- what cannot be read
 
 
-def refusal(path: Path) -> pytest.ExceptionInfo[ValueError]:
+def refused(path: Path, *words: str) -> None:
     with pytest.raises(CheckpointError) as error:
         read_tensors(path)
-    one_line(error, repr(str(path)))
-    return error
+    one_line(error, repr(str(path)), *words)
 
 
 def test_load_tells_broken_foreign_newer_and_damaged_apart(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
     write_tensors(path, SMALL, {"epoch": 1})
     data = path.read_bytes()
-    for cut in (0, 5, 8, 20, 100, len(data) - 1):
-        path.write_bytes(data[:cut])
-        one_line(refusal(path), "no whole safetensors file")
-    for damaged in (data[:-1] + b"\xff", data.replace(b"epoch", b"epocH")):
-        path.write_bytes(damaged)
-        one_line(refusal(path), "damaged", "sha256")
-    path.write_bytes(data.replace(b'format\\\\\\":2', b'format\\\\\\":3'))
-    one_line(refusal(path), "format 3", "newer", "update torchcaps")
+    texts = [b"PK\3\4" + bytes(100), b"\x89PNG\r\n\x1a\n" * 9, b"hello world, this is text", bytes(64)]
+    broken = [data[:cut] for cut in (0, 5, 8, 20, 100, len(data) - 1)] + texts
+    cases = [(content, ["no whole safetensors file"]) for content in broken]
+    cases += [(content, ["damaged", "sha256"]) for content in (data[:-1] + b"\xff", data.replace(b"epoch", b"epocH"))]
+    newer = data.replace(b'format\\\\\\":2', b'format\\\\\\":3')
+    cases += [(newer, ["format 3", "newer", "update torchcaps"])]
     for metadata in (None, {"format": "pt"}):
-        save_file({"w": torch.ones(2)}, path, metadata=metadata)
-        one_line(refusal(path), "not a checkpoint of torchcaps", "another program's")
-    for foreign in (b"PK\3\4" + bytes(100), b"\x89PNG\r\n\x1a\n" * 9, b"hello world, this is text", bytes(64)):
-        path.write_bytes(foreign)
-        one_line(refusal(path), "no whole safetensors file")
+        cases += [(to_bytes({"w": torch.ones(2)}, metadata), ["not a checkpoint of torchcaps", "another program's"])]
+    for content, words in cases:
+        path.write_bytes(content)
+        refused(path, *words)
+    for content in (data, b""):  # a sparse terabyte is not read
+        path.write_bytes(content)
+        os.truncate(path, 1 << 40)
+        refused(path, "no whole safetensors file")
 
 
 def test_load_of_what_is_not_a_readable_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    one_line(refusal(tmp_path), "folder")
-    one_line(refusal(tmp_path / "absent"), "No such file")
-    one_line(refusal(tmp_path / "line\nfeed"), "No such file")
-    one_line(refusal(tmp_path / "nul\0"), "null")
     os.mkfifo(tmp_path / "pipe")
-    one_line(refusal(tmp_path / "pipe"), "regular")
     write_tensors(tmp_path / "a", SMALL, {})
-    one_line(refusal(tmp_path / "a" / "b"), "Not a directory")
+    cases = {".": "folder", "absent": "No such file", "line\nfeed": "No such file", "nul\0": "null"}
+    for name, word in (cases | {"pipe": "regular", "a/b": "Not a directory"}).items():
+        refused(tmp_path / name, word)
 
-    def deny(*args: Any, **settings: Any) -> Any:
+    def deny(*args: object, **settings: object) -> None:
         raise PermissionError(errno.EACCES, "Permission denied")
 
     monkeypatch.setattr(Path, "open", deny)
-    one_line(refusal(tmp_path / "a"), "Permission denied")
-
-
-def test_a_sparse_terabyte_is_refused_without_reading_it(tmp_path: Path) -> None:
-    path = tmp_path / "a"
-    write_tensors(path, SMALL, {})
-    os.truncate(path, 1 << 40)
-    one_line(refusal(path), "no whole safetensors file")
-    path.write_bytes(b"")
-    os.truncate(path, 1 << 40)
-    one_line(refusal(path), "no whole safetensors file")
+    refused(tmp_path / "a", "Permission denied")
 
 
 def old_layout(path: Path) -> None:

@@ -7,7 +7,7 @@ import os
 import pytest
 import torch
 
-from support.small_models import ROUTED, SMALL, SPEC, built, images
+from support.small_models import DISTINCT, ROUTED, SMALL, SPEC, built, images
 from torchcaps.errors import ShapeError
 from torchcaps.kernels.threads import SWITCH, kernel_mode, kernels_enabled
 from torchcaps.models import MODELS, Model, chunking
@@ -170,7 +170,7 @@ def compiled(function):
     return torch.compile(function, backend="aot_eager")
 
 
-@pytest.mark.parametrize("name", [*MODELS, "poe, routed"])
+@pytest.mark.parametrize("name", [*DISTINCT, "poe, routed"])
 def test_compiled_models_give_the_same(name):
     model, x = built(SMALL.get(name, ROUTED)), images(3)
     methods = [method for method in ("scores", "encode") if tiled(model, method)]

@@ -54,6 +54,9 @@ SMALL: dict[str, Any] = {
 }
 """A configuration for each name in MODELS; a test holds that none is forgotten."""
 
+DISTINCT = [name for name in SMALL if name not in ("convnet", "matrix-test")]
+"""The models that differ in more than their sizes, for tests that take seconds each."""
+
 ROUTED = replace(_POE, energy=replace(_POE.energy, routing=Dynamic(2, "cosine", "children")))
 """Products of expert capsules whose coupling is routed."""
 

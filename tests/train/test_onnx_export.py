@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from support.small_models import ROUTED, SMALL, SPEC, built, images
+from support.small_models import DISTINCT, ROUTED, SMALL, SPEC, built, images
 from torchcaps.errors import RecipeError, TrainingError
 from torchcaps.kernels.threads import SWITCH, kernels_enabled
 from torchcaps.models import MODELS
@@ -53,7 +53,7 @@ def expected(model, x):
     return found
 
 
-@pytest.mark.parametrize("name", [*MODELS, "poe, routed"])
+@pytest.mark.parametrize("name", [*DISTINCT, "poe, routed"])
 def test_onnxruntime_gives_what_torch_gives_for_any_number_of_images(tmp_path, name):
     model = built(SMALL.get(name, ROUTED))
     worst = export_onnx(model, tmp_path / "model.onnx")
@@ -116,8 +116,10 @@ def test_a_place_that_cannot_be_written_is_refused_before_any_work(tmp_path, mon
     there.write_bytes(b"mine")
     with pytest.raises(RecipeError, match="--force"):
         export_onnx(model, there)
+    folder = tmp_path / "folder.onnx"
+    folder.mkdir()
     with pytest.raises(RecipeError, match="folder that exists"):
-        export_onnx(model, tmp_path)
+        export_onnx(model, folder)
     with pytest.raises(RecipeError, match="folder that exists"):
         export_onnx(model, tmp_path / "nowhere" / "model.onnx")
     assert there.read_bytes() == b"mine"

@@ -6,8 +6,7 @@ import json
 import math
 import subprocess
 import sys
-import tomllib
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -20,9 +19,7 @@ from torchcaps.config import (
     Choice,
     Count,
     NonNegativeFloat,
-    NonNegativeInt,
     Options,
-    Positive,
     PositiveFloat,
     Range,
     Share,
@@ -36,6 +33,7 @@ from torchcaps.config import (
     to_dict,
 )
 from torchcaps.errors import RecipeError
+from torchcaps.train.recipe import recipe_of
 
 relaxed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # no law is about time
 
@@ -44,8 +42,16 @@ KINDS: dict[str, type] = {}  # filled below, after Choice has taken hold of it
 
 @dataclass(frozen=True)
 class Schedule:
+    """Its constructor has an opinion of its own, and asks `check` too; a class variable is no setting."""
+
+    NAMES: ClassVar[tuple[str, ...]] = ("a", "b")
     steps: Count = 10
     gamma: Share = 0.5
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.steps == 13:
+            raise ValueError("steps = 13 is unlucky;\nwanted: another")
 
 
 @dataclass(frozen=True)
@@ -55,7 +61,7 @@ class Train:
     loss: Literal["margin", "spread"] = "margin"
     clip: NonNegativeFloat | None = None
     amp: bool = False
-    save_every: NonNegativeInt = 0
+    validate_every: Count | None = None
     schedule: Schedule = Schedule(steps=7)
     options: Options = field(default_factory=lambda: {"momentum": 0.9})
 
@@ -63,22 +69,6 @@ class Train:
 @dataclass(frozen=True)
 class Longer(Train):
     more: int = 1
-
-
-@dataclass(frozen=True)
-class Recipe:
-    title: str
-    model: Annotated[object, Choice(KINDS)]
-    train: Train = Train()
-    sizes: tuple[Count, ...] = (4, 2)
-    pair: tuple[float, str] = (0.5, "a")
-    tag: str | None = None
-    level: Literal[1, 2, "auto"] | None = None
-    limit: float = 1.0
-    mixed: str | float | int | bool = 1
-    second: Annotated[object, Choice(KINDS)] | None = None
-    layers: tuple[Annotated[object, Choice(KINDS)], ...] = ()
-    extra: Options | None = None
 
 
 @dataclass(frozen=True)
@@ -93,124 +83,70 @@ class Conv:
 
 
 @dataclass(frozen=True)
-class Named:
-    name: str = "left"
-    gain: float = 1.0
-
-
-@dataclass(frozen=True)
-class Even:
-    """Its constructor has an opinion of its own, and asks `check` too."""
-
-    n: Count = 2
-
-    def __post_init__(self) -> None:
-        check(self)
-        if self.n % 2:
-            raise ValueError(f"n = {self.n} is odd;\nwanted: even")
-
-
-@dataclass(frozen=True)
-class Remarked:
-    """A class variable is a remark about the class, not a setting."""
-
-    NAMES: ClassVar[tuple[str, ...]] = ("a", "b")
-    size: Count = 1
-
-
-@dataclass(frozen=True)
-class Node:
-    child: Node | None = None
-
-
-@dataclass(frozen=True)
-class Holder:
+class Recipe:
+    title: str
     model: Annotated[object, Choice(KINDS)] = Conv(width=9)
-    even: Even = Even()
+    train: Train = Train()
+    sizes: tuple[Count, ...] = (4, 2)
+    pair: tuple[float, str] = (0.5, "a")
+    tag: str | None = None
+    mixed: bool | int | float | str = 1
+    second: Annotated[object, Choice(KINDS)] | None = None
+    layers: tuple[Annotated[object, Choice(KINDS)], ...] = ()
+    stages: dict[str, Schedule] = field(default_factory=dict)
 
 
-KINDS |= {"dense": Dense, "conv": Conv, "left": Named, "right": Named}
-GOOD = {"title": "t", "model": {"name": "dense"}}
+KINDS |= {"dense": Dense, "conv": Conv}
 
 
-def recipe(**changes: Any) -> dict[str, Any]:
-    return {**GOOD, **changes}
-
-
-def message(data: Any, cls: type = Recipe, where: str = "") -> str:
+def message(call: Any, *args: Any, **options: Any) -> str:
+    """The text of the RecipeError that the call raises, which is one short line."""
     with pytest.raises(RecipeError) as caught:
-        from_dict(cls, data, where=where)
+        call(*args, **options)
+    assert len(str(caught.value).splitlines()) == 1
+    assert len(str(caught.value)) < 400
     return str(caught.value)
 
 
-# --- from_dict: what is accepted ----------------------------------------------------------------------------
-
-
-def test_defaults_fill_what_is_left_out() -> None:
-    assert from_dict(Recipe, GOOD) == Recipe("t", Dense())
-    assert from_dict(Train, {}) == Train()
+# --- from_dict and check ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("data", "attribute", "expected"),
+    ("data", "expected"),
     [
-        ({"sizes": [1, 2, 3]}, "sizes", (1, 2, 3)),
-        ({"sizes": []}, "sizes", ()),
-        ({"pair": [1, "x"]}, "pair", (1.0, "x")),
-        ({"tag": "none"}, "tag", None),
-        ({"tag": None}, "tag", None),
-        ({"tag": "None"}, "tag", "None"),
-        ({"level": 2}, "level", 2),
-        ({"level": "auto"}, "level", "auto"),
-        ({"limit": 3}, "limit", 3.0),
-        ({"mixed": True}, "mixed", True),
-        ({"mixed": 2}, "mixed", 2),
-        ({"mixed": 2.0}, "mixed", 2.0),
-        ({"mixed": "x"}, "mixed", "x"),
-        ({"model": {"name": "conv", "kernel": [5, 1]}}, "model", Conv(kernel=(5, 1))),
-        ({"model": {"name": "right", "gain": 2}}, "model", Named("right", 2.0)),
-        ({"second": {"name": "dense", "width": 3}}, "second", Dense(3)),
-        ({"second": "none"}, "second", None),
-        ({"layers": [{"name": "dense"}, {"name": "conv"}]}, "layers", (Dense(), Conv())),
-        ({"train": {"lr": 1, "clip": 0}}, "train", Train(lr=1.0, clip=0.0)),
-        (
-            {"train": {"options": {"any key": 5, "b": True}}},
-            "train",
-            Train(options={"any key": 5, "b": True}),
-        ),
-        ({"extra": {"a": "b"}}, "extra", {"a": "b"}),
+        ({}, {}),
+        ({"sizes": [1, 2, 3], "pair": [1, "x"]}, {"sizes": (1, 2, 3), "pair": (1.0, "x")}),
+        ({"tag": "none", "sizes": []}, {"tag": None, "sizes": ()}),
+        ({"tag": None}, {"tag": None}),
+        ({"tag": "None"}, {"tag": "None"}),
+        ({"mixed": True}, {"mixed": True}),
+        ({"mixed": 2}, {"mixed": 2}),
+        ({"mixed": 2.0}, {"mixed": 2.0}),
+        ({"mixed": "x"}, {"mixed": "x"}),
+        ({"train": {"lr": 1, "clip": 0}}, {"train": Train(lr=1.0, clip=0.0)}),
+        ({"train": {"options": {"any key": 5, "b": True}}}, {"train": Train(options={"any key": 5, "b": True})}),
+        ({"stages": {"a": {"steps": 3}}}, {"stages": {"a": Schedule(3)}}),
+        ({"second": {"name": "dense", "width": 3}}, {"second": Dense(3)}),
+        ({"layers": [{"name": "dense"}, {"name": "conv"}]}, {"layers": (Dense(), Conv())}),
+        # A partial table starts from the default that describe shows, unless it picks another class.
+        ({"train": {"schedule": {"gamma": 0.1}}}, {"train": Train(schedule=Schedule(7, 0.1))}),
+        ({"model": {"kernel": [1, 1]}}, {"model": Conv(9, (1, 1))}),
+        ({"model": {"name": "conv"}}, {"model": Conv(9)}),
+        ({"model": {"name": "dense"}}, {"model": Dense()}),
     ],
 )
-def test_accepts(data: dict[str, Any], attribute: str, expected: Any) -> None:
-    got = getattr(from_dict(Recipe, recipe(**data)), attribute)
-    assert got == expected
-    assert type(got) is type(expected)
-
-
-def test_a_partial_table_starts_from_the_default_that_describe_shows() -> None:
-    assert from_dict(Train, {"schedule": {"gamma": 0.1}}).schedule == Schedule(steps=7, gamma=0.1)
-    assert from_dict(Holder, {"model": {"kernel": [1, 1]}}).model == Conv(width=9, kernel=(1, 1))
-    assert from_dict(Holder, {"model": {"name": "conv"}}).model == Conv(width=9)
-    assert from_dict(Holder, {"model": {"name": "dense"}}).model == Dense()
-
-
-def test_choice_holds_the_mapping_not_a_copy() -> None:
-    kinds: dict[str, type] = {}
-    choice = Choice(kinds, key="kind")
-    assert choice.name_of(Dense()) is None
-    kinds["d"] = Dense
-    assert choice.name_of(Dense()) == "d"
-
-
-# --- from_dict: what is refused -----------------------------------------------------------------------------
+def test_accepts(data: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert repr(from_dict(Recipe, {"title": "t", **data})) == repr(Recipe("t", **expected))  # repr: 1 is not True
 
 
 @pytest.mark.parametrize(
     ("data", "expected"),
     [
         ({"train": {"bach": 1}}, "unknown key 'train.bach'; did you mean 'batch'?"),
-        ({"train": {"save-every": 1}}, "unknown key 'train.save-every'; did you mean 'save_every'?"),
+        ({"train": {"validate-every": 1}}, "unknown key 'train.validate-every'; did you mean 'validate_every'?"),
+        ({"train": {"check_every": 1}}, "the key 'train.check_every' is now called 'validate_every'; rename it"),
         ({"train": {"schedule": {"a b": 1}}}, "unknown key 'train.schedule.\"a b\"'; known: gamma, steps"),
+        ({"train": {"schedule": {"NAMES": []}}}, "unknown key 'train.schedule.NAMES'; known: gamma, steps"),
         ({"train": {"batch": "many"}}, "train.batch = 'many' is not a whole number"),
         ({"train": {"batch": True}}, "train.batch = True is not a whole number"),
         ({"train": {"batch": 64.0}}, "train.batch = 64.0 is not a whole number"),
@@ -218,109 +154,62 @@ def test_choice_holds_the_mapping_not_a_copy() -> None:
         ({"train": {"lr": True}}, "train.lr = True is not a number"),
         ({"train": {"lr": 0}}, "train.lr = 0.0 must be above 0"),
         ({"train": {"lr": math.nan}}, "train.lr = nan is not a finite number"),
-        ({"train": {"lr": 10**400}}, "train.lr = 1000..."),
-        (
-            {"train": {"lr": 16**5000}},
-            "train.lr = <int too large to show> is not a number that a float can hold",
-        ),
+        ({"train": {"lr": -math.inf}}, "train.lr = -inf is not a finite number"),
+        ({"train": {"lr": 16**5000}}, "train.lr = <int too large to show> is not a finite number"),
         ({"train": {"clip": -1}}, "train.clip = -1.0 must be at least 0 or none"),
         ({"train": {"clip": "x"}}, "train.clip = 'x' is not a number or none"),
         ({"train": {"amp": 1}}, "train.amp = 1 is not true or false"),
-        (
-            {"train": {"loss": "sprad"}},
-            "train.loss = 'sprad' is not one of margin, spread; did you mean 'spread'?",
-        ),
-        ({"train": {"loss": "zzz"}}, "train.loss = 'zzz' is not one of margin, spread"),
+        ({"train": {"loss": "sprad"}}, "train.loss = 'sprad' is not one of margin, spread"),
         ({"train": {"loss": ["margin"]}}, "train.loss = ['margin'] is not one of margin, spread"),
         ({"train": {"schedule": {"gamma": 1.5}}}, "train.schedule.gamma = 1.5 must be from 0 to 1"),
-        (
-            {"train": {"options": {"x\ny": {}}}},
-            'train.options."x\\U0000000Ay" = {} is not true or false or...',
-        ),
-        ({"train": {"options": {3: 1}}}, "train.options has the key 3; wanted: text"),
-        ({"train": {"options": 3}}, "train.options = 3 is not a table"),
+        ({"train": {"schedule": {"steps": 13}}}, "train.schedule: steps = 13 is unlucky; wanted: another"),
+        ({"train": {"options": {"x\ny": {}}}}, 'train.options."x\\U0000000Ay" = {} is not true or false or...'),
+        ({"train": {"options": {3: 1}}}, "train.options = {3: 1} is not a table"),
         ({"train": 5}, "train = 5 is not a table"),
-        ({"train": [{}]}, "train = [{}] is not a table"),
         ({"title": 5}, "title = 5 is not text in quotes"),
-        ({"sizes": 3}, "sizes = 3 is not a list in [ ]"),
+        ({"title": [[]] * 999}, "title = [[], [], ..."),
         ({"sizes": "12"}, "sizes = '12' is not a list in [ ]"),
         ({"sizes": [1, 0]}, "sizes[1] = 0 must be at least 1"),
         ({"pair": [1.0]}, "pair = [1.0] is not a list of 2"),
-        ({"level": True}, "level = True is not one of 1, 2, auto or none"),
-        ({"mixed": []}, "mixed = [] is not text or number or whole number or true or false"),
-        ({"model": {}}, "missing key 'model.name'; known: conv, dense, left, right"),
+        ({"mixed": []}, "mixed = [] is not true or false or whole number or number or text"),
         ({"model": "dense"}, "model = 'dense' is not a table with the key 'name'"),
         ({"model": {"name": "dens"}}, "model.name = 'dens' is unknown; did you mean 'dense'?"),
-        (
-            {"model": {"name": ["dense"]}},
-            "model.name = ['dense'] is unknown; known: conv, dense, left, right",
-        ),
+        ({"model": {"name": [7]}}, "model.name = [7] is unknown; known: conv, dense"),
         ({"model": {"name": "dense", "kernel": 3}}, "unknown key 'model.kernel'; known: name, width"),
         ({"second": {"name": "dense", "width": "x"}}, "second.width = 'x' is not a whole number"),
         ({"layers": [{"name": "conv", "widht": 3}]}, "unknown key 'layers[0].widht'; did you mean 'width'?"),
-        ({5: 1}, "unknown key '5'; known: extra, layers..."),
+        ({"stages": {"a": {"steps": 0}}}, "stages.a.steps = 0 must be at least 1"),
+        ({"k\u2028\n" * 9999: 1}, "unknown key '\"k..."),
     ],
 )
-def test_refuses_with_one_line_that_names_the_place(data: dict[Any, Any], expected: str) -> None:
-    text = message({**GOOD, **data})
+def test_refuses_with_one_line_that_names_the_place(data: dict[str, Any], expected: str) -> None:
+    text = message(from_dict, Recipe, {"title": "t", **data})
     assert text == expected or (expected.endswith("...") and text.startswith(expected.removesuffix("...")))
-    assert message({**GOOD, **data}, where="x.toml") == f"recipe 'x.toml': {text}"
+    assert message(from_dict, Recipe, {"title": "t", **data}, where="a\nb") == f"recipe 'a\\nb': {text}"
 
 
-def test_missing_keys_are_named_with_what_they_want() -> None:
-    assert message({"title": "t"}) == "missing key 'model'; wanted: table by name (dense | conv | left | right)"
-    assert message({"model": {"name": "dense"}}) == "missing key 'title'; wanted: text"
+def test_refuses_what_is_missing_and_what_is_no_table() -> None:
+    assert message(from_dict, Recipe, {}, where="x") == "recipe 'x': missing key 'title'; wanted: text"
+    assert message(from_dict, Recipe, [1], where="x") == "recipe 'x': [1] is not a table"
+    assert "the key 'optimiser' is now called 'optimizer'" in message(recipe_of, {"optimiser": {"name": "Adam"}})
 
 
-def test_what_is_no_table_at_all() -> None:
-    assert message([1], where="x") == "recipe 'x': [1] is not a table"
-
-
-def test_a_long_or_odd_value_stays_one_short_line() -> None:
-    for data in (
-        recipe(train={"batch": "x\n" * 9999}),
-        {"k\u2028\n" * 9999: 1},
-        recipe(title=[[[]]] * 999),
-        {16**5000: 1},
-    ):
-        assert len(message(data, where="a\nb").splitlines()) == 1
-        assert len(message(data)) < 400
-
-
-def test_the_constructors_own_objection_becomes_a_recipe_error() -> None:
-    text = message({"even": {"n": 3}}, Holder, where="x")
-    assert text == "recipe 'x': even: n = 3 is odd; wanted: even"
-
-
-def test_endless_nesting() -> None:
-    data: dict[str, Any] = {}
-    for _ in range(100_000):
-        data = {"child": data}
-    assert "nested too deeply" in message(data, Node)
-    assert "too large to show" in message({"title": data})
-
-
-def test_annotations_that_are_no_settings_are_the_programmers_error() -> None:
-    for hint in (set[int], Annotated[int | None, Range(1)], bytes, dict[int, int]):
-        cls: Any = dataclass(frozen=True)(type("Odd", (), {"__annotations__": {"x": hint}}))
-        with pytest.raises(TypeError):
-            from_dict(cls, {"x": 1})
+@pytest.mark.parametrize("hint", [set[int], Annotated[int | None, Range(1)], bytes, dict[int, int]])
+def test_annotations_that_are_no_settings_are_the_programmers_error(hint: Any) -> None:
+    cls: Any = dataclass(frozen=True)(type("Odd", (), {"__annotations__": {"x": hint}}))
+    with pytest.raises(TypeError):
+        from_dict(cls, {"x": 1})
     with pytest.raises(TypeError, match="is not a dataclass"):
-        from_dict(int, {})
-
-
-# --- Range --------------------------------------------------------------------------------------------------
+        check(3)
 
 
 @pytest.mark.parametrize(
     ("bounds", "inside", "outside", "text"),
     [
         (Range(1), [1, 5, 10**400], [0, -1, math.nan], "at least 1"),
-        (Positive, [0.1], [0, -0.0, math.nan], "above 0"),
-        (Range(high=2), [2, -5], [2.1, math.nan], "at most 2"),
+        (Range(0, open_low=True), [0.1], [0, -0.0, math.nan], "above 0"),
         (Range(0, 1), [0, 1], [-0.1, 1.1], "from 0 to 1"),
         (Range(0, 1, open_low=True), [0.1, 1], [0, 2], "above 0 and at most 1"),
-        (Range(), [0, math.inf], [], ""),
     ],
 )
 def test_range(bounds: Range, inside: list[float], outside: list[float], text: str) -> None:
@@ -329,96 +218,42 @@ def test_range(bounds: Range, inside: list[float], outside: list[float], text: s
     assert str(bounds) == text
 
 
-# --- check --------------------------------------------------------------------------------------------------
-
-
-def test_check_passes_what_from_dict_builds() -> None:
-    built = from_dict(Recipe, recipe(layers=[{"name": "conv"}], extra={"a": 1}, level="auto"))
-    before = to_dict(built)
-    check(built)  # raises if it finds fault
-    assert to_dict(built) == before
-
-
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
         ({"train": Train(batch=0)}, "train.batch = 0 must be at least 1"),
-        ({"train": Train(schedule=Schedule(gamma=2.0))}, "train.schedule.gamma = 2.0 must be from 0 to 1"),
         ({"train": {"batch": 5}}, "train = {'batch': 5} is not a Train"),
         ({"train": Longer()}, "train = Longer(batch=128"),
+        ({"train": Train(options={"a": None})}, "train.options.a = None is not"),  # type: ignore[dict-item]
         ({"sizes": [1, 2]}, "sizes = [1, 2] is not a tuple"),
         ({"tag": "none"}, "tag = 'none' would be read back as no value; use None"),
-        ({"model": None}, "model = None is not of a kind with a name; known: conv, dense, left, right"),
+        ({"model": None}, "model = None is not of a kind with a name; known: conv, dense"),
         ({"model": {"name": "dense"}}, "model = {'name': 'dense'} is not of a kind with a name; known:"),
-        ({"model": Named("up")}, "model.name = 'up' is not left"),
         ({"layers": (Dense(0),)}, "layers[0].width = 0 must be at least 1"),
-        ({"extra": {"a": None}}, "extra.a = None is not"),
     ],
 )
-def test_check_refuses(changes: dict[str, Any], expected: str) -> None:
+def test_what_was_built_in_python_is_checked(changes: dict[str, Any], expected: str) -> None:
     instance = replace(Recipe("t", Dense()), **changes)
-    with pytest.raises(RecipeError) as caught:
-        check(instance, where="x")
-    assert str(caught.value).startswith(f"recipe 'x': {expected}")
-    with pytest.raises(RecipeError):
-        to_dict(instance)
+    for call in (check, to_dict, describe):
+        assert message(call, instance).startswith(expected)
 
 
-def test_check_wants_a_dataclass() -> None:
-    with pytest.raises(TypeError, match="is not a dataclass"):
-        check(3)
-
-
-# --- to_dict and the round trip -----------------------------------------------------------------------------
-
-
-def test_to_dict_writes_plain_values_and_the_names_of_choices() -> None:
-    instance = Recipe("t", Conv(), second=Named("right"), layers=(Dense(1),))
-    assert to_dict(instance) == {
-        "title": "t",
-        "model": {"name": "conv", "width": 32, "kernel": [3, 3]},
-        "train": {
-            "batch": 128,
-            "lr": 0.001,
-            "loss": "margin",
-            "clip": "none",
-            "amp": False,
-            "save_every": 0,
-            "schedule": {"steps": 7, "gamma": 0.5},
-            "options": {"momentum": 0.9},
-        },
-        "sizes": [4, 2],
-        "pair": [0.5, "a"],
-        "tag": "none",
-        "level": "none",
-        "limit": 1.0,
-        "mixed": 1,
-        "second": {"name": "right", "gain": 1.0},
-        "layers": [{"name": "dense", "width": 1}],
-        "extra": "none",
-    }
-
+# --- Laws on random recipes ---------------------------------------------------------------------------------
 
 finite = st.floats(allow_nan=False, allow_infinity=False)
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 counts = st.integers(1, 10**6)
 scalars = st.one_of(st.booleans(), st.integers(), finite, texts)
-options = st.dictionaries(texts, scalars, max_size=3)
-kinds = st.one_of(
-    st.builds(Dense, counts),
-    st.builds(Conv, counts, st.tuples(counts, counts)),
-    st.builds(Named, st.sampled_from(["left", "right"]), finite),
-)
+kinds = st.builds(Dense, counts) | st.builds(Conv, counts, st.tuples(counts, counts))
+schedules = st.builds(Schedule, st.integers(20, 10**6), st.floats(0, 1))
 trains = st.builds(
     Train,
     batch=counts,
     lr=st.floats(1e-9, 1e9),
     loss=st.sampled_from(["margin", "spread"]),
     clip=st.none() | st.floats(0, 1e9),
-    amp=st.booleans(),
-    save_every=st.integers(0, 9),
-    schedule=st.builds(Schedule, counts, st.floats(0, 1)),
-    options=options,
+    schedule=schedules,
+    options=st.dictionaries(texts, scalars | st.lists(scalars, max_size=2).map(tuple), max_size=3),
 )
 recipes = st.builds(
     Recipe,
@@ -428,41 +263,11 @@ recipes = st.builds(
     sizes=st.lists(counts, max_size=3).map(tuple),
     pair=st.tuples(finite, texts),
     tag=st.none() | texts.filter(lambda text: text != "none"),
-    level=st.sampled_from([None, 1, 2, "auto"]),
-    limit=finite,
-    mixed=scalars,
+    mixed=scalars | st.sampled_from([".3", "-.5", "5.", "1_000", "true", "--x", "[1]", ""]),
     second=st.none() | kinds,
     layers=st.lists(kinds, max_size=2).map(tuple),
-    extra=st.none() | options,
+    stages=st.dictionaries(texts, schedules, max_size=2),
 )
-
-
-@relaxed
-@given(recipes)
-def test_round_trip_also_through_json(instance: Recipe) -> None:
-    plain = to_dict(instance)
-    assert from_dict(Recipe, plain) == instance
-    assert from_dict(Recipe, json.loads(json.dumps(plain))) == instance
-    check(instance)
-
-
-@relaxed
-@given(recipes)
-def test_describe_lists_the_keys_of_flatten(instance: Recipe) -> None:
-    flat, rows = flatten(to_dict(instance)), describe(instance)
-    assert [key for key, _, _ in rows] == list(flat)
-    assert all(len("".join(row).splitlines()) <= 1 for row in rows)
-
-
-@relaxed
-@given(recipes)
-def test_what_describe_shows_can_be_typed_as_a_flag(instance: Recipe) -> None:
-    flat = flatten(to_dict(instance))
-    for key, _, text in describe(instance):
-        if not isinstance(flat[key], dict) and key != "layers":
-            assert parse_overrides(["--x", text]) == {"x": flat[key]}
-
-
 soup = st.recursive(
     st.none() | scalars | st.floats() | st.binary(max_size=3) | st.sampled_from(["dense", "conv", "none", 1, 0]),
     lambda inner: (
@@ -472,14 +277,34 @@ soup = st.recursive(
     ),
     max_leaves=12,
 )
-keys = st.sampled_from([*Recipe.__dataclass_fields__]) | scalars
 
 
 @relaxed
-@given(soup | st.dictionaries(keys, soup, max_size=6) | st.dictionaries(keys, soup).map(lambda d: {**GOOD, **d}))
-def test_soup_gives_a_recipe_or_one_line(data: Any) -> None:
+@given(recipes)
+def test_round_trip_through_dicts_json_and_flags(instance: Recipe) -> None:
+    plain = to_dict(instance)
+    assert from_dict(Recipe, plain) == from_dict(Recipe, json.loads(json.dumps(plain))) == instance
+    flat = flatten(plain)
+    rows = describe(instance)
+    assert [key for key, _, _ in rows] == list(flat)
+    for key, kind, text in rows:
+        assert len((key + kind + text).splitlines()) <= 1
+        if flat[key] != {} and key != "layers":
+            assert parse_overrides(["--x", text]) == {"x": flat[key]}
+
+
+@relaxed
+@given(st.data(), recipes, soup)
+def test_a_mutated_recipe_is_accepted_or_refused_with_one_line(draw: Any, instance: Recipe, value: Any) -> None:
+    data = node = to_dict(instance)
+    while isinstance(node, dict):  # walk down to some key, there or not, and put the value there
+        key = draw.draw(st.sampled_from([*node, *(f.name for f in fields(Recipe))]) | scalars)
+        if not (isinstance(node.get(key), dict) and draw.draw(st.booleans())):
+            node[key] = value
+            break
+        node = node[key]
     try:
-        built = from_dict(Recipe, data, where="soup")
+        built = from_dict(Recipe, draw.draw(st.sampled_from([data, value])), where="soup")
     except RecipeError as error:
         assert len(str(error).splitlines()) == 1
         assert str(error).startswith("recipe 'soup': ")
@@ -487,88 +312,85 @@ def test_soup_gives_a_recipe_or_one_line(data: Any) -> None:
         assert from_dict(Recipe, to_dict(built)) == built
 
 
-# --- describe and flatten -----------------------------------------------------------------------------------
+# --- to_dict, describe and flatten --------------------------------------------------------------------------
 
 
-def test_describe_speaks_as_a_person() -> None:
-    rows = {key: (kind, value) for key, kind, value in describe(Recipe)}
-    assert rows["title"] == ("text", "required")
-    assert rows["model"] == ("table by name (dense | conv | left | right)", "required")
-    assert rows["train.batch"] == ("whole number, at least 1", "128")
-    assert rows["train.lr"] == ("number, above 0", "0.001")
-    assert rows["train.loss"] == ("margin | spread", "margin")
-    assert rows["train.clip"] == ("number, at least 0 or none", "none")
-    assert rows["train.amp"] == ("true or false", "false")
-    assert rows["train.schedule.steps"] == ("whole number, at least 1", "7")
-    assert rows["train.options.momentum"][1] == "0.9"
-    assert rows["sizes"] == ("list of whole numbers, at least 1", "[4, 2]")
-    assert rows["pair"] == ("list of 2: number, text", '[0.5, "a"]')
-    assert rows["level"] == ("1 | 2 | auto or none", "none")
+def test_what_is_written_and_described() -> None:
+    instance = Recipe("t", Dense(), second=Conv(1), layers=(Dense(1),), stages={"a b": Schedule()})
     scalar = "true or false or whole number or number or text"
-    assert rows["extra"][0] == f"table of free keys, each {scalar} or list of {scalar} or none"
-
-
-def test_describe_of_choices_and_nested_classes() -> None:
-    assert describe(Holder)[:2] == [
-        ("model.name", "dense | conv | left | right", "conv"),
-        ("model.width", "whole number, at least 1", "9"),
+    count = "whole number, at least 1"
+    option = f"{scalar} or list of {scalar}"
+    assert [
+        (key, value, *row[1:])
+        for (key, value), row in zip(flatten(to_dict(instance)).items(), describe(instance), strict=True)
+    ] == [
+        ("title", "t", "text", "t"),
+        ("model.name", "dense", "dense | conv", "dense"),
+        ("model.width", 16, count, "16"),
+        ("train.batch", 128, count, "128"),
+        ("train.lr", 0.001, "number, above 0", "0.001"),
+        ("train.loss", "margin", "margin | spread", "margin"),
+        ("train.clip", "none", "number, at least 0 or none", "none"),
+        ("train.amp", False, "true or false", "false"),
+        ("train.validate_every", "none", f"{count} or none", "none"),
+        ("train.schedule.steps", 7, count, "7"),
+        ("train.schedule.gamma", 0.5, "number, from 0 to 1", "0.5"),
+        ("train.options.momentum", 0.9, option, "0.9"),
+        ("sizes", [4, 2], "list of whole numbers, at least 1", "[4, 2]"),
+        ("pair", [0.5, "a"], "list of 2: number, text", '[0.5, "a"]'),
+        ("tag", "none", "text or none", "none"),
+        ("mixed", 1, scalar, "1"),
+        ("second.name", "conv", "dense | conv", "conv"),
+        ("second.width", 1, count, "1"),
+        ("second.kernel", [3, 3], f"list of 2: {count}, {count}", "[3, 3]"),
+        (
+            "layers",
+            [{"name": "dense", "width": 1}],
+            "list of table by name (dense | conv)",
+            "[{'name': 'dense', 'width': 1}]",
+        ),
+        ('stages."a b".steps', 10, count, "10"),
+        ('stages."a b".gamma', 0.5, "number, from 0 to 1", "0.5"),
     ]
-    assert describe(Holder(model=Named("right")))[0] == ("model.name", "text", "right")
-    assert describe(Node) == [("child", "table of child or none", "none")]
+    assert describe(Recipe("t"))[-1] == ("stages", "table of free keys, each table of steps, gamma", "{}")
 
 
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        *[
-            ("x", "x"),
-            ("a b", "a b"),
-            ("", '""'),
-            ("--x", '"--x"'),
-            ("1", '"1"'),
-            ("true", '"true"'),
-            ("é", "é"),
-        ],
+        *[("x", "x"), ("a b", "a b"), ("", '""'), ("--x", '"--x"'), (".3", '".3"'), ("true", '"true"'), ("é", "é")],
         *[('"', '"'), ('"a"', '"\\"a\\""'), ("a\nb", '"a\\U0000000Ab"'), ("-1", '"-1"'), (True, "true")],
         (1e-5, "1e-05"),
     ],
 )
 def test_a_value_is_shown_as_it_is_typed(value: Any, text: str) -> None:
-    rows = {key: shown for key, _, shown in describe(Recipe("t", Dense(), mixed=value))}
+    rows = {key: shown for key, _, shown in describe(Recipe("t", mixed=value))}
     assert rows["mixed"] == text
     assert parse_overrides(["--mixed", text]) == {"mixed": value}
-
-
-def test_flatten() -> None:
-    data = {"a": {"b": 1, "c": {}}, "d.e": {"f g": [1]}, "h": "x"}
-    assert flatten(data) == {"a.b": 1, "a.c": {}, '"d.e"."f g"': [1], "h": "x"}
 
 
 # --- read_toml ----------------------------------------------------------------------------------------------
 
 
-def refusal(path: Path) -> str:
-    with pytest.raises(RecipeError) as caught:
-        read_toml(path)
-    assert len(str(caught.value).splitlines()) == 1
-    prefix = f"recipe {str(path)!r}: "
-    assert str(caught.value).startswith(prefix)
-    return str(caught.value).removeprefix(prefix)
-
-
-def test_read_toml(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("\ufeff# title\r\na = 1\r\n[b]\r\nc = 'é'\r\n".encode(), {"a": 1, "b.c": "é"}),
+        (b"#" * 1_000_000, {}),
+        (b".".join([b"a"] * 33) + b" = 1", {".".join(["a"] * 33): 1}),  # 32 tables inside each other are the most
+    ],
+)
+def test_read_toml(tmp_path: Path, content: bytes, expected: dict[str, Any]) -> None:
     path = tmp_path / "x.toml"
-    path.write_bytes("\ufeff# title\r\na = 1\r\n[b]\r\nc = 'é'\r\n".encode())
-    assert read_toml(path) == {"a": 1, "b": {"c": "é"}}
-    path.write_bytes(b"#" * 1_000_000)
-    assert read_toml(path) == {}
+    path.write_bytes(content)
+    assert flatten(read_toml(path)) == expected
 
 
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
         (b"a = 1\nb = = 2\n", "not TOML: Invalid value (at line 2, column 5)"),
-        (b"a = 1\nb = [1,\n", "not TOML: Invalid value (at line 2, the end of the file)"),
+        (b"a = 1\nb = [1,\n", "not TOML: Invalid value (at end of document)"),
         (b"a = 1\na = 2\n", "not TOML: Cannot overwrite a value (at line 2"),
         (b"a = 1\nb = '\xff'\n", "not UTF-8 text (at line 2); save it as UTF-8"),
         (b"#" * 1_000_001, "larger than 1000000 bytes"),
@@ -585,19 +407,13 @@ def test_read_toml(tmp_path: Path) -> None:
 def test_read_toml_refuses(tmp_path: Path, content: bytes, expected: str) -> None:
     path = tmp_path / "x.toml"
     path.write_bytes(content)
-    assert refusal(path).startswith(expected)
+    assert message(read_toml, path).startswith(f"recipe {str(path)!r}: {expected}")
 
 
 def test_read_toml_refuses_what_is_no_file(tmp_path: Path) -> None:
-    assert refusal(tmp_path / "absent\n.toml") == "no such file; give the path of a .toml recipe"
-    assert refusal(tmp_path).startswith("cannot be read: Is a directory")
-    assert refusal(Path("a\0b")).startswith("cannot be read: embedded null byte")
-
-
-def test_32_tables_inside_each_other_are_the_most(tmp_path: Path) -> None:
-    path = tmp_path / "x.toml"
-    path.write_text(".".join(["a"] * 33) + " = 1")
-    assert list(flatten(read_toml(path)).values()) == [1]
+    assert message(read_toml, tmp_path / "absent\n.toml").endswith("no such file; give the path of a .toml recipe")
+    assert message(read_toml, tmp_path).endswith("cannot be read: Is a directory")
+    assert message(read_toml, Path("a\0b")).endswith("cannot be read: embedded null byte")
 
 
 # --- parse_overrides ----------------------------------------------------------------------------------------
@@ -612,7 +428,10 @@ def test_32_tables_inside_each_other_are_the_most(tmp_path: Path) -> None:
         (["--train.save-every", "2"], {"train": {"save_every": 2}}),
         (["--model.loss", "spread"], {"model": {"loss": "spread"}}),
         (["--x", "-1"], {"x": -1}),
-        (["--x", "-inf"], {"x": -math.inf}),
+        (["--x", ".3", "--y", "-.5", "--z=5."], {"x": 0.3, "y": -0.5, "z": 5.0}),
+        (["--x", "1_000", "--y", "1_0.", "--z", ".5e-3"], {"x": 1000, "y": 10.0, "z": 0.0005}),
+        (["--x", ".", "--y", "1__0.", "--z", "1.2.3"], {"x": ".", "y": "1__0.", "z": "1.2.3"}),
+        (["--x", "-inf", "--y", "Infinity"], {"x": -math.inf, "y": "Infinity"}),
         (["--x", "-y"], {"x": "-y"}),
         (["--x=--y"], {"x": "--y"}),
         (["--x=a=b"], {"x": "a=b"}),
@@ -657,10 +476,7 @@ def test_parse_overrides(args: list[str], expected: dict[str, Any]) -> None:
     ],
 )
 def test_parse_overrides_refuses(args: list[str], expected: str) -> None:
-    with pytest.raises(RecipeError) as caught:
-        parse_overrides(args)
-    assert str(caught.value).startswith(expected)
-    assert len(str(caught.value).splitlines()) == 1
+    assert message(parse_overrides, args).startswith(expected)
 
 
 @relaxed
@@ -715,22 +531,15 @@ def test_merge_laws(a: dict[str, Any], b: dict[str, Any]) -> None:
     assert all(flatten(once).get(k) == v for k, v in flatten(b).items() if v != {})
 
 
-def test_a_class_variable_is_no_setting() -> None:
-    assert to_dict(Remarked()) == {"size": 1}
-    assert [key for key, _, _ in describe(Remarked())] == ["size"]
-    assert from_dict(Remarked, {"size": 2}).NAMES == ("a", "b")
-    with pytest.raises(RecipeError, match="unknown key 'NAMES'"):
-        from_dict(Remarked, {"NAMES": ["c"]})
-
-
-# --- the whole way, and the weight of the import ------------------------------------------------------------
-
-
-def test_recipe_and_flags_together() -> None:
-    base = tomllib.loads('title = "t"\n[model]\nname = "conv"\nkernel = [5, 5]\n[train]\nbatch = 8\n')
-    flags = parse_overrides(["--model.name", "dense", "--train.save-every=3", "--train.options.beta", "0.5"])
-    built = from_dict(Recipe, merge(base, flags))
-    assert built == Recipe("t", Dense(), Train(batch=8, save_every=3, options={"beta": 0.5}))
+def test_recipe_and_flags_together(tmp_path: Path) -> None:
+    path = tmp_path / "x.toml"
+    path.write_text('title = "t"\n[model]\nname = "conv"\nkernel = [5, 5]\n[train]\nbatch = 8\n')
+    flags = parse_overrides(["--model.name", "dense", "--train.validate-every=3", "--train.lr", ".5"])
+    assert from_dict(Recipe, merge(read_toml(path), flags)) == Recipe(
+        "t", Dense(), Train(batch=8, validate_every=3, lr=0.5)
+    )
+    for number in ("nan", "inf", "-.5"):
+        message(from_dict, Recipe, merge(read_toml(path), parse_overrides(["--train.lr", number])))
 
 
 def test_config_itself_needs_neither_torch_nor_numpy() -> None:
@@ -742,26 +551,5 @@ def test_config_itself_needs_neither_torch_nor_numpy() -> None:
     )
     folder = str(Path(config.__file__).parents[1])
     done = subprocess.run([sys.executable, "-c", code, folder], capture_output=True, text=True, check=True)
-    inner = [
-        f"torchcaps.config.{name}"
-        for name in ("constraints", "convert", "formatting", "loading", "schema", "serialize")
-    ]
+    inner = [f"torchcaps.config.{name}" for name in ("convert", "formatting", "loading", "schema")]
     assert done.stdout.split() == ["torchcaps", "torchcaps.config", *inner, "torchcaps.errors"]
-
-
-# --- Old keys -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("data", "text"),
-    [
-        ({"optimiser": {"name": "Adam"}}, "the key 'optimiser' is now called 'optimizer'"),
-        ({"train": {"check_every": 3}}, "the key 'train.check_every' is now called 'validate_every'"),
-    ],
-)
-def test_keys_of_an_earlier_version_are_refused_with_their_new_name(data: dict[str, Any], text: str) -> None:
-    from torchcaps.train.recipe import recipe_of
-
-    with pytest.raises(RecipeError, match=text) as error:
-        recipe_of(data)
-    assert "\n" not in str(error.value)

@@ -23,7 +23,7 @@ from torchcaps.routing import EM, ROUTERS, Compete, Dynamic, Router, stack_info
 from torchcaps.train.recipe import Recipe, load_recipe
 from torchcaps.types import Batch, Capsules, RoutingInfo
 
-ROUTED = [name for name in MODELS if any("routing.name" in key for key, _, _ in describe(MODELS[name]))]
+ROUTED = [name for name in MODELS if any("routing.name" in key for key, _, _ in describe(MODELS[name]()))]
 REFUSED = {
     ("poe", "em"): "beta_a, beta_u would never learn",
     ("matrix-small", "dynamic"): "norm = true does not go with",

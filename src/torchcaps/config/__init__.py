@@ -12,39 +12,33 @@ The field's annotation is the whole schema, so that a setting is declared once:
 Laws: `from_dict(cls, to_dict(x)) == x`; whatever the data, only `RecipeError` comes out; a key that is left
 out keeps the value `describe` shows. An annotation outside the list in `convert.py` is a `TypeError`.
 
-Imports inside go one way: constraints < schema < formatting < convert < serialize, and formatting < loading.
+Imports inside go one way: schema < formatting < convert, and formatting < loading.
 """
 
 from __future__ import annotations
 
-from torchcaps.config.constraints import (
+from torchcaps.config.convert import check, describe, from_dict, to_dict
+from torchcaps.config.loading import flatten, merge, parse_overrides, read_toml
+from torchcaps.config.schema import (
     Choice,
     Count,
     NonNegativeFloat,
     NonNegativeInt,
     Options,
-    Positive,
     PositiveFloat,
     Range,
-    Scalar,
     Share,
     Table,
 )
-from torchcaps.config.convert import RENAMED, check, from_dict
-from torchcaps.config.loading import flatten, merge, parse_overrides, read_toml
-from torchcaps.config.serialize import describe, to_dict
 
 __all__ = [
-    "RENAMED",
     "Choice",
     "Count",
     "NonNegativeFloat",
     "NonNegativeInt",
     "Options",
-    "Positive",
     "PositiveFloat",
     "Range",
-    "Scalar",
     "Share",
     "Table",
     "check",

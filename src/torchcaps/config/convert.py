@@ -1,24 +1,25 @@
-"""Plain data -> dataclass, and the same checks for a dataclass that was built in Python."""
+"""Plain data <-> dataclass; the same checks for a dataclass that was built in Python; and its settings in words."""
 
 from __future__ import annotations
 
-import math
+import contextlib
+import sys
 import types
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, is_dataclass, replace
 from typing import Literal, TypeVar, Union, cast, get_args, get_origin
 
-from torchcaps.config.constraints import Choice, Range
-from torchcaps.config.formatting import SCALARS, Place, short, show, type_text, value_text
-from torchcaps.config.schema import default_of, first_mark, hints_of, split_marks
+from torchcaps.config.formatting import SCALARS, Place, key_text, short, show, type_text, value_text
+from torchcaps.config.schema import Choice, Range, Table, choice_in, default_of, hints_of, split_marks
 from torchcaps.errors import RecipeError, suggestion
 
-__all__ = ["RENAMED", "check", "from_dict"]
+__all__ = ["RENAMED", "check", "describe", "from_dict", "to_dict"]
 
 RENAMED = {"optimiser": "optimizer", "check_every": "validate_every"}
 """Keys of earlier versions and what they are called now: an old one is refused with the new one's name."""
 
 T = TypeVar("T")
+Row = tuple[str, str, str]  # dotted key, type in words, value
 
 _WANTED = {bool: "true or false", int: "a whole number", float: "a number", str: "text in quotes"}
 
@@ -31,63 +32,66 @@ def from_dict(cls: type[T], data: Mapping[str, object], *, where: str = "") -> T
         data: Nested plain data, as TOML and JSON hold it.
         where: The name of the recipe, for errors.
 
+    Returns:
+        The instance; a key that is left out has its default.
+
     Raises:
         RecipeError: A key is unknown or missing, or a value is not what its annotation asks for.
     """
-    at = Place(where)
-    try:
-        return cast(T, _build(cls, data, at))
-    except RecursionError:
-        raise at.error("tables are nested too deeply; give fewer levels") from None
+    return cast(T, _build(cls, data, Place(where)))
 
 
-def check(instance: object, *, where: str = "") -> None:
+def check(instance: object) -> None:
     """Check a dataclass that was built in Python, where tuples, None and dataclasses are themselves.
 
     Builds nothing, so that a `__post_init__` may call it.
 
+    Args:
+        instance: The dataclass.
+
     Raises:
         RecipeError: A value is not what its annotation asks for.
     """
-    _check_fields(instance, Place(where, built=True))
+    _check_fields(instance, Place(built=True))
 
 
-def _check_fields(instance: object, at: Place) -> None:
+def _check_fields(instance: object, at: Place) -> object:
     for name, hint in hints_of(type(instance)).items():
         _convert(hint, getattr(instance, name), at.key(name))
+    return instance
+
+
+def _mapping(value: object, at: Place, wanted: str = "a table") -> Mapping[str, object]:
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise at.wrong(value, wanted)
+    return value
 
 
 def _build(cls: type, data: object, at: Place, start: object = None, tags: tuple[str, ...] = ()) -> object:
     """Build `cls` from one table; `start` gives the keys left out, `tags` are keys that need not be fields."""
-    if not isinstance(data, Mapping):
-        raise at.wrong(data, "a table")
-    # Refuse unknown keys first: a misspelled one would otherwise be reported as missing
+    table = _mapping(data, at)
     hints = hints_of(cls)
     known = {*hints, *tags}
-    for key in data:
+    # Refuse unknown keys first: a misspelled one would otherwise be reported as missing
+    for key in table:
+        if key not in known and RENAMED.get(key) in known:
+            raise at.error(f"the key '{at.key(key).path}' is now called '{RENAMED[key]}'; rename it")
         if key not in known:
-            if RENAMED.get(key) in known:
-                raise at.error(f"the key '{at.key(key).path}' is now called '{RENAMED[key]}'; rename it")
-            text = short(key if isinstance(key, str) else show(key))
-            raise at.error(f"unknown key '{at.key(key).path}'{suggestion(text, known)}")
-    # Convert every field, given or not, then let the dataclass check what concerns several at once
-    values = {name: _field(cls, name, data, at.key(name), start) for name in hints}
+            raise at.error(f"unknown key '{at.key(key).path}'{suggestion(short(key), known)}")
+    # Convert every field that is given, over its default, so that a table may name only what differs
+    values: Table = {}
+    for name, hint in hints.items():
+        values[name] = default_of(cls, name, start)
+        if name in table:
+            values[name] = _convert(hint, table[name], at.key(name), values[name])
+        elif values[name] is MISSING:
+            raise at.error(f"missing key '{at.key(name).path}'; wanted: {type_text(hint)}")
+    # Let the dataclass check what concerns several fields at once
     try:
         return cls(**values)
     except ValueError as error:  # from a __post_init__
         prefix = f"{at.path}: " if at.path else ""
         raise at.error(prefix + " ".join(str(error).split())) from error
-
-
-def _field(cls: type, name: str, data: Mapping[str, object], at: Place, start: object) -> object:
-    # A table that is given is merged over the default's, so that it may name only what differs
-    hint = hints_of(cls)[name]
-    default = default_of(cls, name, start)
-    if name in data:
-        return _convert(hint, data[name], at, default if is_dataclass(default) else None)
-    if default is MISSING:
-        raise at.error(f"missing key '{at.path}'; wanted: {type_text(hint)}")
-    return default
 
 
 def _convert(hint: object, value: object, at: Place, start: object = None) -> object:
@@ -97,31 +101,39 @@ def _convert(hint: object, value: object, at: Place, start: object = None) -> ob
         hint: The annotation of a field.
         value: What stands there.
         at: The place, for errors.
-        start: The dataclass that keys are taken from which a table leaves out.
+        start: The value if the key were left out; a dataclass gives the keys that a table leaves out.
     """
     base, marks = split_marks(hint)
     origin = get_origin(base)
     args = get_args(base)
     # A choice comes first: its base is a class, too, but the table's name picks another
-    if choice := first_mark(Choice, marks):
-        return _chosen(choice, value, at) if at.built else _choose(choice, value, at, start)
+    if marks and isinstance(marks[0], Choice):
+        return _choose(marks[0], value, at, start)
     if isinstance(base, type) and base in SCALARS:
         return _scalar(base, value, at, marks)
     # A bound on anything but a number would be ignored in silence; that is the programmer's error, hence TypeError
-    if any(isinstance(mark, Range) for mark in marks):
+    if marks:
         raise TypeError(f"{at.path}: {marks!r} must stand directly on a number, not on {base!r}")
     # By the form of the annotation
     if origin is Literal:
-        return _literal(args, value, at)
+        # Types are compared, too, since 1 == True == 1.0
+        if any(type(option) is type(value) and option == value for option in args):
+            return value
+        raise at.wrong(value, f"one of {', '.join(map(value_text, args))}")
     if origin in (Union, types.UnionType):
         return _union(args, value, at, start)
     if origin is tuple:
         return _tuple(args, value, at)
     if origin is dict and args[0] is str:
-        return _dict(args[1], value, at)
-    if isinstance(base, type) and is_dataclass(base):
-        return _nested(base, value, at) if at.built else _build(base, value, at, start)
-    raise TypeError(f"{at.path}: a setting cannot have the type {hint!r}")
+        return {key: _convert(args[1], item, at.key(key)) for key, item in _mapping(value, at).items()}
+    # What is left is a dataclass: plain data build one, in Python it is there already
+    if not (isinstance(base, type) and is_dataclass(base)):
+        raise TypeError(f"{at.path}: a setting cannot have the type {hint!r}")
+    if not at.built:
+        return _build(base, value, at, start)
+    if type(value) is not base:
+        raise at.wrong(value, f"a {base.__name__}")
+    return _check_fields(value, at)
 
 
 def _scalar(base: type, value: object, at: Place, marks: tuple[object, ...]) -> object:
@@ -130,55 +142,33 @@ def _scalar(base: type, value: object, at: Place, marks: tuple[object, ...]) -> 
     accepted = (int, float) if base is float else (base,)
     if not isinstance(value, accepted) or (isinstance(value, bool) and base is not bool):
         raise at.wrong(value, _WANTED[base])
-    # Value: whole numbers become floats before they are compared with bounds
+    # Value: whole numbers become floats before they are compared with bounds; NaN is below nothing
     if isinstance(value, int | float) and base is float:
-        value = _finite(value, at)
+        if not abs(value) <= sys.float_info.max:
+            raise at.wrong(value, "a finite number")
+        value = float(value)
     for mark in marks:
         if isinstance(mark, Range) and isinstance(value, int | float) and value not in mark:
             raise at.error(f"{at.path} = {show(value)} must be {mark}{at.also}")
     return value
 
 
-def _finite(value: float, at: Place) -> float:
-    try:
-        result = float(value)
-    except OverflowError:
-        raise at.wrong(value, "a number that a float can hold") from None
-    if not math.isfinite(result):
-        raise at.wrong(value, "a finite number")
-    return result
-
-
-def _literal(allowed: tuple[object, ...], value: object, at: Place) -> object:
-    for option in allowed:
-        # Types are compared, too, since 1 == True == 1.0
-        if type(option) is type(value) and option == value:
-            return option
-    close = suggestion(short(value), map(str, allowed)) if isinstance(value, str) else ""
-    close = close if close.startswith("; did") else ""  # the known ones are listed already
-    raise at.error(f"{at.path} = {show(value)} is not one of {', '.join(map(value_text, allowed))}{at.also}{close}")
-
-
 def _union(args: tuple[object, ...], value: object, at: Place, start: object) -> object:
     """Return the first member that takes the value; `X | None` also reads "none", since TOML has no null."""
-    # None comes first: text would otherwise take "none" for a value
     members = [arg for arg in args if arg is not types.NoneType]
+    # None comes first: text would otherwise take "none" for a value
     if len(members) < len(args):
         at = replace(at, also=" or none")
-        written = isinstance(value, str) and value == "none"
-        if written and at.built:
+        if value == "none" and at.built:
             raise at.error(f"{at.path} = 'none' would be read back as no value; use None")
-        if written or value is None:
+        if value is None or value == "none":
             return None
     # One member left: its own error says more than "none of several"
     if len(members) == 1:
         return _convert(members[0], value, at, start)
-    # A value's own type comes first, so that 1 of `float | int` stays a whole number.
-    for member in sorted(members, key=lambda member: split_marks(member)[0] is not type(value)):
-        try:
+    for member in members:
+        with contextlib.suppress(RecipeError):
             return _convert(member, value, at)
-        except RecipeError:
-            continue
     raise at.wrong(value, " or ".join(map(type_text, members)))
 
 
@@ -189,49 +179,84 @@ def _tuple(args: tuple[object, ...], value: object, at: Place) -> tuple[object, 
     hints = (args[0],) * len(value) if args[-1:] == (...,) else args
     if len(value) != len(hints):
         raise at.wrong(value, f"a list of {len(hints)}")
-    return tuple(_convert(h, v, at.item(n)) for n, (h, v) in enumerate(zip(hints, value, strict=True)))
-
-
-def _dict(hint: object, value: object, at: Place) -> dict[str, object]:
-    if not isinstance(value, dict if at.built else Mapping):
-        raise at.wrong(value, "a table")
-    for key in value:
-        if not isinstance(key, str):
-            raise at.error(f"{at.path} has the key {show(key)}; wanted: text")
-    return {key: _convert(hint, item, at.key(key)) for key, item in value.items()}
-
-
-def _nested(cls: type, value: object, at: Place) -> object:
-    """Check a dataclass inside one that was built in Python."""
-    if type(value) is not cls:
-        raise at.wrong(value, f"a {cls.__name__}")
-    _check_fields(value, at)
-    return value
+    places = (replace(at, path=f"{at.path}[{n}]", also="") for n in range(len(hints)))
+    return tuple(map(_convert, hints, value, places))
 
 
 def _choose(choice: Choice, value: object, at: Place, start: object) -> object:
     """Build the class that the table's name picks; without one, or with the same, `start` gives what is left out."""
-    if not isinstance(value, Mapping):
-        raise at.wrong(value, f"a table with the key '{choice.key}'")
+    if at.built and choice.name_of(value) is None:
+        raise at.wrong(value, f"of a kind with a name; known: {', '.join(sorted(choice.options))}")
+    if at.built:
+        return _check_fields(value, at)
+    table = _mapping(value, at, "a table with the key 'name'")
     # The name: the table's own, or else that of the default
-    key = at.key(choice.key)
-    name = value.get(choice.key, choice.name_of(start))
-    if name is None:
-        raise key.error(f"missing key '{key.path}'; known: {', '.join(sorted(choice.options))}")
+    name = table.get("name", choice.name_of(start))
     if not isinstance(name, str) or name not in choice.options:
-        text = short(name) if isinstance(name, str) else ""
-        raise key.error(f"{key.path} = {show(name)} is unknown{suggestion(text, choice.options)}")
-    # Settings of the default's class mean nothing to another one
-    cls = choice.options[name]
-    return _build(cls, value, at, start if type(start) is cls else None, (choice.key,))
+        close = suggestion(short(name) if isinstance(name, str) else "", choice.options)
+        raise at.error(f"{at.key('name').path} = {show(name)} is unknown{close}")
+    return _build(choice.options[name], table, at, start, tags=("name",))
 
 
-def _chosen(choice: Choice, value: object, at: Place) -> object:
-    """Check an instance: its type must have a name, and its own `key` field, if any, must hold it."""
-    name = choice.name_of(value)
-    if name is None:
-        raise at.wrong(value, f"of a kind with a {choice.key}; known: {', '.join(sorted(choice.options))}")
-    if choice.key in hints_of(type(value)) and getattr(value, choice.key) != name:
-        raise at.key(choice.key).wrong(getattr(value, choice.key), value_text(name))
-    _check_fields(value, at)
-    return value
+def to_dict(instance: object) -> Table:
+    """Write a dataclass as a nested dict that JSON and TOML can hold.
+
+    Args:
+        instance: The dataclass.
+
+    Returns:
+        Its fields: None is "none", a tuple a list, and the table of a Choice has its name first.
+
+    Raises:
+        RecipeError: The instance holds what could not be read back.
+    """
+    # Checked first, so that whatever is written down can be read back
+    check(instance)
+    return cast(Table, _plain(instance, None))
+
+
+def _plain(value: object, choice: Choice | None) -> object:
+    if isinstance(value, tuple):
+        return [_plain(item, choice) for item in value]
+    if isinstance(value, dict):
+        return {key: _plain(item, choice) for key, item in value.items()}
+    if is_dataclass(value):
+        hints = hints_of(type(value))
+        table = {name: _plain(getattr(value, name), choice_in(hint)) for name, hint in hints.items()}
+        return table if choice is None else {"name": choice.name_of(value), **table}
+    # TOML has no null
+    return "none" if value is None else value
+
+
+def describe(instance: object) -> list[Row]:
+    """List every setting of a dataclass.
+
+    Args:
+        instance: The dataclass.
+
+    Returns:
+        (dotted key, type in words, value) of each; the keys are those of `flatten(to_dict(instance))`.
+
+    Raises:
+        RecipeError: The instance holds what could not be read back.
+    """
+    check(instance)
+    rows = _rows(type(instance), instance, "")
+    return [(path.removeprefix("."), kind, text) for path, kind, text in rows]
+
+
+def _rows(hint: object, value: object, path: str) -> Iterator[Row]:
+    choice = choice_in(hint)
+    # A table: the name that chose it, then its settings
+    if is_dataclass(value):
+        if choice is not None:
+            yield f"{path}.name", " | ".join(choice.options), choice.name_of(value) or ""
+        for name, inner in hints_of(type(value)).items():
+            yield from _rows(inner, getattr(value, name), f"{path}.{name}")
+    elif isinstance(value, dict) and value:
+        # Free keys, each of which may be a table; a dict may stand inside `| None`
+        inner = next(get_args(kind)[1] for kind in (hint, *get_args(hint)) if get_origin(kind) is dict)
+        for key, item in value.items():
+            yield from _rows(inner, item, f"{path}.{key_text(key)}")
+    else:
+        yield path, type_text(hint), value_text(_plain(value, choice))

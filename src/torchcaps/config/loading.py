@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from torchcaps.config.constraints import Table
-from torchcaps.config.formatting import Place, key_text, quote, show, toml_value
+from torchcaps.config.formatting import Place, key_text, parse_value, quote, show
+from torchcaps.config.schema import Table
 from torchcaps.errors import RecipeError
 
 __all__ = ["flatten", "merge", "parse_overrides", "read_toml"]
@@ -23,18 +22,18 @@ _DEEP = re.compile(rf"(?<![\w-])(?:{_PART}){{{MAX_DEPTH + 1}}}")
 
 
 def read_toml(path: Path) -> Table:
-    """The tables of a TOML file of at most 1 MB; RecipeError if there is none to be had."""
+    """Read the tables of a TOML file of at most 1 MB.
+
+    Args:
+        path: The file, in UTF-8.
+
+    Returns:
+        Its tables, at most 32 inside each other.
+
+    Raises:
+        RecipeError: There is no such file, it is too large or nested too deeply, or it is not TOML.
+    """
     at = Place(str(path))
-    raw = _read(path, at)
-    try:
-        text = raw.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = raw[: error.start].count(b"\n") + 1
-        raise at.error(f"not UTF-8 text (at line {line}); save it as UTF-8") from error
-    return _parse_toml(text, at)
-
-
-def _read(path: Path, at: Place) -> bytes:
     try:
         # One byte more than allowed tells a file that is too large, without reading the rest
         with path.open("rb") as file:
@@ -45,7 +44,12 @@ def _read(path: Path, at: Place) -> bytes:
         raise at.error(f"cannot be read: {getattr(error, 'strerror', None) or error}") from error
     if len(raw) > MAX_BYTES:
         raise at.error(f"larger than {MAX_BYTES} bytes; a recipe holds settings, not data")
-    return raw
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = raw[: error.start].count(b"\n") + 1
+        raise at.error(f"not UTF-8 text (at line {line}); save it as UTF-8") from error
+    return _parse_toml(text, at)
 
 
 def _parse_toml(text: str, at: Place) -> Table:
@@ -57,68 +61,75 @@ def _parse_toml(text: str, at: Place) -> Table:
     except RecursionError:
         raise at.error("not TOML that can be read: values are nested too deeply") from None
     except ValueError as error:
-        end = f"at line {max(1, len(text.splitlines()))}, the end of the file"
-        reason = " ".join(str(error).replace("at end of document", end).split())
-        raise at.error(f"not TOML: {reason}") from error
-    # Depth, level by level: recursion over nested tables could itself run too deep
-    level: list[Table] = [data]
-    for _ in range(MAX_DEPTH + 1):
-        level = [item for table in level for item in table.values() if isinstance(item, dict)]
-    if level:
+        raise at.error(f"not TOML: {' '.join(str(error).split())}") from error
+    # A header such as [a.b], the dotted key below it and the inline table that it holds add up.
+    if _depth(data) > MAX_DEPTH + 1:
         raise at.error(f"tables are nested more than {MAX_DEPTH} deep; give fewer levels")
     return data
 
 
-def parse_overrides(args: Sequence[str]) -> Table:
-    """`--train.batch 64 --train.save-every=2` -> {"train": {"batch": 64, "save_every": 2}}; the last wins.
+def _depth(value: object) -> int:
+    return 1 + max(map(_depth, value.values()), default=0) if isinstance(value, dict) else 0
 
-    A value is TOML where it parses as a number, true or false, an array or a quoted string, else bare text.
+
+def parse_overrides(args: Sequence[str]) -> Table:
+    """Parse flags: `--train.batch 64 --train.save-every=2` -> {"train": {"batch": 64, "save_every": 2}}.
+
+    A value is a number as TOML or Python writes it, true or false, an array or a quoted string, else bare text.
+
+    Args:
+        args: Words of the command line.
+
+    Returns:
+        Nested tables; of a flag that is given twice, the last value.
+
+    Raises:
+        RecipeError: A word is not a flag, a flag has no value, or one names both a value and a table.
     """
     result: Table = {}
     for flag, text in _pairs(args):
         # Flags are typed with dashes, keys have underscores
         *tables, last = flag[2:].replace("-", "_").split(".")
         node = result
-        for part in tables:
-            node = node.setdefault(part, {})
+        for name in tables:
+            node = node.setdefault(name, {})
             if not isinstance(node, dict):
-                raise _both(flag, part)
+                raise RecipeError(f"{flag}: {quote(name)} is given both a value and settings inside it")
         # --train 3 after --train.batch 64 would throw the first away
         if isinstance(node.get(last), dict):
-            raise _both(flag, last)
-        node[last] = toml_value(text)
+            raise RecipeError(f"{flag}: {quote(last)} is given both a value and settings inside it")
+        node[last] = parse_value(text)
     return result
 
 
-def _both(flag: str, part: str) -> RecipeError:
-    return RecipeError(f"{flag}: {quote(part)} is given both a value and settings inside it")
-
-
 def _pairs(args: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """(flag, text of its value); a value may start with one dash (`-1`), with two only after `=`."""
-    words = deque(args)
-    while words:
-        word = words.popleft()
+    """Yield (flag, text of its value); a value may start with one dash (`-1`), with two only after `=`."""
+    words = iter(args)
+    for word in words:
         flag, equals, text = word.partition("=")
         if not flag.startswith("--"):
             raise RecipeError(f"{show(word)} stands alone; settings are given as --key value")
-        # The name
-        parts = flag[2:].split(".")
-        if not all(re.fullmatch(r"[\w-]+", part) for part in parts) or len(parts) > MAX_DEPTH:
+        if not re.fullmatch(rf"--[\w-]+(\.[\w-]+){{0,{MAX_DEPTH - 1}}}", flag):
             raise RecipeError(f"{show(flag)} names no setting; settings are given as --table.key value")
         # The value: after `=`, or else the next word
-        if not equals:
-            if not words or words[0].startswith("--"):
-                raise RecipeError(f"{flag} has no value; write {flag} VALUE")
-            text = words.popleft()
+        text = text if equals else next(words, "--")
+        if not equals and text.startswith("--"):
+            raise RecipeError(f"{flag} has no value; write {flag} VALUE")
         yield flag, text
 
 
 def merge(base: Mapping[str, object], over: Mapping[str, object]) -> Table:
-    """Deep merge into new dicts, where `over` wins: tables key by key, lists and values as a whole.
+    """Merge two nested tables into new dicts: tables key by key, lists and values as a whole.
 
     Rule of the name: if both have a table, both tables have a `name` and the two differ, then the table of
     `over` replaces the other whole, since the settings of one Choice mean nothing to another.
+
+    Args:
+        base: Tables.
+        over: Tables that win over those of `base`.
+
+    Returns:
+        New dicts; neither argument is changed.
     """
     # Copied to the bottom, so that changes of the result never reach `base`
     result = {key: merge(value, {}) if isinstance(value, Mapping) else value for key, value in base.items()}
@@ -135,7 +146,14 @@ def _renamed(old: Mapping[str, object], new: Mapping[str, object]) -> bool:
 
 
 def flatten(data: Mapping[str, object]) -> Table:
-    """{"a": {"b": 1}} -> {"a.b": 1}; an empty table stays, a key with a dot is quoted as in TOML."""
+    """Name every value by its dotted key: {"a": {"b": 1}} -> {"a.b": 1}.
+
+    Args:
+        data: Nested tables.
+
+    Returns:
+        One table; an empty table in it stays, a key with a dot is quoted as in TOML.
+    """
     flat: Table = {}
     for key, value in data.items():
         if isinstance(value, Mapping) and value:

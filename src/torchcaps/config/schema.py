@@ -1,20 +1,59 @@
-"""The dataclass as a schema: which settings it takes, what stands in their annotations, what they are if left out."""
+"""The dataclass as a schema: what annotations of settings may carry, and how they and the defaults are read."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Hashable, Iterable
-from dataclasses import MISSING, fields, is_dataclass
-from typing import Annotated, TypeVar, get_args, get_origin, get_type_hints
-
-from torchcaps.config.constraints import Choice
-
-__all__ = ["choice_in", "default_of", "first_mark", "hints_of", "split_marks"]
-
-M = TypeVar("M")
+from collections.abc import Hashable, Mapping
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from typing import Annotated, Any, get_args, get_type_hints
 
 
-def hints_of(cls: type) -> dict[str, object]:
+@dataclass(frozen=True)
+class Range:
+    """Bound a number: low <= x <= high, or low < x if `open_low`; as in `Annotated[int, Range(1)]`."""
+
+    low: float
+    high: float | None = None
+    open_low: bool = False
+
+    def __contains__(self, x: float) -> bool:
+        # A NaN compares false with everything, so no range contains it
+        above = x > self.low if self.open_low else x >= self.low
+        return above and (self.high is None or x <= self.high)
+
+    def __str__(self) -> str:
+        if self.high is not None and not self.open_low:
+            return f"from {self.low} to {self.high}"
+        low = f"{'above' if self.open_low else 'at least'} {self.low}"
+        return low if self.high is None else f"{low} and at most {self.high}"
+
+
+@dataclass(frozen=True, eq=False)
+class Choice:
+    """Let the key `name` of a table pick its dataclass out of a registry: `Annotated[Base, Choice(registry)]`.
+
+    `options` is held, not copied: it may be filled after the annotation is written.
+    """
+
+    options: Mapping[str, type]
+
+    def name_of(self, instance: object) -> str | None:
+        """Return the first name under which the instance's type is registered, None if it is not."""
+        return next((name for name, cls in self.options.items() if cls is type(instance)), None)
+
+
+Count = Annotated[int, Range(1)]
+NonNegativeInt = Annotated[int, Range(0)]
+Share = Annotated[float, Range(0, 1)]
+PositiveFloat = Annotated[float, Range(0, open_low=True)]
+NonNegativeFloat = Annotated[float, Range(0)]
+Scalar = bool | int | float | str
+Options = dict[str, Scalar | tuple[Scalar, ...]]  # free keys, e.g. what an optimizer takes
+Table = dict[str, Any]
+"""Nested plain data, as TOML and JSON hold it."""
+
+
+def hints_of(cls: object) -> dict[str, object]:
     """Return name -> annotation of the fields that the constructor takes.
 
     Raises:
@@ -32,8 +71,17 @@ def _read_hints(cls: Hashable) -> dict[str, object]:
 
 
 def default_of(cls: type, name: str, start: object) -> object:
-    """Return the value of a field that is left out: that of `start`, else the class's default, else MISSING."""
-    if start is not None:
+    """Return the value of a field that is left out.
+
+    Args:
+        cls: The dataclass.
+        name: The field.
+        start: An instance of `cls`, whose value is taken; anything else is ignored.
+
+    Returns:
+        The value of `start`, else the default of the class, else MISSING.
+    """
+    if type(start) is cls:
         return getattr(start, name)
     # Looked up in `fields`, since a default_factory leaves no attribute on the class
     field = next(field for field in fields(cls) if field.name == name)
@@ -42,18 +90,11 @@ def default_of(cls: type, name: str, start: object) -> object:
 
 def split_marks(hint: object) -> tuple[object, tuple[object, ...]]:
     """Split Annotated[base, *marks] into (base, marks); other annotations have no marks."""
-    if get_origin(hint) is not Annotated:
-        return hint, ()
-    base, *marks = get_args(hint)
-    return base, tuple(marks)
-
-
-def first_mark(kind: type[M], marks: Iterable[object]) -> M | None:
-    """Return the first mark of this kind, None without one."""
-    return next((mark for mark in marks if isinstance(mark, kind)), None)
+    marks = getattr(hint, "__metadata__", ())
+    return get_args(hint)[0] if marks else hint, marks
 
 
 def choice_in(hint: object) -> Choice | None:
     """Find the Choice of an annotation, also inside `| None`, tuples and dicts."""
     base, marks = split_marks(hint)
-    return first_mark(Choice, (*marks, *map(choice_in, get_args(base))))
+    return next((mark for mark in (*marks, *map(choice_in, get_args(base))) if isinstance(mark, Choice)), None)

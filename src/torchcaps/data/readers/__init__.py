@@ -9,12 +9,4 @@ from torchcaps.data.readers.norb import read_norb
 from torchcaps.data.readers.pictures import read_pictures
 from torchcaps.data.readers.safe_io import MOST
 
-__all__ = [
-    "MOST",
-    "Cifar10",
-    "read_cifar_archive",
-    "read_idx",
-    "read_norb",
-    "read_npz",
-    "read_pictures",
-]
+__all__ = ["MOST", "Cifar10", "read_cifar_archive", "read_idx", "read_norb", "read_npz", "read_pictures"]

@@ -21,13 +21,7 @@ from torchcaps.data.readers.safe_io import MOST, Stream, bad, content
 
 __all__ = ["read_norb"]
 
-_TYPES: dict[int, np.dtype] = {
-    0x1E3D4C51: np.dtype("<f4"),
-    0x1E3D4C53: np.dtype("<f8"),
-    0x1E3D4C54: np.dtype("<i4"),
-    0x1E3D4C55: np.dtype("u1"),
-    0x1E3D4C56: np.dtype("<i2"),
-}
+_TYPES = {0x1E3D4C51: "<f4", 0x1E3D4C53: "<f8", 0x1E3D4C54: "<i4", 0x1E3D4C55: "u1", 0x1E3D4C56: "<i2"}
 _RANKS = range(1, 9)
 _LONGEST_HEADER = 8 + 4 * max(_RANKS)
 
@@ -44,18 +38,13 @@ def read_norb(path: Path) -> np.ndarray:
     """
     with content(path, MOST + _LONGEST_HEADER) as stream:
         header = _read_header(stream)
-        size = header.dtype.itemsize * math.prod(header.shape)
         # The images of the official files, unpacked, are 448 MB: they stay on disk.
         if stream.is_plain and header.dtype == np.uint8:
-            if size != stream.left:
-                raise bad(
-                    path, f"holds {stream.left:,} bytes for {list(header.shape)}; it is damaged or of another kind"
-                )
+            if math.prod(header.shape) != stream.left:
+                shape = list(header.shape)
+                raise bad(path, f"holds {stream.left:,} bytes for {shape}; it is damaged or of another kind")
             return np.memmap(path, header.dtype, "r", offset=header.length, shape=header.shape)
-        if size > MOST:
-            raise bad(path, f"claims {size:,} bytes; at most {MOST:,} bytes are read")
-        values = stream.array(header.shape, header.dtype)
-        stream.end()
+        values = stream.last_array(header.shape, header.dtype, MOST)
     return values.astype(header.dtype.newbyteorder("="), copy=False)
 
 
@@ -80,4 +69,4 @@ def _read_header(stream: Stream) -> _Header:
         raise bad(stream.path, f"has sizes {list(sizes)} for {rank} axes; the further ones must be 1")
     if 0 in sizes:
         raise bad(stream.path, f"says that its shape is {list(sizes[:rank])}: it holds nothing")
-    return _Header(_TYPES[magic], sizes[:rank], 8 + 4 * fields)
+    return _Header(np.dtype(_TYPES[magic]), sizes[:rank], 8 + 4 * fields)

@@ -36,19 +36,9 @@ EXPANSION = 1032
 _CHUNK = 1 << 18
 _LONGEST_REASON = 300
 _GZIP = b"\x1f\x8b"
-_LIBRARY_ERRORS = (
-    OSError,  # also gzip.BadGzipFile
-    EOFError,
-    ValueError,
-    OverflowError,
-    RuntimeError,  # zipfile, for encrypted members
-    MemoryError,
-    struct.error,
-    zlib.error,
-    zipfile.BadZipFile,
-    tarfile.TarError,
-)
-"""What the system and the standard library raise on damaged files."""
+_PYTHON_ERRORS = (OSError, EOFError, ValueError, OverflowError, RuntimeError, MemoryError)
+_LIBRARY_ERRORS = (*_PYTHON_ERRORS, struct.error, zlib.error, zipfile.BadZipFile, tarfile.TarError)
+"""What the system and the standard library raise on damaged files; zipfile a RuntimeError for encrypted members."""
 
 
 def bad(path: Path, reason: str) -> DataError:
@@ -135,10 +125,19 @@ class Stream:
         self.left -= len(piece)
         return piece
 
-    def end(self) -> None:
-        """Refuse bytes that follow; the end of a gzip is where its checksum is compared."""
+    def last_array(self, shape: Sequence[int], dtype: DTypeLike, most: int) -> np.ndarray:
+        """Read what is left as one array of at most `most` bytes; the end of a gzip is where its checksum is compared.
+
+        Raises:
+            DataError: if the array would be larger, or bytes follow it.
+        """
+        size = np.dtype(dtype).itemsize * math.prod(shape)
+        if size > most:
+            raise bad(self.path, f"claims {size:,} bytes, {list(shape)} values; at most {most:,} bytes are read")
+        values = self.array(shape, dtype)
         if self._file.read(1):
             raise bad(self.path, "holds more data than its header says; it is damaged or of another kind")
+        return values
 
 
 @contextmanager

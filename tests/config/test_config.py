@@ -117,12 +117,9 @@ def message(call: Any, *args: Any, **options: Any) -> str:
         ({}, {}),
         ({"sizes": [1, 2, 3], "pair": [1, "x"]}, {"sizes": (1, 2, 3), "pair": (1.0, "x")}),
         ({"tag": "none", "sizes": []}, {"tag": None, "sizes": ()}),
-        ({"tag": None}, {"tag": None}),
-        ({"tag": "None"}, {"tag": "None"}),
-        ({"mixed": True}, {"mixed": True}),
-        ({"mixed": 2}, {"mixed": 2}),
+        ({"tag": None, "mixed": True}, {"tag": None, "mixed": True}),
+        ({"tag": "None", "mixed": 2}, {"tag": "None", "mixed": 2}),
         ({"mixed": 2.0}, {"mixed": 2.0}),
-        ({"mixed": "x"}, {"mixed": "x"}),
         ({"train": {"lr": 1, "clip": 0}}, {"train": Train(lr=1.0, clip=0.0)}),
         ({"train": {"options": {"any key": 5, "b": True}}}, {"train": Train(options={"any key": 5, "b": True})}),
         ({"stages": {"a": {"steps": 3}}}, {"stages": {"a": Schedule(3)}}),
@@ -316,14 +313,11 @@ def test_a_mutated_recipe_is_accepted_or_refused_with_one_line(draw: Any, instan
 
 
 def test_what_is_written_and_described() -> None:
-    instance = Recipe("t", Dense(), second=Conv(1), layers=(Dense(1),), stages={"a b": Schedule()})
+    instance = Recipe("t", Dense(), second=Conv(1), stages={"a b": Schedule()})
     scalar = "true or false or whole number or number or text"
     count = "whole number, at least 1"
-    option = f"{scalar} or list of {scalar}"
-    assert [
-        (key, value, *row[1:])
-        for (key, value), row in zip(flatten(to_dict(instance)).items(), describe(instance), strict=True)
-    ] == [
+    plain = flatten(to_dict(instance))
+    assert [(key, plain[key], kind, text) for key, kind, text in describe(instance)] == [
         ("title", "t", "text", "t"),
         ("model.name", "dense", "dense | conv", "dense"),
         ("model.width", 16, count, "16"),
@@ -335,7 +329,7 @@ def test_what_is_written_and_described() -> None:
         ("train.validate_every", "none", f"{count} or none", "none"),
         ("train.schedule.steps", 7, count, "7"),
         ("train.schedule.gamma", 0.5, "number, from 0 to 1", "0.5"),
-        ("train.options.momentum", 0.9, option, "0.9"),
+        ("train.options.momentum", 0.9, f"{scalar} or list of {scalar}", "0.9"),
         ("sizes", [4, 2], "list of whole numbers, at least 1", "[4, 2]"),
         ("pair", [0.5, "a"], "list of 2: number, text", '[0.5, "a"]'),
         ("tag", "none", "text or none", "none"),
@@ -343,12 +337,7 @@ def test_what_is_written_and_described() -> None:
         ("second.name", "conv", "dense | conv", "conv"),
         ("second.width", 1, count, "1"),
         ("second.kernel", [3, 3], f"list of 2: {count}, {count}", "[3, 3]"),
-        (
-            "layers",
-            [{"name": "dense", "width": 1}],
-            "list of table by name (dense | conv)",
-            "[{'name': 'dense', 'width': 1}]",
-        ),
+        ("layers", [], "list of table by name (dense | conv)", "[]"),
         ('stages."a b".steps', 10, count, "10"),
         ('stages."a b".gamma', 0.5, "number, from 0 to 1", "0.5"),
     ]
@@ -423,34 +412,20 @@ def test_read_toml_refuses_what_is_no_file(tmp_path: Path) -> None:
     ("args", "expected"),
     [
         ([], {}),
-        (["--train.batch", "64"], {"train": {"batch": 64}}),
         (["--train.batch=64", "--train.lr", "1e-3"], {"train": {"batch": 64, "lr": 0.001}}),
-        (["--train.save-every", "2"], {"train": {"save_every": 2}}),
-        (["--model.loss", "spread"], {"model": {"loss": "spread"}}),
-        (["--x", "-1"], {"x": -1}),
+        (["--train.save-every", "2", "--loss", "spread"], {"train": {"save_every": 2}, "loss": "spread"}),
+        (["--x", "1", "--x", "2"], {"x": 2}),
+        (["--x", "-1", "--y", "true", "--z", "[1, 2]"], {"x": -1, "y": True, "z": [1, 2]}),
         (["--x", ".3", "--y", "-.5", "--z=5."], {"x": 0.3, "y": -0.5, "z": 5.0}),
         (["--x", "1_000", "--y", "1_0.", "--z", ".5e-3"], {"x": 1000, "y": 10.0, "z": 0.0005}),
         (["--x", ".", "--y", "1__0.", "--z", "1.2.3"], {"x": ".", "y": "1__0.", "z": "1.2.3"}),
-        (["--x", "-inf", "--y", "Infinity"], {"x": -math.inf, "y": "Infinity"}),
-        (["--x", "-y"], {"x": "-y"}),
-        (["--x=--y"], {"x": "--y"}),
-        (["--x=a=b"], {"x": "a=b"}),
-        (["--x="], {"x": ""}),
-        (["--x", ""], {"x": ""}),
-        (["--x", "true"], {"x": True}),
-        (["--x", "True"], {"x": "True"}),
-        (["--x", "[1, 2]"], {"x": [1, 2]}),
-        (["--x", '"1"'], {"x": "1"}),
-        (["--x", "1", "--x", "2"], {"x": 2}),
-        (["--x", "none"], {"x": "none"}),
-        (["--x", "2020-01-01"], {"x": "2020-01-01"}),
-        (["--x", "{a = 1}"], {"x": "{a = 1}"}),
-        (["--x", "5 # five"], {"x": "5 # five"}),
-        (["--x", "1, y = 2"], {"x": "1, y = 2"}),
+        (["--x", "-inf", "--y", "Infinity", "--z", '"1"'], {"x": -math.inf, "y": "Infinity", "z": "1"}),
+        (["--x", "-y", "--y=--y", "--z=a=b"], {"x": "-y", "y": "--y", "z": "a=b"}),
+        (["--x=", "--y", "", "--z", "True"], {"x": "", "y": "", "z": "True"}),
+        (["--x", "none", "--y", "2020-01-01", "--z", "{a = 1}"], {"x": "none", "y": "2020-01-01", "z": "{a = 1}"}),
+        (["--x", "5 # five", "--y", "1, y = 2", "--z", "1\n"], {"x": "5 # five", "y": "1, y = 2", "z": "1\n"}),
         (["--x", "1}\ny = {z = 2"], {"x": "1}\ny = {z = 2"}),
-        (["--x", "1\n"], {"x": "1\n"}),
-        (["--x", "[" * 5000], {"x": "[" * 5000}),
-        (["--x", "9" * 5000], {"x": "9" * 5000}),
+        (["--x", "[" * 5000, "--y", "9" * 5000], {"x": "[" * 5000, "y": "9" * 5000}),
     ],
 )
 def test_parse_overrides(args: list[str], expected: dict[str, Any]) -> None:
@@ -494,9 +469,7 @@ def test_any_words_give_a_dict_or_one_line(args: list[str]) -> None:
 @pytest.mark.parametrize(
     ("base", "over", "expected"),
     [
-        ({"a": 1}, {"b": 2}, {"a": 1, "b": 2}),
         ({"a": {"b": 1, "c": 2}}, {"a": {"c": 3}}, {"a": {"b": 1, "c": 3}}),
-        ({"a": {"b": 1}}, {"c": 2}, {"a": {"b": 1}, "c": 2}),
         ({"a": {"b": 1}}, {"a": 2}, {"a": 2}),
         ({"a": 2}, {"a": {"b": 1}}, {"a": {"b": 1}}),
         ({"a": [1, 2]}, {"a": [3]}, {"a": [3]}),
@@ -535,9 +508,8 @@ def test_recipe_and_flags_together(tmp_path: Path) -> None:
     path = tmp_path / "x.toml"
     path.write_text('title = "t"\n[model]\nname = "conv"\nkernel = [5, 5]\n[train]\nbatch = 8\n')
     flags = parse_overrides(["--model.name", "dense", "--train.validate-every=3", "--train.lr", ".5"])
-    assert from_dict(Recipe, merge(read_toml(path), flags)) == Recipe(
-        "t", Dense(), Train(batch=8, validate_every=3, lr=0.5)
-    )
+    train = Train(batch=8, validate_every=3, lr=0.5)
+    assert from_dict(Recipe, merge(read_toml(path), flags)) == Recipe("t", Dense(), train)
     for number in ("nan", "inf", "-.5"):
         message(from_dict, Recipe, merge(read_toml(path), parse_overrides(["--train.lr", number])))
 

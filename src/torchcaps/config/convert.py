@@ -112,7 +112,7 @@ def _convert(hint: object, value: object, at: Place, start: object = None) -> ob
     if isinstance(base, type) and base in SCALARS:
         return _scalar(base, value, at, marks)
     # A bound on anything but a number would be ignored in silence; that is the programmer's error, hence TypeError
-    if marks:
+    if any(isinstance(mark, Range) for mark in marks):
         raise TypeError(f"{at.path}: {marks!r} must stand directly on a number, not on {base!r}")
     # By the form of the annotation
     if origin is Literal:
@@ -159,9 +159,10 @@ def _union(args: tuple[object, ...], value: object, at: Place, start: object) ->
     # None comes first: text would otherwise take "none" for a value
     if len(members) < len(args):
         at = replace(at, also=" or none")
-        if value == "none" and at.built:
+        written = isinstance(value, str) and value == "none"
+        if written and at.built:
             raise at.error(f"{at.path} = 'none' would be read back as no value; use None")
-        if value is None or value == "none":
+        if written or value is None:
             return None
     # One member left: its own error says more than "none of several"
     if len(members) == 1:
@@ -185,9 +186,9 @@ def _tuple(args: tuple[object, ...], value: object, at: Place) -> tuple[object, 
 
 def _choose(choice: Choice, value: object, at: Place, start: object) -> object:
     """Build the class that the table's name picks; without one, or with the same, `start` gives what is left out."""
-    if at.built and choice.name_of(value) is None:
-        raise at.wrong(value, f"of a kind with a name; known: {', '.join(sorted(choice.options))}")
     if at.built:
+        if choice.name_of(value) is None:
+            raise at.wrong(value, f"of a kind with a name; known: {', '.join(sorted(choice.options))}")
         return _check_fields(value, at)
     table = _mapping(value, at, "a table with the key 'name'")
     # The name: the table's own, or else that of the default

@@ -119,7 +119,9 @@ def _convert(hint: object, value: object, at: Place, start: object = None) -> ob
         # Types are compared, too, since 1 == True == 1.0
         if any(type(option) is type(value) and option == value for option in args):
             return value
-        raise at.wrong(value, f"one of {', '.join(map(value_text, args))}")
+        close = suggestion(short(value), map(str, args)) if isinstance(value, str) else ""
+        close = close if close.startswith("; did") else ""  # the known ones are listed already
+        raise at.error(f"{at.path} = {show(value)} is not one of {', '.join(map(value_text, args))}{at.also}{close}")
     if origin in (Union, types.UnionType):
         return _union(args, value, at, start)
     if origin is tuple:

@@ -212,7 +212,7 @@ REFUSALS: dict[Read, list[tuple[str, bytes]]] = {
         ("CRC check failed", flipped(gzip.compress(CIFAR), -6)),
         # An extended header that `tarfile` alone would load, and batches that are too large or not there.
         *(("lacks", member("x", len(ZEROS), ZEROS + bytes(1024), kind)) for kind in (b"x", b"L", b"S")),
-        ("30,733,073", member(BATCHES[0], 3073 * 10_001, ZEROS)),
+        ("30,733,073 bytes; 1 to 10,000 times 3073", member(BATCHES[0], 3073 * 10_001, ZEROS)),
         ("can follow", member(BATCHES[0], 3073 * 10_000, bytes(999))),
     ],
     read_npz: [
@@ -224,6 +224,7 @@ REFUSALS: dict[Read, list[tuple[str, bytes]]] = {
         (PLAIN, npz(a=np.array(["2020"], "M8[D]"))),
         ("plain numbers", npz_of(npy(values(3), (3, 0)))),
         ("a.npy", npz_of(b"\x80\x04N.")),
+        ("sizes of 0 or more", npz_of(npy_header(said("'|u1'", "(-1, -1)")) + b"x")),
         ("holds 11 bytes for uint8 [3, 4], 12 are wanted", npz_of(NPY[:-1])),
         ("holds 13 bytes", npz_of(NPY + b"\0")),
         ("another way", zipped(("a.npy", NPY), method=zipfile.ZIP_LZMA)),

@@ -209,3 +209,9 @@ def test_one_whole_variant_is_enough_and_the_nearest_one_is_explained(places, mo
     for n in range(3):
         put(places / f"full{n}.bin", contents[f"full{n}.bin"])
     assert list(locate("sample", places)) == ["full0.bin", "full1.bin", "full2.bin"]
+
+
+def test_a_wrong_packed_file_in_the_cache_does_not_hide_the_right_unpacked_one():
+    put(cache_dir() / "sample" / "images.gz", PACKED[:-1])
+    unpacked = put(cache_dir() / "sample" / "images", INSIDE)
+    assert find(IMAGES) == unpacked

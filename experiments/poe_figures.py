@@ -1,4 +1,4 @@
-"""Draw the figures of docs/poe.md from trained runs.
+"""Draw the figures of docs/systems/poe.md from trained runs.
 
 python experiments/poe_figures.py runs/poe-mnist-0 runs/poe-fashion-0
 """

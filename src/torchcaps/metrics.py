@@ -27,7 +27,12 @@ __all__ = [
 def linear_cka(x: Tensor, y: Tensor) -> float:
     """|YᵀX|² / (|XᵀX| |YᵀY|) of centered X [n p] and Y [n q], Frobenius norms (Kornblith et al. 2019).
 
-    1 = the same up to rotation and scale, 0 = nothing linear in common. Constant features give 0.
+    Args:
+        x: Features [n p] of n samples.
+        y: Other features [n q] of the same samples.
+
+    Returns:
+        1 if both are the same up to rotation and scale, 0 if they have nothing linear in common or one is constant.
     """
     if x.shape[:1] != y.shape[:1]:
         raise ShapeError(f"x is {list(x.shape)}, y is {list(y.shape)}: row n of both must be the same sample")
@@ -47,8 +52,13 @@ def linear_cka(x: Tensor, y: Tensor) -> float:
 def participation_ratio(x: Tensor) -> float:
     """(sum λ)² / sum λ² over the eigenvalues λ of the covariance of x [n d]: how many dimensions it fills.
 
-    From 1 (a line) to d (a ball); 0 if the samples are all the same. Since sum λ = tr C and sum λ² = |C|², no
-    eigenvalue is computed, and the Gram matrix may stand in for C.
+    Since sum λ = tr C and sum λ² = |C|², no eigenvalue is computed, and the Gram matrix may stand in for C.
+
+    Args:
+        x: Features [n d].
+
+    Returns:
+        From 1 (a line) to d (a ball); 0 if the samples are all the same.
     """
     X = _centered("x", x)
     n, d = X.shape
@@ -58,9 +68,13 @@ def participation_ratio(x: Tensor) -> float:
 
 
 def resultant_length(x: Tensor) -> float:
-    """|mean of x / |x|| over the rows of x [n d]: 1 = all in one direction, 0 = spread evenly.
+    """|mean of x / |x|| over the rows of x [n d]: how far they point in one direction.
 
-    Rows of zeros have no direction and are left out; if there are no others, the result is 0.
+    Args:
+        x: Vectors [n d]; rows of zeros have no direction and are left out.
+
+    Returns:
+        1 if all point in one direction, 0 if they are spread evenly or all are zero.
     """
     X = _features("x", x)
     # Rows without a direction
@@ -74,7 +88,12 @@ def resultant_length(x: Tensor) -> float:
 def nmi(a: Tensor, b: Tensor) -> float:
     """I(a; b) / ((H(a) + H(b)) / 2) of two labelings [n]; scikit-learn's `normalized_mutual_info_score`.
 
-    1 = the same up to the names, 0 = independent. One cluster against several gives 0, against one gives 1.
+    Args:
+        a: Labels [n], integers.
+        b: Other labels [n] of the same samples.
+
+    Returns:
+        1 if both are the same up to the names, 0 if independent; one cluster against several gives 0, against one 1.
     """
     _check_labelings(a, b)
     H_a = _entropy(a)
@@ -88,9 +107,14 @@ def nmi(a: Tensor, b: Tensor) -> float:
 
 
 def purity(clusters: Tensor, classes: Tensor) -> float:
-    """The share of samples that belong to the commonest class of their cluster; both are [n].
+    """Return the share of samples that belong to the commonest class of their cluster.
 
-    1 = every cluster holds one class (also if each sample is its own cluster); never below 1 / classes.
+    Args:
+        clusters: Number of each sample's cluster [n].
+        classes: Its class [n].
+
+    Returns:
+        1 if every cluster holds one class, also if each sample is its own cluster; never below 1 / classes.
     """
     _check_labelings(clusters, classes)
     # Number of each sample's cluster, and of its (cluster, class) cell
@@ -101,9 +125,14 @@ def purity(clusters: Tensor, classes: Tensor) -> float:
 
 
 def accuracy(scores: Tensor, labels: Tensor) -> float:
-    """The share of samples whose highest score [n j] is that of their label [n].
+    """Return the share of samples whose highest score is that of their label.
 
-    Of equal scores the first counts; a sample with a NaN among its scores counts as wrong.
+    Args:
+        scores: Scores [n j], one for each class. Of equal scores the first counts; a row with a NaN counts as wrong.
+        labels: Classes [n], integers below j.
+
+    Returns:
+        From 0 to 1.
     """
     # Shapes, then values
     if scores.ndim != 2 or 0 in scores.shape:
@@ -122,7 +151,12 @@ def accuracy(scores: Tensor, labels: Tensor) -> float:
 def spearman(x: Tensor, y: Tensor) -> float:
     """Spearman's ρ of x and y [n]: the correlation of their ranks, where ties share their mean rank.
 
-    Equals `scipy.stats.spearmanr`; 0 if either is constant. Infinities have a rank, NaN has none.
+    Args:
+        x: Values [n]; infinities have a rank, NaN has none and is refused.
+        y: Other values [n] of the same samples.
+
+    Returns:
+        From -1 to 1, as `scipy.stats.spearmanr`; 0 if either is constant.
     """
     _check_vectors(x, y, "x", "y")
     r = _ranks("x", x)
@@ -135,8 +169,13 @@ def spearman(x: Tensor, y: Tensor) -> float:
 def expected_calibration_error(confidence: Tensor, correct: Tensor, bins: int = 15) -> float:
     """sum_B |B| / n · |accuracy(B) - confidence(B)| over the bins B = (lo, hi] of [0, 1] (Guo et al. 2017).
 
-    `confidence` is [n] in [0, 1]; `correct` is [n], true or 1 where the prediction was right. The bins are of
-    equal width; a confidence of 0 falls into the first; empty ones count nothing.
+    Args:
+        confidence: Probability [n] in [0, 1] that the model gave to its prediction.
+        correct: [n], true or 1 where the prediction was right.
+        bins: Number of bins of equal width; a confidence of 0 falls into the first, empty bins count nothing.
+
+    Returns:
+        From 0 (calibrated) to 1.
     """
     _check_vectors(confidence, correct, "confidence", "correct")
     # Check what came

@@ -56,7 +56,7 @@ def test_a_run_may_start_from_the_mean_and_cannot_resume_it(capsys, folders, tmp
 
 def test_runs_with_batch_norms_have_no_mean(capsys, tmp_path):
     """Their moving averages are of each one's own weights, and would be wrong for the mean of these."""
-    model = {"name": "matrix-test", "norm": True}
+    model = {"name": "matrix-tiny", "norm": True}
     folders, out = (tmp_path / "first", tmp_path / "second"), tmp_path / "mean"
     recipe = from_dict(Recipe, {**TINY, "model": model, "train": {**TINY["train"], "epochs": 0.2}})
     train(recipe, folders[0], quiet=True)

@@ -14,7 +14,7 @@ from torchcaps.train import load_recipe, train
 SMALL = {
     "name": "small",
     "data": {"name": "glyphs", "train": 64, "test": 24, "size": 16},
-    "model": {"name": "matrix-test"},
+    "model": {"name": "matrix-tiny"},
     "schedule": {"name": "constant"},
     "train": {"epochs": 1.0, "batch": 16},
 }

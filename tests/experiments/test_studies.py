@@ -37,7 +37,7 @@ def test_contrastive_divergence_is_measured_by_the_exact_and_by_the_annealed_par
 def test_activations_are_listed_layer_by_layer():
     from torchcaps.models import MODELS
 
-    model = MODELS["matrix-test"]().build(ImageSpec(1, 16, 16, 4))
+    model = MODELS["matrix-tiny"]().build(ImageSpec(1, 16, 16, 4))
     found = activation_statistics.activations(model, torch.rand(3, 1, 16, 16))
     assert list(found) == list(activation_statistics.LAYERS)
     assert all(a.shape[0] == 3 and bool(((a >= 0) & (a <= 1)).all()) for a in found.values())

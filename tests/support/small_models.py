@@ -46,7 +46,7 @@ SMALL: dict[str, Any] = {
     "convnet": ConvNetConfig(widths=(4, 4), kernel=3, hidden=(8, 6)),
     "matrix": MatrixConfig(**_MATRIX),
     "matrix-small": SmallMatrixConfig(**_MATRIX, norm=True),
-    "matrix-test": TinyMatrixConfig(),
+    "matrix-tiny": TinyMatrixConfig(),
     "poe": _POE,
     "sparse": SparseConfig(**_CAPSULES, capsules=4),
     "sparse-matrix": SparseMatrixConfig(**_MATRIX, capsules=4, decoder=(8,)),
@@ -54,7 +54,7 @@ SMALL: dict[str, Any] = {
 }
 """A configuration for each name in MODELS; a test holds that none is forgotten."""
 
-DISTINCT = [name for name in SMALL if name not in ("convnet", "matrix-test")]
+DISTINCT = [name for name in SMALL if name not in ("convnet", "matrix-tiny")]
 """The models that differ in more than their sizes, for tests that take seconds each."""
 
 ROUTED = replace(_POE, energy=replace(_POE.energy, routing=Dynamic(2, "cosine", "children")))

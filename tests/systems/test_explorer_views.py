@@ -31,7 +31,7 @@ from torchcaps.types import Batch, Capsules
 
 CONFIGS: dict[str, Any] = {
     "capsnet": replace(SMALL["capsnet"], routing=Dynamic(3)),
-    "matrix": replace(SMALL["matrix-test"], capsule_kernel=2, routing=EM(3, 0.1, damping=0.1), norm=True),
+    "matrix": replace(SMALL["matrix-tiny"], capsule_kernel=2, routing=EM(3, 0.1, damping=0.1), norm=True),
     "capsnet-shared": replace(SMALL["capsnet-small"], routing=Dynamic(3)),
     "sparse": SMALL["sparse"],
     "sparse-shared": SMALL["sparse-small"],

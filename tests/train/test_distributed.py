@@ -47,7 +47,7 @@ def test_two_processes_norm_their_capsules_as_one_does(tmp_path):
     tiny_toml(tmp_path)
     recipe = tmp_path / "normed.toml"
     recipe.write_text(
-        'base = "tiny.toml"\n[model]\nname = "matrix-test"\nnorm = true\nloss = "cross-entropy"\n'
+        'base = "tiny.toml"\n[model]\nname = "matrix-tiny"\nnorm = true\nloss = "cross-entropy"\n'
         '[optimizer]\nname = "SGD"\nlr = 0.01\n[train]\nepochs = 0.5\n'
     )
     words = ["-m", "torchcaps", "train", str(recipe), "--quiet", "--out"]  # 5 steps

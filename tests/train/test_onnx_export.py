@@ -22,7 +22,7 @@ SHAPES = {
     "convnet": {"scores": [3]},
     "matrix": {"scores": [3], "pose": [3, 16], "activation": [3]},
     "matrix-small": {"scores": [3], "pose": [3, 16], "activation": [3]},
-    "matrix-test": {"scores": [3], "pose": [3, 16], "activation": [3]},
+    "matrix-tiny": {"scores": [3], "pose": [3, 16], "activation": [3]},
     "poe": {"pose": [4, 4], "activation": [4]},
     "sparse": {"pose": [4, 4], "activation": [4]},
     "sparse-matrix": {"pose": [4, 16], "activation": [4]},

@@ -19,7 +19,7 @@ def test_kill_9_and_resume_changes_no_bit(tmp_path):
 
 def test_norms_go_on_where_they_were(tmp_path):
     """Moving averages are part of the state: cut at step 3, a training ends at the same bits."""
-    recipe = from_dict(Recipe, {**TINY, "model": {"name": "matrix-test", "norm": True, "loss": "cross-entropy"}})
+    recipe = from_dict(Recipe, {**TINY, "model": {"name": "matrix-tiny", "norm": True, "loss": "cross-entropy"}})
     short = replace(recipe, train=replace(recipe.train, epochs=0.3, save_every=1))
     long = replace(recipe, train=replace(recipe.train, epochs=0.6, save_every=1))
     train(short, tmp_path / "cut", quiet=True)

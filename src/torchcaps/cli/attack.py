@@ -57,6 +57,7 @@ class Attack:
         from torchcaps.evaluate.figures import require_matplotlib
         from torchcaps.systems.attack_runs import attack_runs, load_attack_runs, to_plain_data
         from torchcaps.systems.run_folders import find_run
+        from torchcaps.utils.files import make_folder
 
         # Refuse what can be refused before anything is loaded
         require_matplotlib()
@@ -64,7 +65,7 @@ class Attack:
         # Load the runs, and make the folders now: an attack takes minutes, too long to fail at the end
         folder = find_run(self.folder)
         attacked = load_attack_runs((folder, *self.against), self.source)
-        outputs = [_made(path) for path in (self.out or folder / "attacks", self.results) if path]
+        outputs = [make_folder(path) for path in (self.out or folder / "attacks", self.results) if path]
         # Attack, and write the same data to every folder
         curves = attack_runs(attacked, settings)
         recipe = next(iter(attacked.runs.values())).run.recipe.name
@@ -113,13 +114,3 @@ class Attack:
             return
         print(text_table(attack_rows(curves)), *verdicts(curves), sep="\n")
         print("\nwritten to", *paths, picture)
-
-
-def _made(folder: Path) -> Path:
-    from torchcaps.errors import RecipeError
-
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RecipeError(f"cannot make the folder '{folder}': {error.strerror}; choose another") from None
-    return folder

@@ -84,22 +84,13 @@ class Generate:
 
     def _draw(self, figures: list[PlannedFigure], folder: Path) -> None:
         """Write every figure as soon as it is drawn; print the paths when the progress bar is gone."""
-        from torchcaps.utils.files import write_atomically
+        from torchcaps.utils.files import make_folder, write_atomically
         from torchcaps.utils.progress import progress
 
-        _make(folder)
+        make_folder(folder)
         paths = []
         for figure in progress(figures, "drawing"):
             for name, png in figure.draw().items():
                 paths.append(folder / f"{name}.png")
                 write_atomically(paths[-1], [png])
         print(*paths, sep="\n")
-
-
-def _make(folder: Path) -> None:
-    from torchcaps.errors import RecipeError
-
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RecipeError(f"cannot make the folder '{folder}': {error.strerror}; choose another --out") from None

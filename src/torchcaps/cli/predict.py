@@ -48,6 +48,7 @@ class Predict:
         from torchcaps.systems import system_of
         from torchcaps.systems.prediction import read_pictures
         from torchcaps.systems.run_folders import find_run
+        from torchcaps.utils.files import make_folder
 
         # Refuse what can be refused before pictures are read
         self._check()
@@ -61,7 +62,7 @@ class Predict:
         # Draw first, so that what is printed can name the files
         sheets: list[Path] = []
         if self.out is not None:
-            sheets = _targets(_made(self.out), self.pictures)
+            sheets = _targets(make_folder(self.out), self.pictures)
             self._draw(system, run.model, data, predictions, sheets)
         if self.json:
             self._print_json(data, predictions, sheets)
@@ -125,17 +126,6 @@ class Predict:
             sheet = {"sheet": str(sheets[n])} if sheets else {}
             entries.append({"picture": str(path), "classes": named, **every, **sheet})
         print(json.dumps(entries, indent=2))
-
-
-def _made(folder: Path) -> Path:
-    """Make a folder."""
-    from torchcaps.errors import RecipeError
-
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RecipeError(f"cannot make the folder '{folder}': {error.strerror}; choose another --out") from None
-    return folder
 
 
 def _targets(out: Path, pictures: Sequence[Path]) -> list[Path]:

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from torchcaps.data import Dataset
-from torchcaps.evaluate.figures import image_grid
-from torchcaps.math.pixels import to_float
+from torchcaps.evaluate.figures import image_grid, pixels
 
 __all__ = ["preview_grid"]
 
@@ -17,7 +16,7 @@ def preview_grid(data: Dataset, columns: int = 10) -> bytes:
     # smallNORB is sorted by viewpoint, everything else by class alone.
     if {"azimuth", "elevation"} <= data.factors.keys() and data.spec.channels == 2:
         return image_grid(_viewpoints(data), scale=0.7)
-    rows = [(data.name_of(j), _pixels(data.cropped[_of_class(data, j)[:columns]])) for j in range(data.classes)]
+    rows = [(data.name_of(j), pixels(data.pixels(_of_class(data, j)[:columns]))) for j in range(data.classes)]
     # A class without images has no row.
     return image_grid([(name, images) for name, images in rows if len(images)])
 
@@ -25,12 +24,6 @@ def preview_grid(data: Dataset, columns: int = 10) -> bytes:
 def _of_class(data: Dataset, label: int) -> Tensor:
     is_class = data.labels == label
     return (is_class if is_class.ndim == 1 else is_class.any(-1)).nonzero().flatten()
-
-
-def _pixels(images: Tensor) -> Tensor:
-    """[n c h w] bytes -> [n h w] or [n h w 3] in [0, 1]."""
-    pixels = to_float(images)
-    return pixels.permute(0, 2, 3, 1) if images.shape[1] == 3 else pixels.mean(1)
 
 
 def _viewpoints(data: Dataset) -> list[tuple[str, Tensor]]:

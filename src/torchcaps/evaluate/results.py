@@ -19,7 +19,7 @@ import torch
 
 from torchcaps import __version__
 from torchcaps.errors import DataError
-from torchcaps.utils.files import write_atomically
+from torchcaps.utils.files import make_folder, write_atomically
 
 __all__ = ["UNFINISHED", "UNFINISHED_LABEL", "Metrics", "Result", "gather", "read_result", "versions", "write_result"]
 
@@ -67,8 +67,7 @@ def versions() -> dict[str, str]:
 
 def write_result(folder: Path, result: Result) -> Path:
     """Write `<recipe>.json` whole or not at all; returns its path."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{result.recipe}.json"
+    path = make_folder(folder) / f"{result.recipe}.json"
     write_atomically(path, [(json.dumps(asdict(result), indent=2) + "\n").encode()])
     return path
 

@@ -56,7 +56,7 @@ MODELS: dict[str, type] = {
     "convnet": ConvNetConfig,
     "matrix": MatrixConfig,
     "matrix-small": SmallMatrixConfig,
-    "matrix-test": TinyMatrixConfig,
+    "matrix-tiny": TinyMatrixConfig,
     "poe": PoEConfig,
     "sparse": SparseConfig,
     "sparse-matrix": SparseMatrixConfig,

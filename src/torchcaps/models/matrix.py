@@ -153,9 +153,9 @@ class SmallMatrixConfig(MatrixConfig):
 
 @dataclass(frozen=True)
 class TinyMatrixConfig(MatrixConfig):
-    """For tests: every layer of matrix capsules, on images of 11x11 pixels and more, and switches that answer at once.
+    """Every layer of matrix capsules at the smallest size, for tests and first tries on images from 11x11 pixels.
 
-    Those of the authors are all but off for thousands of steps.
+    Its activation biases start where capsules switch on at once; the authors' keep them off for thousands of steps.
     """
 
     sizes: tuple[Count, Count, Count, Count] = (8, 2, 4, 4)

@@ -22,7 +22,7 @@ from torchcaps.train.journal import Journal
 from torchcaps.train.recipe import Recipe, ScheduleConfig, load_recipe, stage_of, with_all_stages
 from torchcaps.train.train_state import build_model, load_weights
 from torchcaps.types import ImageSpec
-from torchcaps.utils.files import folder_lock, write_atomically
+from torchcaps.utils.files import folder_lock, make_folder, write_atomically
 
 __all__ = [
     "Resume",
@@ -82,12 +82,12 @@ class Run:
 
     def lock(self) -> AbstractContextManager[None]:
         """Make the folder and keep other trainings out of it."""
-        _make(self.folder)
+        make_folder(self.folder)
         return folder_lock(self.folder)
 
     def write_recipe(self) -> None:
         """Make the folder and say in it what is trained; the last thing before the first step."""
-        _make(self.folder)
+        make_folder(self.folder)
         text = json.dumps(to_dict(self.recipe), indent=2) + "\n"
         write_atomically(self.folder / "recipe.json", [text.encode()])
 
@@ -236,13 +236,6 @@ def _has_content(folder: Path) -> bool:
     """True if there is more than the recipe: a start that failed before its first step may be tried again."""
     journal = folder / "journal.jsonl"
     return checkpoint_path(folder).exists() or (journal.exists() and journal.stat().st_size > 0)
-
-
-def _make(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise TrainingError(f"cannot make the folder '{folder}': {error.strerror}; choose another --out") from None
 
 
 def _settings(recipe: Recipe) -> dict[str, object]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from torchcaps.errors import TrainingError
 
-__all__ = ["folder_lock", "write_atomically"]
+__all__ = ["folder_lock", "make_folder", "write_atomically"]
 
 
 def write_atomically(path: Path, chunks: Iterable[bytes]) -> None:
@@ -37,6 +37,22 @@ def write_atomically(path: Path, chunks: Iterable[bytes]) -> None:
         with contextlib.suppress(OSError, ValueError):
             temporary.unlink()  # after success it has become `path` and is no longer there
     _sync_folder(path.parent)
+
+
+def make_folder(folder: Path) -> Path:
+    """Make a folder and those above it, unless they are there.
+
+    Returns:
+        The folder.
+
+    Raises:
+        TrainingError: if it cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise TrainingError(f"cannot make the folder '{folder}': {error.strerror}; choose another --out") from None
+    return folder
 
 
 @contextlib.contextmanager

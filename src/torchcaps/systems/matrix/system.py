@@ -22,7 +22,7 @@ class MatrixSystem(System):
     name = "matrix"
     title = "matrix capsules"
     paper = "Hinton, Sabour and Frosst 2018, Matrix Capsules with EM Routing"
-    models = ("matrix", "matrix-small", "matrix-test")
+    models = ("matrix", "matrix-small", "matrix-tiny")
     paper_budget = PaperBudget(
         steps=2_000_000,
         batch=64,

@@ -157,13 +157,15 @@ def test_the_thirteen_views_are_where_they_are_said_to_be():
     assert views.shape == (13, 2, 1, 32, 32)
     starts = [divmod(int(v[1, 0, 0, 0]), 48) for v in views]
     assert starts[0] == (8, 8)
-    assert starts[1:5] == [(0, 0), (0, 16), (16, 0), (16, 16)]
-    assert starts[5:9] == [(0, 8), (8, 0), (8, 16), (16, 8)]
-    assert starts[9:] == [(4, 4), (4, 12), (12, 4), (12, 12)]
+    assert starts[1:5] == [(8, 8), (8, 7), (7, 8), (7, 7)]
+    assert starts[5:9] == [(9, 9), (9, 7), (7, 9), (7, 7)]
+    assert starts[9:] == [(9, 9), (9, 6), (6, 9), (6, 6)]
     for (y, x), view in zip(starts, views, strict=True):
         assert torch.equal(view, images[:, :, y : y + 32, x : x + 32])
     assert torch.equal(crops(images, 32, count=5), views[:5])
     assert torch.equal(crops(noise(), 7, count=1)[0], center_crop(noise(), 7))
+    corner = crops(noise(), 9)[-1]  # of a margin of three rows and one column, two pixels up and left is the corner
+    assert torch.equal(corner, noise()[..., :9, :9])
 
 
 def test_brightness_and_contrast_are_uniform_in_their_ranges():

@@ -174,8 +174,8 @@ def test_thirteen_views_each_standardized_by_itself():
     views = data.views(slice(4))
     assert views.shape == (13, 4, 2, 6, 6)
     assert torch.equal(views[0], data.model_input(slice(4)))
-    corners = [(0, 0), (0, W - 6), (H - 6, 0), (H - 6, W - 6)]
-    for view, (y, x) in zip(views[1:5], corners, strict=True):
+    around = [(1, 1), (1, 0), (0, 1), (0, 0), (2, 2), (2, 0), (0, 2), (0, 0)]
+    for view, (y, x) in zip(views[1:9], around, strict=True):
         assert torch.equal(view, standardize(data.images[:4, :, y : y + 6, x : x + 6].float() / 255))
     assert torch.equal(data.views(torch.tensor([2]), 5), views[:5, [2]])
     assert data.views(count=1).shape == (1, 24, 2, 6, 6)

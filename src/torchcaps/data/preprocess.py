@@ -12,14 +12,15 @@ from torchcaps.math.pixels import standardize, to_float
 
 __all__ = ["TEST_VIEWS", "Preprocess", "center_crop", "crop_margins", "crops"]
 
-# Where the test views start, (down, right), in quarters of the margin that a crop leaves.
-_CENTER = ((2, 2),)
-_CORNERS = ((0, 0), (0, 4), (4, 0), (4, 4))
-_EDGES = ((0, 2), (2, 0), (2, 4), (4, 2))
-_HALFWAY = ((1, 1), (1, 3), (3, 1), (3, 3))
-_QUARTERS = (*_CENTER, *_CORNERS, *_EDGES, *_HALFWAY)
+# Where the test views start, (down, right), in pixels from the start of the center crop. Those of the authors' code of
+# Hinton 2018, whose crop of 32 from 48 starts at 8: both coordinates of {8, 7}, then of {9, 7}, then of {9, 6}.
+_CENTER = ((0, 0),)
+_HALF_PIXEL = ((0, 0), (0, -1), (-1, 0), (-1, -1))
+_ONE_PIXEL = ((1, 1), (1, -1), (-1, 1), (-1, -1))
+_TWO_PIXELS = ((1, 1), (1, -2), (-2, 1), (-2, -2))
+_OFFSETS = (*_CENTER, *_HALF_PIXEL, *_ONE_PIXEL, *_TWO_PIXELS)
 
-TEST_VIEWS = len(_QUARTERS)
+TEST_VIEWS = len(_OFFSETS)
 """Number of crops that `crops` can cut from an image."""
 
 
@@ -31,10 +32,12 @@ class Preprocess:
         view: Side in pixels of the square that is cropped from each image; None leaves images whole. A test crops
             the center (or several places, see `views`), training a random place.
         standardize: Give each image zero mean and unit variance after it was cropped.
+        per_channel: Standardize each channel of an image by itself.
     """
 
     view: int | None = None
     standardize: bool = False
+    per_channel: bool = False
 
     def __call__(self, images: Tensor) -> Tensor:
         """Crop the center of images, convert them to floats and standardize them if wanted.
@@ -53,7 +56,7 @@ class Preprocess:
 
     def to_input(self, pixels: Tensor) -> Tensor:
         """Turn cropped pixels [b c s s] in [0, 1] into model input: standardized if wanted, else unchanged."""
-        return standardize(pixels) if self.standardize else pixels
+        return standardize(pixels, per_channel=self.per_channel) if self.standardize else pixels
 
     def views(self, images: Tensor, count: int = TEST_VIEWS) -> Tensor:
         """Prepare several crops of each image, the center first; a test may average what a model says of them.
@@ -90,8 +93,9 @@ def center_crop(images: Tensor, size: int) -> Tensor:
 def crops(images: Tensor, size: int, count: int = TEST_VIEWS) -> Tensor:
     """Crop the first `count` of 13 fixed places of each image.
 
-    In order: the center (that of `center_crop`), the four corners, the middles of the four edges, and the four
-    places half-way between the center and the corners; each four from the top left, row by row.
+    They are those of the authors' code of Hinton 2018: the center (that of `center_crop`), and three squares of four
+    around it, none more than two pixels away; the first square has the center as one of its corners, which therefore
+    counts twice. A place that would lie outside the image moves to its border.
 
     Args:
         images: Tensor [b c h w].
@@ -107,7 +111,10 @@ def crops(images: Tensor, size: int, count: int = TEST_VIEWS) -> Tensor:
     if not 1 <= count <= TEST_VIEWS:
         raise ShapeError(f"crops with count={count}: there are {TEST_VIEWS} views; ask for 1 to {TEST_VIEWS}")
     down, right = crop_margins("crops", images, size)
-    starts = [(down * y // 4, right * x // 4) for y, x in _QUARTERS[:count]]
+    starts = [
+        (min(max(down // 2 + y, 0), down), min(max(right // 2 + x, 0), right))  # inside the image
+        for y, x in _OFFSETS[:count]
+    ]
     return torch.stack([images[..., y : y + size, x : x + size] for y, x in starts])
 
 

@@ -3,6 +3,8 @@
 Where a learning rate falls and rises again, each cycle ends at another point near the rim of one wide valley; their
 mean lies further inside, and errs less often on other images (Izmailov 2018). Runs that never had weights in common lie
 in different valleys: the mean of theirs is nothing.
+
+Running statistics of batch normalization are not averaged but measured: one pass over the training images.
 """
 
 from __future__ import annotations
@@ -15,10 +17,13 @@ import torch
 from torch import Tensor
 
 from torchcaps.errors import RecipeError
-from torchcaps.layers import PerTypeBatchNorm
-from torchcaps.train.recipe import Recipe
+from torchcaps.train.checkpoint import Checkpoint
+from torchcaps.train.recipe import Recipe, stage_of
 from torchcaps.train.run import TrainedRun, find_checkpoint, open_run, run_of
+from torchcaps.train.running_statistics import has_running_statistics, measure_running_statistics, training_batches
+from torchcaps.train.train_state import flushed_denormals
 from torchcaps.train.weights_export import strip_to_weights
+from torchcaps.utils.progress import progress
 
 __all__ = ["average"]
 
@@ -38,6 +43,7 @@ def average(folders: Sequence[Path], out: Path, *, name: str | None = None) -> R
 
     Raises:
         RecipeError: The runs have no mean.
+        DataError: The runs have batch normalization, and the training images are not here to measure its statistics.
         TrainingError: `out` holds something already.
     """
     # Runs of one network, related by their weights: whatever has no mean is refused before anything is written.
@@ -52,12 +58,6 @@ def average(folders: Sequence[Path], out: Path, *, name: str | None = None) -> R
             raise RecipeError(
                 f"'{folder}' is a run of another network than '{folders[-1]}'; only equal ones have a mean"
             )
-    # Running statistics belong to the weights that they were measured with; those of the mean were never measured.
-    if any(isinstance(module, PerTypeBatchNorm) for module in runs[-1].model.modules()):
-        raise RecipeError(
-            "runs with batch normalization have no mean: running statistics are of one run's weights; evaluate each"
-        )
-
     # The recipe of the mean is the last run's, under another name.
     about = f"The mean of the weights of {', '.join(run.recipe.name for run in runs)}."
     recipe = replace(last, name=name or f"{last.name}-mean", about=about)
@@ -66,11 +66,29 @@ def average(folders: Sequence[Path], out: Path, *, name: str | None = None) -> R
     weights = [strip_to_weights(checkpoint) for checkpoint in checkpoints]
     # The mean has taken as many steps as the run that took the most.
     longest = max(weights, key=lambda one: one.meta.step)
+    mean = replace(longest, tensors=_mean([one.tensors for one in weights])).with_recipe(recipe)
     target = open_run(out, recipe, resume=False)
+    if has_running_statistics(runs[-1].model):
+        mean = _with_measured_statistics(mean)
     with target.lock():
         target.write_recipe()
-        target.save(replace(longest, tensors=_mean([one.tensors for one in weights])).with_recipe(recipe))
+        target.save(mean)
     return recipe
+
+
+def _with_measured_statistics(checkpoint: Checkpoint) -> Checkpoint:
+    """Return the checkpoint with running statistics of its own weights, measured on the training images."""
+    recipe = checkpoint.meta.recipe
+    model = run_of(checkpoint).model
+    data = recipe.data.load().train
+    settings = stage_of(recipe, checkpoint.meta.stage).train
+    batches = training_batches(data, settings, recipe.seed)
+    total = len(data) // settings.batch
+    with flushed_denormals():
+        measure_running_statistics(model, progress(batches, "measuring running statistics", total=total))
+    # The same names as before, with the model's tensors.
+    state = {f"state.model.{name}": value for name, value in model.state_dict().items()}
+    return replace(checkpoint, tensors={name: state[name] for name in checkpoint.tensors})
 
 
 def _check_related(runs: Sequence[TrainedRun], folders: Sequence[Path]) -> None:

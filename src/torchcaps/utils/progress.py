@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import TypeVar
 
@@ -27,10 +27,16 @@ _LINE_SECONDS = 10.0
 """Where there is no terminal, a line at most this often."""
 
 
-def progress(items: Sequence[T], what: str) -> Iterable[T]:
-    """The items, with a bar on standard error while they are gone through, if that is a terminal."""
+def progress(items: Iterable[T], what: str, total: int | None = None) -> Iterable[T]:
+    """The items, with a bar on standard error while they are gone through, if that is a terminal.
+
+    Args:
+        items: What is gone through.
+        what: The text before the bar.
+        total: The number of items, if `items` has no length.
+    """
     console = Console(stderr=True)
-    return track(items, what, console=console, transient=True, disable=not console.is_terminal)
+    return track(items, what, total=total, console=console, transient=True, disable=not console.is_terminal)
 
 
 class TrainingProgress:

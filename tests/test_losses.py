@@ -130,6 +130,17 @@ def test_margin_loss_of_numbers_is_that_of_one_hot() -> None:
     assert torch.equal(margin_loss(activation, labels), margin_loss(activation, T))
 
 
+@pytest.mark.parametrize("loss", CLASSIFICATION)
+def test_the_loss_of_shares_is_the_mean_of_the_losses_of_their_classes(loss: Loss) -> None:
+    """Mixup: T = .7 of class t and .3 of class u costs .7 of the loss of t and .3 of that of u."""
+    a, t = random_case(5, 4, 1)
+    u = (t + torch.tensor([1, 2, 3, 0, 1])) % 4
+    T = 0.7 * torch.eye(4, dtype=a.dtype)[t] + 0.3 * torch.eye(4, dtype=a.dtype)[u]
+    torch.testing.assert_close(loss(a, T), 0.7 * loss(a, t) + 0.3 * loss(a, u))
+    a.requires_grad_()
+    assert torch.autograd.gradcheck(lambda x: loss(x, T), a)
+
+
 def test_spread_loss_known_answers() -> None:
     labels = torch.tensor([1])
     assert spread_loss(torch.tensor([[0.0, 1.0, 0.1]]), labels, 0.9).item() == pytest.approx(0)
@@ -214,10 +225,11 @@ def test_wrong_input_gets_one_clear_line(loss: Loss, activation: Tensor, labels:
 
 
 def test_several_classes_only_where_they_mean_something() -> None:
-    activation, T = torch.rand(2, 3), torch.eye(3)[:2]
+    activation, T = torch.rand(2, 3), torch.tensor([[1.0, 1.0, 0.0], [0.0, 1.0, 1.0]])
     for loss in (spread, cross_entropy_loss, shares):
         with pytest.raises(ShapeError, match="one class number"):
             loss(activation, T)
+    assert margin_loss(activation, T).isfinite()
     with pytest.raises(ShapeError, match="0 to 2, wanted 0 to 1"):
         margin_loss(activation, 2 * T)
 

@@ -33,6 +33,9 @@ __all__ = [
 
 _RULES = ("linear", "sigmoid")
 
+_SHARES_TOLERANCE = 1e-3
+"""How far the sum of an image's shares may be from 1, by rounding."""
+
 
 def margin_loss(
     activation: Tensor,
@@ -88,7 +91,7 @@ def spread_loss(activation: Tensor, labels: Tensor, margin: float) -> Tensor:
 
     Args:
         activation: a [b j].
-        labels: Class numbers [b].
+        labels: Class numbers [b], or shares T [b j] of the classes: the loss is then sum_t T_t L_t.
         margin: m, which grows during training, see `spread_margin`.
 
     Returns:
@@ -98,6 +101,13 @@ def spread_loss(activation: Tensor, labels: Tensor, margin: float) -> Tensor:
         ShapeError: If shapes or types do not fit, or a label is no class.
     """
     a = _activation(activation)
+    # Shares: every class in turn is the true one
+    if labels.ndim == 2:
+        T = _shares(a, labels)  # [b t]
+        between = (margin - (a[:, :, None] - a[:, None, :])).clamp_min(0).square()  # [b t i]
+        others = 1 - torch.eye(a.shape[1], dtype=a.dtype, device=a.device)  # [t i]
+        return (T * (between * others).sum(2)).sum(1).mean()
+    # Class numbers
     t = _class_numbers(a, labels)[:, None]  # [b 1]
     a_t = a.gather(1, t)  # [b 1]
     L = (margin - (a_t - a)).clamp_min(0).square()  # [b j]
@@ -143,7 +153,7 @@ def cross_entropy_loss(activation: Tensor, labels: Tensor, *, from_probabilities
 
     Args:
         activation: a [b j].
-        labels: Class numbers t [b].
+        labels: Class numbers t [b], or shares T [b j] of the classes: L = -sum_t T_t log p_t.
         from_probabilities: Read activations as shares instead: p_j = (a_j + ε) / sum_k (a_k + ε), see `_epsilon`. All
             zeros then cost log J, one zero at t about -log ε, and a negative activation counts as 0.
 
@@ -154,12 +164,13 @@ def cross_entropy_loss(activation: Tensor, labels: Tensor, *, from_probabilities
         ShapeError: If shapes or types do not fit, or a label is no class.
     """
     a = _activation(activation)
-    t = _class_numbers(a, labels)
+    t = _class_numbers(a, labels) if labels.ndim == 1 else _shares(a, labels)
     if not from_probabilities:
         return F.cross_entropy(a, t)
     # ε in every share, so that no logarithm is infinite
     share = a.clamp_min(0) + _epsilon(activation.dtype)  # [b j]
-    return F.nll_loss(share.log() - share.sum(1, keepdim=True).log(), t)
+    log_p = share.log() - share.sum(1, keepdim=True).log()  # [b j]
+    return F.nll_loss(log_p, t) if t.ndim == 1 else -(t * log_p).sum(1).mean()
 
 
 def reconstruction_loss(reconstruction: Tensor, images: Tensor, kind: str = "squared") -> Tensor:
@@ -201,7 +212,7 @@ LOSSES: dict[str, Callable[..., Tensor]] = {
     "spread": spread_loss,
     "cross-entropy": cross_entropy_loss,
 }
-"""The classification losses by name: all take (activation [b j], labels [b]), "spread" also its margin."""
+"""The classification losses by name: all take (activation [b j], labels [b] or [b j]), "spread" also its margin."""
 
 
 def _squared(reconstruction: Tensor, images: Tensor) -> Tensor:
@@ -283,5 +294,16 @@ def _targets(activation: Tensor, labels: Tensor) -> Tensor:
         raise ShapeError(
             f"labels [b j] run from {float(T.min()):g} to {float(T.max()):g}, wanted 0 to 1:"
             " write 1 for each class that the image shows"
+        )
+    return T
+
+
+def _shares(activation: Tensor, labels: Tensor) -> Tensor:
+    """T [b j], checked: the shares of an image's classes, whose sum is 1."""
+    T = _targets(activation, labels)
+    if _any((T.sum(1) - 1).abs() > _SHARES_TOLERANCE):
+        raise ShapeError(
+            f"labels [b j] have sums from {float(T.sum(1).min()):g} to {float(T.sum(1).max()):g}, wanted 1:"
+            " pass one class number for each image, or shares of its classes"
         )
     return T

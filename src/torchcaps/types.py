@@ -81,12 +81,19 @@ class Batch(NamedTuple):
         labels: Class numbers [b], or [b m] where an image shows m things.
         indices: [b], numbers of the images in the data set.
         components: [b m h w], each of the m things alone, if that is known.
+        shares: [b j], how much of each class an image shows, where mixup or label smoothing made several of one.
     """
 
     images: Tensor
     labels: Tensor
     indices: Tensor
     components: Tensor | None = None
+    shares: Tensor | None = None
+
+    @property
+    def targets(self) -> Tensor:
+        """What a classifier is to say: the shares [b j] if there are any, else the labels."""
+        return self.labels if self.shares is None else self.shares
 
 
 class ImageSpec(NamedTuple):

@@ -16,9 +16,10 @@ from torch import Tensor
 from torchcaps.data.preprocess import crop_margins
 from torchcaps.data.warp import linear_map, warp
 from torchcaps.errors import DataError, ShapeError
-from torchcaps.utils.random import uniform
+from torchcaps.utils.random import permutation, seed_of, uniform
 
 __all__ = [
+    "AUTHORS_CONTRAST",
     "BRIGHTNESS",
     "STANDARD_BRIGHTNESS",
     "Augment",
@@ -29,6 +30,8 @@ __all__ = [
     "crop",
     "deform",
     "mirror",
+    "mixup_partners",
+    "mixup_shares",
     "shift",
     "windows",
 ]
@@ -37,6 +40,11 @@ BRIGHTNESS = 63 / 255
 """Largest change of brightness of images in [0, 1]."""
 STANDARD_BRIGHTNESS = 1.0
 """Largest change of brightness of images of unit variance."""
+AUTHORS_CONTRAST = (0.2, 1.8)
+"""Range of the contrast in the authors' code of Hinton 2018, which changes it before standardizing."""
+
+_MIXUP_TRIES = 32
+"""Pairs of numbers that `mixup_shares` draws; one is accepted with probability 1/2 or more."""
 
 _ROTATION = 0.17
 _STRETCH = 0.2
@@ -70,12 +78,15 @@ class Augment:
         mirror: Order of the channels of a mirrored image, see `mirror`; half of the images are mirrored. None mirrors
             no image.
         deform: Strength of random rotation, stretch and shear, see `deform`; 0 is none.
-        jitter: Change brightness and contrast, after images were standardized if they are.
+        jitter: Change brightness and contrast.
+        jitter_before: Change them before images are standardized, as the authors' code of Hinton 2018 does, instead of
+            after, as its text says.
     """
 
     mirror: tuple[int, ...] | None = None
     deform: float = 0.0
     jitter: bool = False
+    jitter_before: bool = False
 
     def geometry(self, pixels: Tensor, key: SampleKey, *, components: bool = False) -> Tensor:
         """Mirror and deform images, in this order.
@@ -93,9 +104,15 @@ class Augment:
             pixels = mirror(pixels, order, key)
         return deform(pixels, self.deform, key)
 
+    def pixel_brightness(self, pixels: Tensor, key: SampleKey) -> Tensor:
+        """Change brightness and contrast of cropped pixels [b c h w] in [0, 1] if that comes before standardizing."""
+        if not (self.jitter and self.jitter_before):
+            return pixels
+        return brightness_contrast(pixels, key, contrast=AUTHORS_CONTRAST)
+
     def brightness(self, images: Tensor, key: SampleKey, *, standardized: bool) -> Tensor:
-        """Change brightness and contrast of model input [b c h w] if `jitter`, on the scale of its values."""
-        if not self.jitter:
+        """Change brightness and contrast of model input [b c h w] if that comes last, on the scale of its values."""
+        if not self.jitter or self.jitter_before:
             return images
         largest = STANDARD_BRIGHTNESS if standardized else BRIGHTNESS
         return brightness_contrast(images, key, brightness=largest)
@@ -250,6 +267,47 @@ def mirror(images: Tensor, order: tuple[int, ...], key: SampleKey) -> Tensor:
     # One coin for each image.
     is_mirrored = key.uniform("mirror", 1).to(images.device) < 0.5  # [b 1]
     return torch.where(is_mirrored[..., None, None], images[:, list(order)].flip(-1), images)
+
+
+def mixup_partners(key: SampleKey, images: int) -> Tensor:
+    """Name the image that each image of a batch is mixed with: every image of a set is the partner of one.
+
+    Args:
+        key: Seed, epoch and indices [b] of the images.
+        images: Number of images of the set.
+
+    Returns:
+        int64 [b], numbers of images.
+    """
+    check_index("mixup_partners", key.indices)
+    return permutation(seed_of(key.seed, _stream("mixup_partners")), key.epoch, images)[key.indices]
+
+
+def mixup_shares(key: SampleKey, alpha: float) -> Tensor:
+    """Draw max(λ, 1 - λ) with λ from Beta(alpha, alpha), the share that an image keeps in mixup (Zhang 2018).
+
+    The larger share is the image's own, so that its label stays the most likely one; since partners are drawn alike,
+    pairs are mixed as often in each proportion as with λ itself.
+
+    Args:
+        key: Seed, epoch and indices [b] of the images.
+        alpha: In (0, 1]; the smaller, the closer to 1 most shares are.
+
+    Returns:
+        Floats [b] from 1/2 to 1.
+
+    Raises:
+        DataError: if alpha is not in (0, 1].
+    """
+    if not 0 < alpha <= 1:
+        raise DataError(f"mixup_shares with alpha={alpha}: more than 0 and at most 1 is wanted")
+    check_index("mixup_shares", key.indices)
+    # Jöhnk's way to a beta variable: x^(1/a) / (x^(1/a) + y^(1/a)) of the first pair whose sum is at most 1.
+    u = key.uniform("mixup_shares", 2 * _MIXUP_TRIES).double().clamp_min(2.0**-25).log() / alpha  # [b tries*2]
+    (log_x, log_y) = u.chunk(2, dim=-1)
+    first = (torch.logaddexp(log_x, log_y) <= 0).int().argmax(-1, keepdim=True)  # [b 1]
+    share = torch.sigmoid(log_x - log_y).gather(-1, first).squeeze(-1)  # [b]
+    return torch.maximum(share, 1 - share).float()
 
 
 def windows(images: Tensor, top: Tensor, left: Tensor, size: tuple[int, int]) -> Tensor:

@@ -13,8 +13,9 @@ from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
-from torchcaps.data.augment import Augment, SampleKey, crop, shift
+from torchcaps.data.augment import Augment, SampleKey, crop, mixup_partners, mixup_shares, shift
 from torchcaps.data.preprocess import TEST_VIEWS, Preprocess
 from torchcaps.errors import DataError
 from torchcaps.math.pixels import to_float
@@ -258,6 +259,8 @@ def make_batch(
     *,
     seed: int,
     max_shift: int = 0,
+    mixup_alpha: float = 0.0,
+    label_smoothing: float = 0.0,
     rank: int = 0,
     world_size: int = 1,
     pixels: bool = True,
@@ -265,7 +268,8 @@ def make_batch(
     """Prepare the training batch at a position.
 
     Each image is shifted, mirrored, deformed and cropped to the view, and its components with it; then it is
-    standardized, and then its brightness and contrast change, each only where the set says so.
+    standardized, and before or after that its brightness and contrast change, each only where the set says so. Mixup
+    comes last.
 
     Args:
         data: The training set.
@@ -274,12 +278,18 @@ def make_batch(
         batch: Images in a batch, over all processes.
         seed: Seed of the augmentations.
         max_shift: Largest shift of an image along each axis, in pixels.
+        mixup_alpha: Mix each image with another one of the set, see `augment.mixup_shares`; 0 mixes none.
+        label_smoothing: Share of each label that is divided among all classes.
         rank: Number of this process; it takes its share of the batch.
         world_size: Number of processes.
         pixels: Whether images are wanted; without them, `images` has no rows, and labels are those of the set.
 
     Returns:
-        The batch, or this process's share of it: images [b c s s] and components [b m s s] as floats.
+        The batch, or this process's share of it: images [b c s s] and components [b m s s] as floats; shares [b j] of
+        the classes if labels are mixed or smoothed.
+
+    Raises:
+        DataError: if labels are to be mixed or smoothed and an image has several.
     """
     # The images of this process.
     share = batch // world_size
@@ -288,7 +298,28 @@ def make_batch(
     if not pixels:
         return Batch(torch.empty(0, 1, 1, 1), data.labels[index], index)
     key = SampleKey(seed, position.epoch, index)
-    raw = data.raw_batch(position.epoch, index)
+    made = _augmented(data, key, max_shift)
+    if not (mixup_alpha or label_smoothing):
+        return made
+    if made.labels.ndim != 1:
+        raise DataError("mixup and label smoothing need images of one label each; these have several")
+
+    # Mixup: the partner looks as it does in its own place of this epoch.
+    images = made.images
+    shares = one_hot(made.labels, data.classes).to(images)  # [b j]
+    if mixup_alpha:
+        partner = _augmented(data, key._replace(indices=mixup_partners(key, len(data))), max_shift)
+        own = mixup_shares(key, mixup_alpha).to(images)  # [b]
+        images = torch.lerp(partner.images, images, own[:, None, None, None])
+        shares = torch.lerp(one_hot(partner.labels, data.classes).to(images), shares, own[:, None])
+    # Label smoothing, of what mixup left.
+    shares = (1 - label_smoothing) * shares + label_smoothing / data.classes
+    return made._replace(images=images, shares=shares)
+
+
+def _augmented(data: Dataset, key: SampleKey, max_shift: int) -> Batch:
+    """Prepare training images by themselves: geometry, standardizing, brightness."""
+    raw = data.raw_batch(key.epoch, key.indices)
     view = data.preprocess.view
 
     # Geometry is shared by an image and its components: all have the key, and so the random numbers, of the image.
@@ -299,11 +330,11 @@ def make_batch(
             return pixels
         return crop(pixels, view, key)
 
-    # Brightness changes last, in the order of the text of Hinton 2018: standardizing would take the change back.
-    images = data.preprocess.to_input(transformed(raw.images, components=False))
-    images = data.augment.brightness(images, key, standardized=data.preprocess.standardize)
+    # By default brightness changes last, in the order of the text of Hinton 2018: standardizing would take it back.
+    cropped = data.augment.pixel_brightness(transformed(raw.images, components=False), key)
+    images = data.augment.brightness(data.preprocess.to_input(cropped), key, standardized=data.preprocess.standardize)
     components = None if raw.components is None else transformed(raw.components, components=True)
-    return Batch(images, raw.labels, index, components)
+    return Batch(images, raw.labels, key.indices, components)
 
 
 def check_splits(splits: Splits) -> str:

@@ -44,7 +44,9 @@ class SmallNorbConfig:
             `familiar` (1 or 0) tells the viewpoints that were trained on from those that were not.
         view: Side of the square that a model gets: cropped at a random place in training, from the center in a test.
         standardize: Give each image zero mean and unit variance.
+        standardize_per: What is standardized by itself: the pair of a stereo "image", or each "channel", one camera.
         jitter: Change brightness and contrast at random in training.
+        jitter_order: "after" standardizing, as the text says; or "before" it, as the authors' code does.
         deform: Strength of random rotation, stretch and shear in training, which the paper does not have: at 1 up to
             10 degrees, a fifth and .17, so that five object instances a class vary more.
         mirror: Mirror half of the training pairs, left camera for right. Mirrored objects have other azimuths, so it is
@@ -60,7 +62,9 @@ class SmallNorbConfig:
     novel: Literal["none", "azimuth", "elevation"] = "none"
     view: Annotated[int, Range(8, 48)] = 48
     standardize: bool = False
+    standardize_per: Literal["image", "channel"] = "image"
     jitter: bool = False
+    jitter_order: Literal["after", "before"] = "after"
     deform: Annotated[float, Range(0.0, 2.0)] = 0.0
     mirror: bool = False
     matched: bool = False
@@ -84,8 +88,13 @@ class SmallNorbConfig:
     def load(self) -> Splits:
         """Read the set from its files; a DataError says which are missing."""
         files = locate("smallnorb", expanded(self.data_dir))
-        preprocess = Preprocess(self.view, self.standardize)
-        augment = Augment(mirror=(1, 0) if self.mirror else None, deform=self.deform, jitter=self.jitter)
+        preprocess = Preprocess(self.view, self.standardize, per_channel=self.standardize_per == "channel")
+        augment = Augment(
+            mirror=(1, 0) if self.mirror else None,
+            deform=self.deform,
+            jitter=self.jitter,
+            jitter_before=self.jitter_order == "before",
+        )
         train = replace(_read_split(files, "train"), preprocess=preprocess, augment=augment)
         test = replace(_read_split(files, "test"), preprocess=preprocess, augment=augment)
         # Novel viewpoints: train on the familiar ones only, and tell them apart in the test set.

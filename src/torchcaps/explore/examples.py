@@ -43,12 +43,14 @@ class Examples:
         source: "own" (stored with the weights), "data", "glyphs" or "none".
         names: names of the model's classes.
         standardized: whether the model's input has mean 0 and deviation 1 in each image.
+        per_channel: whether it has them in each channel.
     """
 
     data: Dataset | None
     source: str
     names: tuple[str, ...]
     standardized: bool = False
+    per_channel: bool = False
 
     def __len__(self) -> int:
         return 0 if self.data is None else len(self.data)
@@ -76,7 +78,7 @@ class Examples:
 
     def to_input(self, images: Tensor) -> Tensor:
         """Convert images [b c h w] in [0, 1] to the model's input [b c h w]."""
-        return standardize(images) if self.standardized else images
+        return standardize(images, per_channel=self.per_channel) if self.standardized else images
 
     def to_display(self, decoded: Tensor, image: Tensor | None = None) -> Tensor:
         """Convert a decoder's output to pixels in [0, 1], the inverse of `to_input`.
@@ -128,6 +130,7 @@ def load_examples(
     # Names and standardization are the recipe's, wherever the images come from
     names = class_names(recipe.data, spec.classes)
     standardized = bool(getattr(recipe.data, "standardize", False))
+    per_channel = getattr(recipe.data, "standardize_per", "image") == "channel"
     # The first source that has images of the right shape
     data = _stored_images(tensors, spec)
     source = "own"
@@ -137,7 +140,7 @@ def load_examples(
     if data is None:
         data = _drawn_digits(spec)
         source = "glyphs"
-    return Examples(data, "none" if data is None else source, names, standardized)
+    return Examples(data, "none" if data is None else source, names, standardized, per_channel)
 
 
 def _stored_images(tensors: Mapping[str, Tensor], spec: ImageSpec) -> Dataset | None:

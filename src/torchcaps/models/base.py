@@ -35,6 +35,9 @@ class Model(nn.Module):
     """If False, `objective` itself learns, by gathering sums into buffers: it is called without gradients, and there
     is no optimizer. Each process has its own share of the batch: gather `mean_over_processes`."""
 
+    takes_shares: bool = False
+    """If True, `objective` reads `batch.targets`, and so can be trained with mixup and label smoothing."""
+
     uses_images: bool = True
     """If False, `objective` reads only `batch.indices`, and training prepares no pixels for it: `batch.images` is
     empty."""

@@ -60,6 +60,7 @@ class CNN(Model):
         check_classes(spec)
         self.config = config
         self.spec = spec
+        self.takes_shares = not config.several
         # Convolutions with pooling
         stages: list[nn.Module] = []
         for below, above in pairwise([spec.channels, *config.widths]):
@@ -84,7 +85,7 @@ class CNN(Model):
     def objective(self, batch: Batch, step: int) -> dict[str, Tensor]:
         logits = self(batch.images)
         right = is_correct(logits, batch.labels).to(logits.dtype).mean()
-        return {"loss": self._loss(logits, batch.labels), "accuracy": right}
+        return {"loss": self._loss(logits, batch.targets), "accuracy": right}
 
     def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Cross-entropy; of logistic units, the sum of theirs over the classes."""

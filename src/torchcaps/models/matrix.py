@@ -213,6 +213,8 @@ def _primary_activation(routing: RouterSettings) -> Literal["length", "logistic"
 class MatrixCaps(Model):
     """Images [b c h w] -> class capsules: a switch that says whether the class is there, a pose that says how."""
 
+    takes_shares = True
+
     def __init__(self, config: MatrixConfig, spec: ImageSpec) -> None:
         super().__init__()
         check_spec(spec, smallest=config.smallest)
@@ -333,6 +335,6 @@ class MatrixCaps(Model):
         right = (a.argmax(-1) == batch.labels).to(a.dtype).mean()
         # Only the spread loss has a margin to report
         if self.config.loss != "spread":
-            return {"loss": LOSSES[self.config.loss](a, batch.labels), "accuracy": right}
+            return {"loss": LOSSES[self.config.loss](a, batch.targets), "accuracy": right}
         margin = self.margin_at(step)
-        return {"loss": spread_loss(a, batch.labels, margin), "margin": a.new_tensor(margin), "accuracy": right}
+        return {"loss": spread_loss(a, batch.targets, margin), "margin": a.new_tensor(margin), "accuracy": right}

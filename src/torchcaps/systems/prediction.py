@@ -109,7 +109,11 @@ def read_pictures(run: TrainedRun, paths: Sequence[Path], *, fit: bool = False, 
         torch.zeros(len(paths), dtype=torch.int64),
         classes,
         names=run.class_names or class_names(config, classes),
-        preprocess=Preprocess(view, bool(getattr(config, "standardize", False))),
+        preprocess=Preprocess(
+            view,
+            bool(getattr(config, "standardize", False)),
+            per_channel=getattr(config, "standardize_per", "image") == "channel",
+        ),
     )
 
 

@@ -24,6 +24,11 @@ from torchcaps.models import Model
 from torchcaps.train.journal import Journal
 from torchcaps.train.recipe import Recipe, TrainConfig, stage_names, stage_of
 from torchcaps.train.run import Resume, Run, load_run, open_run
+from torchcaps.train.running_statistics import (
+    has_running_statistics,
+    measure_running_statistics,
+    training_batches,
+)
 from torchcaps.train.train_state import (
     TrainState,
     build_training,
@@ -34,7 +39,7 @@ from torchcaps.train.train_state import (
     stage_seed,
     warm_start,
 )
-from torchcaps.train.validation import check_validation, validation_accuracy
+from torchcaps.train.validation import check_regularization, check_validation, validation_accuracy
 from torchcaps.types import Batch
 from torchcaps.utils.distributed import ProcessGroup, process_group
 from torchcaps.utils.progress import TrainingProgress
@@ -42,6 +47,9 @@ from torchcaps.utils.random import seed_of
 from torchcaps.utils.signals import StopFlag, stop_signal
 
 __all__ = ["Outcome", "train"]
+
+_VALIDATION_BATCHES = 32
+"""Training batches on which running statistics of averaged weights are measured before a validation."""
 
 
 @dataclass(frozen=True)
@@ -119,6 +127,7 @@ def train(
         # The model: fresh, or as the last checkpoint of this run or the run to start from left it.
         training = build_training(recipe, data.spec, len(data), group.device)
         check_validation(recipe, training.model, validation)
+        check_regularization(recipe, training.model)
         # Refuse now what does not fit; each stage is filled again in its turn.
         load_stage(training.stages, given)
         run = _open(folder, recipe, resume, group)
@@ -189,7 +198,7 @@ def _all_stages(job: _Job, training: TrainState, given: Mapping[str, nn.Module])
         if not training.finished or job.group.any(job.stop.is_set):
             break
     finished = training.finished and training.is_last
-    return Outcome(training.model, training.steps, training.seconds, finished)
+    return Outcome(training.result, training.steps, training.seconds, finished)
 
 
 def _one_stage(job: _Job, training: TrainState) -> None:
@@ -230,6 +239,8 @@ def _one_stage(job: _Job, training: TrainState) -> None:
                 settings.batch,
                 seed=seed,
                 max_shift=settings.max_shift,
+                mixup_alpha=settings.mixup_alpha,
+                label_smoothing=settings.label_smoothing,
                 rank=group.rank,
                 world_size=group.size,
                 pixels=training.stage_model.uses_images,
@@ -258,7 +269,7 @@ def _one_stage(job: _Job, training: TrainState) -> None:
                 _save(job, training)
         # The end of the stage: its conclusions, and its last checkpoint.
         if ends:
-            _finish(training, seed)
+            _finish(job, training, seed)
             training.seconds = time.monotonic() - started
             _save(job, training)
 
@@ -273,7 +284,10 @@ def _prepare(job: _Job, training: TrainState, seed: int) -> nn.Module:
     # All in evaluation mode, of which only the stage leaves below; all processes start with the weights of process 0.
     training.eval_all()
     job.group.broadcast(training.model)
-    # The second argument tells purposes apart: 1 a step, 3 this preparation, 4 the finish, 5 a validation.
+    if training.average:
+        job.group.broadcast(training.average.model)
+    # The second argument tells purposes apart: 1 a step, 3 this preparation, 4 the finish, 5 a validation, 6 running
+    # statistics for one.
     torch.manual_seed(seed_of(seed, 3))
     with torch.no_grad():
         training.stage_model.prepare(job.data.cropped)
@@ -282,13 +296,38 @@ def _prepare(job: _Job, training: TrainState, seed: int) -> nn.Module:
     return job.group.wrap(objective) if training.optimizer else objective
 
 
-def _finish(training: TrainState, seed: int) -> None:
-    """Let the stage draw its conclusions."""
+def _finish(job: _Job, training: TrainState, seed: int) -> None:
+    """Let the stage draw its conclusions, from the average of its weights, too, if there is one."""
     training.eval_all()
     torch.manual_seed(seed_of(seed, 4))
     with torch.no_grad():
         training.stage_model.finish()
+        if training.average:
+            _complete_average(job, training, seed, count=None)
+            training.average.model.finish()
     training.finished = True
+
+
+def _complete_average(job: _Job, training: TrainState, seed: int, count: int | None) -> None:
+    """Make the average of the weights ready for evaluation: buffers, and running statistics of its own.
+
+    All processes must call it: they measure statistics together.
+
+    Args:
+        job: What is trained on.
+        training: Whose average it is.
+        seed: Seed of the stage.
+        count: The number of training batches that statistics are measured on; None for one pass over all of them.
+    """
+    average = training.average
+    assert average is not None, "only called where weights are averaged"
+    average.copy_buffers()
+    if not has_running_statistics(average.model):
+        return
+    settings = stage_of(job.recipe, training.stage).train
+    batches = training_batches(job.data, settings, seed, count=count, group=job.group)
+    moved = (_to(batch, job.group.device, settings.channels_last) for batch in batches)
+    measure_running_statistics(average.model, moved)
 
 
 def _step(settings: TrainConfig, objective: nn.Module, training: TrainState, batch: Batch) -> dict[str, Tensor]:
@@ -308,6 +347,8 @@ def _step(settings: TrainConfig, objective: nn.Module, training: TrainState, bat
         if settings.clip is not None:
             nn.utils.clip_grad_norm_(training.stage_model.parameters(), settings.clip)
         optimizer.step()
+    if training.average:
+        training.average.update(training.step)
     if training.schedule:
         training.schedule.step()
     return terms
@@ -316,10 +357,13 @@ def _step(settings: TrainConfig, objective: nn.Module, training: TrainState, bat
 def _check(job: _Job, training: TrainState, settings: TrainConfig, seed: int) -> dict[str, float]:
     """The validation accuracy of process 0, which alone measures it; all hear whether it is what training stops at."""
     found = 0.0
+    if training.average:
+        torch.manual_seed(seed_of(seed, 6, training.step))
+        _complete_average(job, training, seed, count=_VALIDATION_BATCHES)
     if job.group.is_main and job.validation is not None:
         training.eval_all()
         torch.manual_seed(seed_of(seed, 5, training.step))
-        found = validation_accuracy(training.model, job.validation, job.group.device)
+        found = validation_accuracy(training.result, job.validation, job.group.device)
         training.stage_model.train()
     training.stopped_early = job.group.any(settings.stop_at is not None and found >= settings.stop_at)
     return {"validation_accuracy": found}
@@ -336,7 +380,8 @@ def _to(batch: Batch, device: torch.device, channels_last: bool) -> Batch:
     layout = torch.channels_last if channels_last else torch.contiguous_format
     images = batch.images.to(device, non_blocking=True, memory_format=layout)
     components = None if batch.components is None else batch.components.to(device)
-    return Batch(images, batch.labels.to(device), batch.indices, components)
+    shares = None if batch.shares is None else batch.shares.to(device)
+    return Batch(images, batch.labels.to(device), batch.indices, components, shares)
 
 
 def _report(terms: dict[str, Tensor], training: TrainState, group: ProcessGroup) -> dict[str, float]:

@@ -50,11 +50,18 @@ class TrainConfig:
 
     Every `validate_every` steps the accuracy on the validation images is written down; a stage ends at the first check
     that finds `stop_at` or more. With `stop_at` alone, a check is made every 200 steps.
+
+    Against memorizing: `mixup_alpha` mixes each image with another by a share from Beta(alpha, alpha), 0 = none;
+    `label_smoothing` divides that share of every label among all classes; with `ema_decay` the model is the exponential
+    moving average of the weights of its steps.
     """
 
     epochs: PositiveFloat = 5.0
     batch: Count = 128
     max_shift: Annotated[int, Range(0, 256)] = 0
+    mixup_alpha: Share = 0.0
+    label_smoothing: Share = 0.0
+    ema_decay: Annotated[float, Range(0, 0.999999)] | None = None
     clip: PositiveFloat | None = None
     precision: Literal["float32", "bfloat16"] = "float32"
     channels_last: bool = True

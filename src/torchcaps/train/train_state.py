@@ -18,6 +18,7 @@ from torchcaps.models import Model
 from torchcaps.train.checkpoint import Checkpoint, CheckpointMeta
 from torchcaps.train.recipe import Recipe, stage_names, stage_of
 from torchcaps.train.state_packing import pack_state, unpack_state
+from torchcaps.train.weight_average import WeightAverage
 from torchcaps.types import ImageSpec
 from torchcaps.utils.random import seed_of
 
@@ -52,6 +53,7 @@ class TrainState:
         seconds: How long the whole run has taken so far.
         finished: True if the stage's `finish` has been called.
         stopped_early: True if the stage ended because the validation accuracy reached `train.stop_at`.
+        average: The moving average of the weights, if `train.ema_decay` asks for one.
     """
 
     model: Model
@@ -65,6 +67,12 @@ class TrainState:
     seconds: float = 0.0
     finished: bool = False
     stopped_early: bool = False
+    average: WeightAverage | None = None
+
+    @property
+    def result(self) -> Model:
+        """The model that is evaluated: the average of the weights if there is one, else the model itself."""
+        return self.average.model if self.average else self.model
 
     @property
     def stage_model(self) -> Model:
@@ -92,13 +100,18 @@ class TrainState:
         return self.steps_before + self.step
 
     def checkpoint(self, recipe: Recipe) -> Checkpoint:
-        """Whole model, optimizer, schedule and position, beside the recipe and the image shape they belong to."""
+        """Whole model, its average, optimizer, schedule, position; the recipe and image shape they belong to."""
         # What torch calls a state is nested; the file holds flat tensors and a skeleton.
         state = {
             "model": dict(self.model.state_dict()),
             "optimizer": self.optimizer.state_dict() if self.optimizer else None,
             "schedule": self.schedule.state_dict() if self.schedule else None,
         }
+        if self.average:
+            # Running statistics that were measured for the end of training stay; before it they are the model's own.
+            if not self.finished:
+                self.average.copy_buffers()
+            state["average"] = dict(self.average.model.state_dict())
         tensors, skeleton = pack_state(state, "state")
         meta = CheckpointMeta(
             recipe=recipe,
@@ -124,7 +137,9 @@ class TrainState:
         """Go to where a checkpoint of the same recipe was made in this stage."""
         meta = checkpoint.meta
         # Weights, optimizer, schedule.
-        load_weights(self.model, checkpoint)
+        self.model.load_state_dict(_unpack_entry(checkpoint, "model"))
+        if self.average and not meta.weights_only:
+            self.average.model.load_state_dict(_unpack_entry(checkpoint, "average"))
         if self.optimizer:
             if meta.weights_only:
                 raise ValueError("it holds weights alone; to train further, name its run as `start` of another")
@@ -217,7 +232,9 @@ def start_stage(recipe: Recipe, model: Model, stages: Mapping[str, Model], stage
     if stages[stage].by_gradient:
         optimizer = settings.optimizer.build(stages[stage].parameters())
         schedule = settings.schedule.build(optimizer, settings.train.steps(images))
-    return TrainState(model, stages, stage, images, optimizer, schedule)
+    decay = settings.train.ema_decay
+    average = None if decay is None else WeightAverage(model, decay)
+    return TrainState(model, stages, stage, images, optimizer, schedule, average=average)
 
 
 def restore_training(training: TrainState, recipe: Recipe, checkpoint: Checkpoint) -> TrainState:
@@ -229,9 +246,14 @@ def restore_training(training: TrainState, recipe: Recipe, checkpoint: Checkpoin
 
 
 def load_weights(model: Model, checkpoint: Checkpoint) -> None:
-    """Fill a model with the weights of a checkpoint; the state of its optimizer is not read."""
+    """Fill a model with the weights of a checkpoint to evaluate it: their moving average if there is one.
+
+    The state of the optimizer is not read.
+    """
+    skeleton = checkpoint.state
+    averaged = isinstance(skeleton, Mapping) and skeleton.get("average") is not None
     with _refusing_foreign():
-        model.load_state_dict(_unpack_entry(checkpoint, "model"))
+        model.load_state_dict(_unpack_entry(checkpoint, "average" if averaged else "model"))
 
 
 def _unpack_entry(checkpoint: Checkpoint, name: str) -> Table:
@@ -259,6 +281,8 @@ def _refusing_foreign() -> Iterator[None]:
 def warm_start(training: TrainState, model: nn.Module, *, steps: int, seconds: float) -> None:
     """Begin with the weights of a model trained before, whose steps and seconds count as spent."""
     _fill(training.model, model, "the run to start from")
+    if training.average:
+        training.average.restart()
     training.steps_before = steps
     training.seconds = seconds
 

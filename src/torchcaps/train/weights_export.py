@@ -18,6 +18,10 @@ __all__ = ["EXAMPLES", "strip_to_weights"]
 EXAMPLES = ("examples.images", "examples.labels")
 """The names of the images, bytes [n c h w], and labels [n] that may go along."""
 
+_MODEL = "state.model."
+_AVERAGE = "state.average."
+"""How the names of tensors begin: of the weights, and of their moving average."""
+
 
 def strip_to_weights(
     checkpoint: Checkpoint,
@@ -26,7 +30,7 @@ def strip_to_weights(
     examples: tuple[Tensor, Tensor] | None = None,
     names: Sequence[str] = (),
 ) -> Checkpoint:
-    """Return the model's state alone; it loads as any run does, but cannot be resumed.
+    """Return the state of the model that is evaluated; it loads as any run does, but cannot be resumed.
 
     Args:
         checkpoint: The checkpoint of a run.
@@ -35,7 +39,14 @@ def strip_to_weights(
         names: Names of the classes.
     """
     # Tensors of the model; whole numbers, such as counters, are not rounded.
-    kept = {name: value for name, value in checkpoint.tensors.items() if name.startswith("state.model.")}
+    # A moving average of the weights takes the place of the weights themselves.
+    averaged = any(name.startswith(_AVERAGE) for name in checkpoint.tensors)
+    prefix = _AVERAGE if averaged else _MODEL
+    kept = {
+        _MODEL + name.removeprefix(prefix): value
+        for name, value in checkpoint.tensors.items()
+        if name.startswith(prefix)
+    }
     if half:
         kept = {name: value.half() if value.dtype == torch.float32 else value for name, value in kept.items()}
     # The record: no optimizer, no folders of this machine.

@@ -14,8 +14,8 @@ from support.cli import talk
 from support.tiny_recipe import tiny
 from torchcaps.data import DATASETS, Dataset, GlyphsConfig, MultiMnistConfig, Splits
 from torchcaps.data.multimnist import multimnist
-from torchcaps.errors import DataError, ShapeError
-from torchcaps.systems.prediction import class_names, classify, letterbox, read_pictures
+from torchcaps.errors import DataError
+from torchcaps.systems.prediction import class_names, classify, read_pictures
 from torchcaps.train import TrainedRun, load_run, train
 from torchcaps.train.recipe import recipe_of
 from torchcaps.types import ImageSpec
@@ -134,12 +134,23 @@ def test_wrong_input_gets_one_line(capsys, folder, digits, tmp_path):
     assert "not a regular file" in refused(capsys, folder, tmp_path)
     text = tmp_path / "text.png"
     text.write_text("not a picture")
-    assert "PNG, JPEG, GIF and WebP pictures are read" in refused(capsys, folder, digits[0], text)
+    assert "PNG, JPEG, GIF, WebP and BMP pictures are read" in refused(capsys, folder, text)
     assert "0 to 1" in refused(capsys, folder, digits[0], "--threshold", 1.5)
     assert "checkpoint" in refused(capsys, tmp_path, digits[0])
     assert "choose another --out" in refused(capsys, folder, digits[0], "--out", text)
     assert "did you mean '--threshold'" in refused(capsys, folder, digits[0], "--treshold", ".5")
     assert "Example: torchcaps predict" in run(capsys, "--help")[1]
+
+
+def test_one_unreadable_picture_does_not_stop_the_others(capsys, folder, digits, tmp_path):
+    text = tmp_path / "text.png"
+    text.write_text("not a picture")
+    code, out, err = run(capsys, folder, digits[0], text, digits[1])
+    assert code == 2 and [line.split()[0] for line in out.splitlines()[1:]] == [str(digits[0]), str(digits[1])]
+    assert err.startswith("torchcaps: ") and err.count("\n") == 1 and "text.png" in err
+    code, out, _ = run(capsys, folder, text, digits[1], "--json")
+    first, second = json.loads(out)
+    assert code == 2 and first["picture"] == str(digits[1]) and first["classes"] and "text.png" in second["error"]
 
 
 def test_what_names_no_classes_or_redraws_nothing_is_refused(capsys, digits, tmp_path):
@@ -164,6 +175,9 @@ def test_your_own_classes_have_their_names_for_as_long_as_the_folder_is_there(ca
     assert set(entry["scores"]) == {"cat", "dog"}
     gray = saved(tmp_path / "gray.png", np.full((16, 16), 80))
     assert answers(capsys, tmp_path / "run", gray, "--all")[0]["scores"] == entry["scores"]
+    # Pictures of any size are treated as those of the folder were, without --fit
+    large = saved(tmp_path / "large.png", np.full((40, 60, 3), 80))
+    assert answers(capsys, tmp_path / "run", large, "--all")[0]["scores"] == entry["scores"]
     animals.rename(tmp_path / "elsewhere")
     assert set(answers(capsys, tmp_path / "run", picture, "--all")[0]["scores"]) == {"0", "1"}
     saved(animals / "cow" / "0.png", np.full((16, 16, 3), 1))
@@ -221,6 +235,20 @@ def test_names_of_other_data_are_looked_up_or_numbers():
     assert class_names(Other(), 3) == class_names(Gone(), 3) == ("0", "1", "2")
 
 
+def as_data(run: TrainedRun, path: Path, **how: bool) -> Dataset:
+    """One picture in the format of a run."""
+    data, paths, failures = read_pictures(run, [path], **how)
+    assert data is not None and paths == (path,) and not failures
+    return data
+
+
+def why_not(run: TrainedRun, path: Path) -> str:
+    """Why a picture is not in the format of a run."""
+    data, _, [(failed, reason)] = read_pictures(run, [path])
+    assert data is None and failed == path
+    return reason
+
+
 def test_a_run_that_sees_a_view_is_shown_the_middle_and_standardized_if_it_was_trained_so(tmp_path):
     cnn = {"name": "cnn", "widths": [2], "kernel": 3, "hidden": [4]}
 
@@ -230,35 +258,12 @@ def test_a_run_that_sees_a_view_is_shown_the_middle_and_standardized_if_it_was_t
 
     noise = np.random.default_rng(0).integers(0, 256, (48, 48, 3), dtype=np.uint8)
     photo = loaded({"name": "cifar10", "view": 24}, ImageSpec(3, 24, 24, 10))
-    seen = read_pictures(photo, [saved(tmp_path / "a.png", noise[:32, :32])]).model_input()
+    seen = as_data(photo, saved(tmp_path / "a.png", noise[:32, :32])).model_input()
     assert np.array_equal((255 * seen[0]).round().permute(1, 2, 0).numpy(), noise[4:28, 4:28])
-    with pytest.raises(ShapeError, match=r"24x24 .* 32x32"):
-        read_pictures(photo, [saved(tmp_path / "b.png", noise[:24, :24])])
+    assert "24x24" in why_not(photo, saved(tmp_path / "b.png", noise[:24, :24]))
+    assert "32x32" in why_not(photo, tmp_path / "b.png")
     toy = loaded({"name": "smallnorb", "view": 32, "standardize": True}, ImageSpec(2, 32, 32, 5))
-    with pytest.raises(ShapeError, match="of 2 channels"):
-        read_pictures(toy, [saved(tmp_path / "c.png", noise[..., 0])])
-    both = read_pictures(toy, [tmp_path / "c.png"], fit=True)
+    assert "of 2 channels" in why_not(toy, saved(tmp_path / "c.png", noise[..., 0]))
+    both = as_data(toy, tmp_path / "c.png", fit=True)
     assert both.model_input().shape == (1, 2, 32, 32) and both.names[1] == "human"
     assert abs(float(both.model_input().mean())) < 1e-6 and len(classify(toy, both)) == 1
-
-
-def test_fitted_is_the_mean_of_areas_in_proportion_with_the_border_s_median_around():
-    picture = torch.randint(0, 256, (3, 12, 24), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
-    small = letterbox(picture, 8, 8)  # a third of it: 4x8, in the middle
-    assert small.shape == (3, 8, 8) and small.dtype == torch.uint8
-    for c in range(3):
-        border = [int(picture[c, y, x]) for y in (0, 11) for x in range(24)]
-        border += [int(picture[c, y, x]) for x in (0, 23) for y in range(12)]
-        filled = sorted(border)[(len(border) - 1) // 2]
-        for y in range(8):
-            for x in range(8):
-                area = picture[c, 3 * (y - 2) : 3 * (y - 1), 3 * x : 3 * x + 3].double()
-                assert int(small[c, y, x]) == (round(float(area.mean())) if 2 <= y < 6 else filled)
-
-
-@pytest.mark.parametrize("size", [(1, 1), (1, 40), (7, 3), (16, 16), (50, 20)])
-def test_fitted_keeps_an_even_picture_even_at_any_size(size):
-    even = torch.full((1, *size), 77, dtype=torch.uint8)
-    assert torch.equal(letterbox(even, 16, 16), torch.full((1, 16, 16), 77, dtype=torch.uint8))
-    whole = torch.randint(0, 256, (1, 16, 16)).to(torch.uint8)
-    assert torch.equal(letterbox(whole, 16, 16), whole)

@@ -6,7 +6,6 @@ import gzip
 import hashlib
 import os
 import struct
-import sys
 import tarfile
 import tracemalloc
 import warnings
@@ -29,14 +28,12 @@ from support.data_files import (
     npy,
     npy_header,
     npz,
-    picture,
-    png_chunk,
     put,
     values,
     zipped,
 )
 from support.mutations import flipped
-from torchcaps.data.readers import read_cifar_archive, read_idx, read_norb, read_npz, read_pictures
+from torchcaps.data.readers import read_cifar_archive, read_idx, read_norb, read_npz
 from torchcaps.data.readers.safe_io import EXPANSION
 from torchcaps.errors import DataError
 
@@ -284,120 +281,6 @@ def test_what_is_no_file_or_one_of_another_kind_is_refused(read: Read, tmp_path:
         refused(read, tmp_path / "a", "ermission")
     for other in FILES.keys() - {read}:
         refused(read, put(tmp_path / "file", FILES[other]))
-
-
-# Pictures
-
-
-def save(path: Path, *frames: np.ndarray, format: str = "PNG", **options: object) -> Path:
-    """A picture or, of several arrays, one that moves."""
-    image = pytest.importorskip("PIL.Image")
-    if len(frames) > 1:
-        options |= {"save_all": True, "append_images": [image.fromarray(frame) for frame in frames[1:]]}
-    return put(path, picture(frames[0], format=format, **options))
-
-
-def test_pictures_round_trip_in_gray(tmp_path: Path) -> None:
-    """Classes and files by name, whatever the order in which they were written; hidden and outer files do not count."""
-    places = ["dog/2.png", "cat/b.png", "Zebra/x.PNG", "dog/10.png", "cat/a.png"]
-    for i, place in enumerate(places):
-        save(tmp_path / place, values(6, 5) + i)
-    put(tmp_path / "readme.txt", b"hello")
-    put(tmp_path / "cat/.hidden", b"hello")
-    put(tmp_path / ".git/config", b"hello")
-    images, labels, names = read_pictures(tmp_path)
-    assert names == ["Zebra", "cat", "dog"] and labels.tolist() == [0, 1, 1, 2, 2] and labels.dtype == np.int64
-    wanted = [values(6, 5) + places.index(place) for place in sorted(places)]
-    np.testing.assert_array_equal(images, np.stack(wanted)[:, None], strict=True)
-
-
-def test_pictures_of_every_gray_and_color_kind(tmp_path: Path) -> None:
-    """Transparency is dropped and 16 bits are cut to 8; one colored picture makes all of them colored."""
-    gray, color, alpha = values(4, 7), values(4, 7, 3), values(4, 7, 1)
-    deep = (gray.astype(np.uint16) << 8) + 200
-    for n, array in enumerate([gray, deep, gray > 127, np.stack([gray, 255 - gray], -1)]):
-        save(tmp_path / f"a/{n}.png", array)
-    grays = np.stack([gray, gray, np.where(gray > 127, 255, 0).astype(np.uint8), gray])[:, None]
-    np.testing.assert_array_equal(read_pictures(tmp_path).images, grays, strict=True)
-    save(tmp_path / "b/1.png", color)
-    save(tmp_path / "b/2.png", np.concatenate([color, alpha], -1))
-    colors = [*grays.repeat(3, 1), *[color.transpose(2, 0, 1)] * 2]
-    np.testing.assert_array_equal(read_pictures(tmp_path).images, np.stack(colors), strict=True)
-
-
-def test_pictures_from_jpeg_are_near_and_the_ending_does_not_count(tmp_path: Path) -> None:
-    smooth = np.add.outer(np.arange(16), 4 * np.arange(24)).astype(np.uint8)
-    for name in ("1.jpg", "2.png"):
-        save(tmp_path / "a" / name, smooth, format="JPEG", quality=95)
-    images = read_pictures(tmp_path).images
-    assert images.shape == (2, 1, 16, 24) and np.abs(images.astype(int) - smooth).max() <= 4
-
-
-@pytest.mark.parametrize("kind", ["GIF", "WEBP", "PNG", "MPO"])
-def test_of_gif_and_webp_the_first_frame_is_read_and_several_others_are_refused(kind: str, tmp_path: Path) -> None:
-    blocks = np.kron(values(4, 4, high=4) * 60, np.ones((8, 8), np.uint8))  # few colors, which a palette can hold
-    frames = [np.stack([blocks // (i + 1)] * 3, -1) for i in range(3)]
-    path = save(tmp_path / "a/1", *frames, format=kind, **({"lossless": True} if kind == "WEBP" else {}))
-    if kind in ("GIF", "WEBP"):
-        np.testing.assert_array_equal(read_pictures(tmp_path).images[0], [blocks] * 3, strict=True)
-    else:
-        with pytest.raises(DataError, match=r"a/1': holds more than one picture"):
-            read_pictures(tmp_path)
-    save(path, frames[0], format="JPEG" if kind == "MPO" else kind)
-    assert read_pictures(tmp_path).images.shape == (1, 3, 32, 32)
-
-
-def test_folders_without_pictures_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    refused(read_pictures, tmp_path / "absent", "there is no such folder", "cat/1.png")
-    refused(read_pictures, put(tmp_path / "file", b""), "is not a folder", "cat/1.png")
-    save(tmp_path / "flat/1.png", values(6, 5))
-    refused(read_pictures, tmp_path / "flat", "has no class folder", "cat/1.png")
-    save(tmp_path / "set/a/1.png", values(6, 5))
-    inner = tmp_path / "set/b"
-    inner.mkdir()
-    refused(read_pictures, inner.parent, "/b': is an empty class folder")
-    os.mkfifo(inner / "pipe")
-    refused(read_pictures, inner.parent, "b/pipe': is not a file")
-    (inner / "inner").mkdir()
-    refused(read_pictures, inner.parent, "b/inner': is not a file")
-    monkeypatch.setitem(sys.modules, "PIL", None)
-    with pytest.raises(DataError, match=r"pip install 'torchcaps\[images\]'"):
-        read_pictures(tmp_path)
-
-
-def png(width: int, height: int, rows: bytes) -> bytes:
-    """A picture of one bit a pixel, or a bomb that says that it is one."""
-    start = png_chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0))
-    return b"\x89PNG\r\n\x1a\n" + start + png_chunk(b"IDAT", zlib.compress(rows)) + png_chunk(b"IEND", b"")
-
-
-def test_files_that_are_no_pictures_are_refused(tmp_path: Path) -> None:
-    first = save(tmp_path / "set/a/1.png", values(2, 9)).read_bytes()
-    other = put(tmp_path / "set/b/1.png", png(9, 2, b"\0\xff\x80\0\0\0"))
-    assert read_pictures(tmp_path / "set").images[1].tolist() == [[[255] * 9, [0] * 9]]
-    cases = [("is damaged", data) for data in (b"", b"hello", first[:40], b"\xff\xd8\xff")]
-    cases += [("is 5x6; all must have the size of the first, 9x2", picture(values(6, 5), format="PNG"))]
-    cases += [("b/1.png': is", b"GIF89a" + bytes(40))]
-    unknown = "PNG, JPEG, GIF and WebP pictures are read, so convert"
-    cases += [(unknown, picture(values(6, 5), format=kind)) for kind in ("BMP", "TIFF", "PPM")]
-    for width, height in [(2049, 2048), (20_000, 20_000), ((1 << 31) - 1,) * 2, (1 << 26, 1)]:
-        cases.append(("b/1.png': is", png(width, height, bytes(min(height * (1 + -(-width // 8)), 1 << 24)))))
-    for text, data in cases:
-        put(other, data)
-        refused(lambda path: read_pictures(path.parents[1]), other, text)
-
-
-@pytest.mark.parametrize(("link", "inner", "outer"), [("a/2.png", "a/1.png", "b/1.png"), ("c", "a", "b")])
-def test_links_out_of_the_folder_are_refused(link: str, inner: str, outer: str, tmp_path: Path) -> None:
-    for place in ("in/a/1.png", "out/b/1.png"):
-        save(tmp_path / place, values(6, 5))
-    path = tmp_path / "in" / link
-    path.symlink_to(tmp_path / "in" / inner)
-    assert len(read_pictures(tmp_path / "in").images) == 2  # links within are followed
-    path.unlink()
-    path.symlink_to(tmp_path / "out" / outer)
-    with pytest.raises(DataError, match="link out of the folder"):
-        read_pictures(tmp_path / "in")
 
 
 # The real files, if present

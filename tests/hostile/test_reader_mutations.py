@@ -31,12 +31,13 @@ import pytest
 
 from support.data_files import BATCHES, cifar, idx, norb, npy_header, npz, picture, png_chunk, put
 from support.mutations import EDGES, blind_edit, blind_edits
-from torchcaps.data.readers import read_cifar_archive, read_idx, read_norb, read_npz, read_pictures
+from torchcaps.data.fitting import PictureFormat, read_fitted
+from torchcaps.data.readers import read_cifar_archive, read_idx, read_norb, read_npz, read_picture
+from torchcaps.data.readers.pictures import read_header
 from torchcaps.data.readers.safe_io import EXPANSION
 from torchcaps.errors import DataError
 
 MEGABYTE = 1 << 20
-GOOD = picture(np.zeros((8, 8), np.uint8), format="PNG") if importlib.util.find_spec("PIL") else b""
 
 
 class Target(NamedTuple):
@@ -144,7 +145,7 @@ def forge_png(rng: random.Random, data: bytes) -> bytes:
 
 
 def targets() -> list[Target]:
-    """Every reader, plain and compressed; pictures alone and beside a good one; without Pillow, no pictures."""
+    """Every reader, plain and compressed; pictures whole and fitted to a size; without Pillow, no pictures."""
     cube, table = np.arange(60, dtype=np.uint8).reshape(3, 4, 5), np.arange(8, dtype="<i4").reshape(2, 4)
     dat = norb(cube[:, None])
     arrays = {"images": cube, "labels": np.arange(3), "names": np.array(["a", "bc"])}
@@ -162,16 +163,18 @@ def targets() -> list[Target]:
     if importlib.util.find_spec("PIL"):
         gray = np.arange(64, dtype=np.uint8).reshape(8, 8) * 3
         color = np.stack([gray, gray.T, 255 - gray], -1)
-        for kind in ("lone", "pair"):
-            out.append(Target(f"{kind}-gray", read_class_folder, picture(gray, format="PNG"), forge_png))
-            out.append(Target(f"{kind}-color", read_class_folder, picture(color, format="PNG"), forge_png))
-            for format in ("JPEG", "GIF", "WEBP"):
-                out.append(Target(f"{kind}-{format}", read_class_folder, picture(color, format=format)))
+        for kind, read in (("whole", read_picture), ("fitted", fitted)):
+            out.append(Target(f"{kind}-gray", read, picture(gray, format="PNG"), forge_png))
+            out.append(Target(f"{kind}-color", read, picture(color, format="PNG"), forge_png))
+            for format in ("JPEG", "GIF", "WEBP", "BMP"):
+                out.append(Target(f"{kind}-{format}", read, picture(color, format=format)))
     return out
 
 
-def read_class_folder(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    return read_pictures(path.parents[1])[:2]
+def fitted(path: Path) -> np.ndarray:
+    """A picture as training gets it."""
+    read_header(path)
+    return read_fitted(path, PictureFormat(3, 8, 8)).numpy()
 
 
 # The law
@@ -180,8 +183,6 @@ def read_class_folder(path: Path) -> tuple[np.ndarray, np.ndarray]:
 def is_read(target: Target, path: Path, data: bytes) -> bool:
     """Read the input: True if it gave arrays, all of them backed by the file; False if it was refused in one line."""
     put(path, data)
-    if target.name.startswith("pair"):
-        put(path.parents[1] / "b/good.png", GOOD)
     try:
         result = target.read(path)
     except DataError as error:
@@ -192,10 +193,10 @@ def is_read(target: Target, path: Path, data: bytes) -> bool:
     arrays = [arrays] if isinstance(arrays, np.ndarray) else list(arrays)
     size = sum(array.nbytes for array in arrays)
     assert sum(len(array.tobytes()) for array in arrays) == size
-    if target.name.startswith("pair"):
-        assert arrays[0].shape in [(2, 1, 8, 8), (2, 3, 8, 8)]
-    elif target.name.startswith("lone"):
-        assert arrays[0].shape[0] == 1 and size <= 8 + 3 * (1 << 22)
+    if target.name.startswith("fitted"):
+        assert arrays[0].shape == (3, 8, 8)
+    elif target.name.startswith("whole"):
+        assert arrays[0].shape[0] in (1, 3) and size <= 3 * (1 << 26)
     else:
         assert size <= EXPANSION * len(data)
     return True

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Sequence
+from typing import TextIO
 
 __all__ = ["main"]
 
@@ -18,6 +20,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # After each operation torch's threads spin for some milliseconds on the cores that our compiled loops want
     # (kernels/threads.py). This must be set before torch is loaded, so the library cannot set it for its users.
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    _show_notices()
     try:
         # Inside the try, so that an import that fails, or Ctrl-C during it, also ends in one line
         from torchcaps.cli.parse import parse
@@ -33,6 +36,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if debug:
             raise
         return _explain(error)
+
+
+class _Notices(logging.StreamHandler[TextIO]):
+    """Print notices as the commands print their errors."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        # Standard error is looked up each time, since a program may have replaced it
+        print(f"torchcaps: {record.getMessage()}", file=sys.stderr, flush=True)
+
+
+def _show_notices() -> None:
+    """Let notices of the library (`utils.notices`) appear in the form of the commands' own lines, once."""
+    logger = logging.getLogger("torchcaps")
+    logger.propagate = False
+    if not any(isinstance(handler, _Notices) for handler in logger.handlers):
+        logger.addHandler(_Notices())
 
 
 def _explain(error: Exception) -> int:

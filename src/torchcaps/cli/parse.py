@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from types import NoneType
 from typing import Literal, Protocol, get_args, get_type_hints
 
@@ -52,6 +52,13 @@ COMMANDS: dict[str, type[Command]] = {
 }
 
 
+SWITCHES = ("--data.strict",)
+"""Settings of a recipe that are true when they are given without a value."""
+
+OWN_FLAGS = {"train": TRAIN_FLAGS, "data": {"--help", "--data-dir", "--out", "--json"}}
+"""The flags of the commands that also take settings of a recipe."""
+
+
 OPTIONAL = ConstructorRegistry()
 """How tyro shows flags that may be left out: `--out PATH`, where it would write `--out {None}|PATH` by itself."""
 
@@ -91,8 +98,8 @@ def parse(args: Sequence[str]) -> Command:
         raise RecipeError(f"no command '{name}'{suggestion(name, COMMANDS)}; torchcaps --help lists them")
     # Keys of a recipe are not flags of `Train`: tyro would refuse them
     overrides: list[str] = []
-    if name == "train":
-        words, overrides = split_overrides(words)
+    if name in ("train", "data"):
+        words, overrides = split_overrides(words, OWN_FLAGS[name])
     # No --no-FLAG for booleans: every one is false unless given
     with OPTIONAL:
         command, rest = tyro.cli(
@@ -107,7 +114,7 @@ def parse(args: Sequence[str]) -> Command:
         raise RecipeError(
             f"'torchcaps {name}' does not know '{rest[0]}'{suggestion(rest[0], flags_of(COMMANDS[name]))}"
         )
-    return dataclasses.replace(command, overrides=tuple(overrides)) if isinstance(command, Train) else command
+    return dataclasses.replace(command, overrides=tuple(overrides)) if isinstance(command, Train | Data) else command
 
 
 def flags_of(command: type[Command]) -> list[str]:
@@ -124,11 +131,16 @@ def flags_of(command: type[Command]) -> list[str]:
     return [f"--{name.replace('_', '-')}" for name in named]
 
 
-def split_overrides(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Tell the flags of `torchcaps train` from the settings of its recipe, each of which takes one value.
+def split_overrides(words: Sequence[str], own_flags: Collection[str] = TRAIN_FLAGS) -> tuple[list[str], list[str]]:
+    """Tell the flags of a command from the settings of its recipe, each of which takes one value.
+
+    Args:
+        words: What was typed after the name of the command.
+        own_flags: The flags of the command itself.
 
     Returns:
-        The words for `Train`, in which a `--resume` without a folder has the value "", and those of the recipe.
+        The words for the command, in which a `--resume` without a folder has the value "", and those of the recipe, in
+        which a switch without a value has the value "true".
 
     >>> split_overrides(["mine.toml", "--train.epochs", "3", "--resume", "--quiet"])
     (['mine.toml', '--resume', '', '--quiet'], ['--train.epochs', '3'])
@@ -144,12 +156,14 @@ def split_overrides(words: Sequence[str]) -> tuple[list[str], list[str]]:
         # tyro wants a value after every such flag, hence an empty one
         if word == "--resume":
             own += [word, waiting.pop(0) if has_value else ""]
-        elif not word.startswith("--") or flag in TRAIN_FLAGS:
+        elif not word.startswith("--") or flag in own_flags:
             own.append(word)
         else:
             overrides.append(word)
             if has_value and flag == word:
                 overrides.append(waiting.pop(0))
+            elif word in SWITCHES:
+                overrides.append("true")
     return own, overrides
 
 

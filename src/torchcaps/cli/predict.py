@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import tyro
 
@@ -14,13 +15,16 @@ if TYPE_CHECKING:
     from torchcaps.models import Model
     from torchcaps.systems import System
     from torchcaps.systems.prediction import Prediction
+    from torchcaps.train.run import TrainedRun
 
 __all__ = ["Predict"]
 
 
 @dataclass(frozen=True)
 class Predict:
-    """Classify pictures, PNG, JPEG, GIF or WebP files, with a trained run.
+    """Classify pictures with a trained run; of capsules learned without labels, say which one each picture is in.
+
+    A picture that cannot be read is named on standard error and does not stop the others (exit code 2).
 
     Example: torchcaps predict runs/capsnet-mnist-0 digit.png --fit --invert --out redrawn
     """
@@ -28,14 +32,15 @@ class Predict:
     folder: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
     """Folder of the run."""
     pictures: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="PICTURE ...")]
-    """PNG, JPEG, GIF or WebP files."""
+    """PNG, JPEG, GIF, WebP or BMP files."""
     all: bool = False
-    """Print the scores of all classes: of capsules, their lengths."""
+    """Print the scores of all classes: of capsules, their lengths, or how active each is."""
     threshold: float | None = None
     """Name every class whose score is above this, from 0 to 1, instead of the best one; 0.5 where images show several
     things (MultiMNIST)."""
     fit: bool = False
-    """Scale pictures of another size to that of the run's, in proportion, and turn color into gray if need be."""
+    """Scale pictures of another size to that of the run's, in proportion, and turn color into gray if need be; not
+    needed for a run on a folder of pictures, which treats all pictures as those it was trained on."""
     invert: bool = False
     """Swap dark and light: for dark drawings on light ground."""
     out: Path | None = None
@@ -44,32 +49,49 @@ class Predict:
     """Print the predictions as JSON."""
 
     def run(self) -> int:
-        from torchcaps.evaluate.classification import load_classifier
+        from torchcaps.evaluate.classification import require_classifier
         from torchcaps.systems import system_of
         from torchcaps.systems.prediction import read_pictures
         from torchcaps.systems.run_folders import find_run
-        from torchcaps.utils.files import make_folder
+        from torchcaps.train.run import load_run
 
         # Refuse what can be refused before pictures are read
         self._check()
-        run = load_classifier(find_run(self.folder))
+        folder = find_run(self.folder)
+        run = load_run(folder)
         system = system_of(run.recipe)
+        if system.predicts == "class":
+            require_classifier(run, folder)
         if self.out is not None:
             self._check_drawing(run.model, system)
-        # Read the pictures and classify them
-        data = read_pictures(run, self.pictures, fit=self.fit, invert=self.invert)
-        predictions = system.predict(run, data, self.threshold)
-        # Draw first, so that what is printed can name the files
-        sheets: list[Path] = []
-        if self.out is not None:
-            sheets = _targets(make_folder(self.out), self.pictures)
-            self._draw(system, run.model, data, predictions, sheets)
+        # Read the pictures; those that cannot be read are named at the end
+        read = read_pictures(run, self.pictures, fit=self.fit, invert=self.invert)
+        answers: list[_Answer] = []
+        if read.data is not None:
+            answers = self._answers(run, system, read.data, read.paths)
         if self.json:
-            self._print_json(data, predictions, sheets)
-        else:
-            self._print_table(data, predictions)
-            print(*sheets, sep="\n", end="\n" if sheets else "")
-        return 0
+            _print_json(answers, read.failures, system.predicts, every=self.all)
+        elif answers:
+            self._print_table(answers, system.predicts)
+        for _, reason in read.failures:
+            print(f"torchcaps: {reason}", file=sys.stderr)
+        return 2 if read.failures else 0
+
+    def _answers(self, run: TrainedRun, system: System, data: Dataset, paths: Sequence[Path]) -> list[_Answer]:
+        """Classify the pictures, and draw them if that is wanted."""
+        from torchcaps.utils.files import make_folder
+
+        predictions = system.predict(run, data, self.threshold)
+        # Capsules that were learned without labels have numbers only
+        count = len(predictions[0].scores)
+        names = [data.name_of(j) if system.predicts == "class" else str(j) for j in range(count)]
+        # Draw first, so that what is printed can name the files
+        sheets: list[Path | None] = [None] * len(paths)
+        if self.out is not None:
+            drawn = _targets(make_folder(self.out), paths)
+            self._draw(system, run.model, data, predictions, drawn)
+            sheets = [*drawn]
+        return [_Answer(path, names, one, sheet) for path, one, sheet in zip(paths, predictions, sheets, strict=True)]
 
     def _check(self) -> None:
         from torchcaps.errors import RecipeError
@@ -102,30 +124,51 @@ class Predict:
         for n, path in enumerate(progress(sheets, "drawing")):
             write_atomically(path, [system.draw_prediction(model, data, n, predictions[n])])
 
-    def _print_table(self, data: Dataset, predictions: Sequence[Prediction]) -> None:
+    def _print_table(self, answers: Sequence[_Answer], what: str) -> None:
         from torchcaps.systems.report import text_table
 
-        # Without --all the rows end after the score: `names` is empty, and so is the slice of scores below
-        names = data.names if self.all else ()
-        rows = [["picture", "class", "score", *names]]
-        for path, one in zip(self.pictures, predictions, strict=True):
-            named = ", ".join(data.name_of(j) for j in one.named) or "none"
-            scores = ", ".join(f"{one.scores[j]:.3f}" for j in one.named) or "-"
-            rows.append([str(path), named, scores, *(f"{s:.3f}" for s in one.scores[: len(names)].tolist())])
+        # Without --all the rows end after the score
+        names = answers[0].names if self.all else []
+        rows = [["picture", what, "score", *names]]
+        for one in answers:
+            named = ", ".join(one.names[j] for j in one.prediction.named) or "none"
+            scores = one.prediction.scores.tolist()
+            best = ", ".join(f"{scores[j]:.3f}" for j in one.prediction.named) or "-"
+            rows.append([str(one.path), named, best, *(f"{score:.3f}" for score in scores[: len(names)])])
         print(text_table(rows))
+        sheets = [one.sheet for one in answers if one.sheet is not None]
+        print(*sheets, sep="\n", end="\n" if sheets else "")
 
-    def _print_json(self, data: Dataset, predictions: Sequence[Prediction], sheets: Sequence[Path]) -> None:
-        """Print a list: picture, classes [{class, score}]; with --all scores {class: score}, with --out sheet."""
-        import json
 
-        entries = []
-        for n, (path, one) in enumerate(zip(self.pictures, predictions, strict=True)):
-            scores = [round(score, 6) for score in one.scores.tolist()]
-            named = [{"class": data.name_of(j), "score": scores[j]} for j in one.named]
-            every = {"scores": dict(zip(data.names, scores, strict=True))} if self.all else {}
-            sheet = {"sheet": str(sheets[n])} if sheets else {}
-            entries.append({"picture": str(path), "classes": named, **every, **sheet})
-        print(json.dumps(entries, indent=2))
+class _Answer(NamedTuple):
+    """What a run says about one picture: names of its classes or capsules, the prediction, and the drawing's file."""
+
+    path: Path
+    names: list[str]
+    prediction: Prediction
+    sheet: Path | None
+
+
+def _print_json(answers: Sequence[_Answer], failures: Sequence[tuple[Path, str]], what: str, *, every: bool) -> None:
+    """Print a list: picture, classes [{class, score}]; with --all scores {class: score}, with --out sheet.
+
+    A picture that could not be read has the entry `error` instead; for capsules, read `capsule` for `class`.
+    """
+    import json
+
+    entries: list[dict[str, object]] = []
+    for one in answers:
+        scores = [round(score, 6) for score in one.prediction.scores.tolist()]
+        plural = "classes" if what == "class" else "capsules"
+        entry: dict[str, object] = {"picture": str(one.path)}
+        entry[plural] = [{what: one.names[j], "score": scores[j]} for j in one.prediction.named]
+        if every:
+            entry["scores"] = dict(zip(one.names, scores, strict=True))
+        if one.sheet is not None:
+            entry["sheet"] = str(one.sheet)
+        entries.append(entry)
+    entries += [{"picture": str(path), "error": reason} for path, reason in failures]
+    print(json.dumps(entries, indent=2))
 
 
 def _targets(out: Path, pictures: Sequence[Path]) -> list[Path]:

@@ -1,4 +1,4 @@
-"""A data set in memory, and how training takes batches from it.
+"""A data set in memory or in a mapped file, and how training takes batches from it.
 
 Which images are in a batch, and how each is changed, depends only on (seed, epoch, index): so a run can be stopped
 anywhere, resumed with any number of processes, and trains on exactly the same images.
@@ -20,6 +20,7 @@ from torchcaps.data.preprocess import TEST_VIEWS, Preprocess
 from torchcaps.errors import DataError
 from torchcaps.math.pixels import to_float
 from torchcaps.types import Batch, ImageSpec
+from torchcaps.utils.mapped import take
 from torchcaps.utils.random import permutation
 
 __all__ = [
@@ -27,14 +28,20 @@ __all__ = [
     "DataConfig",
     "Dataset",
     "RawBatch",
+    "SplitRows",
     "Splits",
     "batch_position",
     "check_splits",
     "epoch_order",
     "hold_out",
+    "image_hashes",
     "make_batch",
+    "split_rows",
     "subset",
 ]
+
+_PIECE = 4096
+"""Images that are hashed at a time."""
 
 Rows = Tensor | slice | None
 """Which images: their numbers [b], a range of them, or all."""
@@ -56,10 +63,10 @@ class RawBatch(NamedTuple):
 
 @dataclass(frozen=True)
 class Dataset:
-    """Labeled images in memory, with what is known of them and what is done to them before a model.
+    """Labeled images, with what is known of them and what is done to them before a model.
 
     Attributes:
-        images: uint8 [n c h w].
+        images: uint8 [n c h w], in memory or mapped from a file (`utils.mapped`).
         labels: int64 [n], or [n m] where an image shows m objects.
         classes: Number of classes; labels run from 0 to `classes` - 1.
         factors: Further facts about each image by name, such as its azimuth, each [n].
@@ -69,6 +76,7 @@ class Dataset:
         augment: How training images are changed at random.
         resample_fn: Maps (epoch, index [b]) to new images, for sets that are generated rather than collected; those of
             epoch 0 are the stored ones. None trains on the stored images in every epoch.
+        digest: Names images and labels, if that is known without reading them all; see `fingerprint`.
 
     Raises:
         DataError: if shapes, types, labels or the view do not fit together.
@@ -83,6 +91,7 @@ class Dataset:
     preprocess: Preprocess = field(default_factory=Preprocess)
     augment: Augment = field(default_factory=Augment)
     resample_fn: Callable[[int, Tensor], RawBatch] | None = None
+    digest: str = ""
 
     def __post_init__(self) -> None:
         if self.images.ndim != 4 or self.images.dtype != torch.uint8:
@@ -136,7 +145,7 @@ class Dataset:
         Returns:
             Floats [b c s s].
         """
-        return to_float(self.cropped[_selection(rows)])
+        return to_float(take(self.cropped, _selection(rows)))
 
     def model_input(self, rows: Rows = None) -> Tensor:
         """Return what a model gets of some rows in a test: cropped, in [0, 1], standardized if the set is.
@@ -147,7 +156,7 @@ class Dataset:
         Returns:
             Floats [b c s s].
         """
-        return self.preprocess(self.images[_selection(rows)])
+        return self.preprocess(take(self.images, _selection(rows)))
 
     def views(self, rows: Rows = None, count: int = TEST_VIEWS) -> Tensor:
         """Return several crops of some rows as model input, the center first; see `Preprocess.views`.
@@ -159,14 +168,28 @@ class Dataset:
         Returns:
             Floats [count b c s s].
         """
-        return self.preprocess.views(self.images[_selection(rows)], count)
+        return self.preprocess.views(take(self.images, _selection(rows)), count)
 
     def raw_batch(self, epoch: int, index: Tensor) -> RawBatch:
         """Return the images [b] that training takes in an epoch as they are stored, generated anew if the set is."""
         if self.resample_fn is not None:
             return self.resample_fn(epoch, index)
         components = None if self.components is None else self.components[index]
-        return RawBatch(self.images[index], self.labels[index], components)
+        return RawBatch(take(self.images, index), self.labels[index], components)
+
+    def fingerprint(self) -> str:
+        """Return 64 hexadecimal digits that change with any image, component or label: a SHA-256."""
+        if self.digest:
+            return self.digest
+        total = sha256()
+        for values in (self.images, self.labels, self.components):
+            if values is None:
+                continue
+            total.update(f"{values.dtype} {list(values.shape)}".encode())
+            # In pieces, which bounds the memory of mapped images.
+            for start in range(0, len(values), _PIECE):
+                total.update(take(values, slice(start, start + _PIECE)).contiguous().numpy().data)
+        return total.hexdigest()
 
     def name_of(self, label: int) -> str:
         """Return the name of a class, or its number where it has none."""
@@ -194,24 +217,60 @@ class BatchPosition(NamedTuple):
     number: int
 
 
-def subset(data: Dataset, rows: Tensor) -> Dataset:
+def subset(data: Dataset, rows: Tensor | slice) -> Dataset:
     """Select images with their labels, factors and components.
 
     Args:
         data: The set to select from.
-        rows: Numbers [m] of the images.
+        rows: Numbers [m] of the images, or a range of them: mapped images then stay in their file.
 
     Returns:
         A set of m images; it is never generated anew.
     """
+    named = f"{data.digest} {rows.start} {rows.stop}" if data.digest and isinstance(rows, slice) else ""
     return replace(
         data,
+        digest=sha256(named.encode()).hexdigest() if named else "",
         images=data.images[rows],
         labels=data.labels[rows],
         factors={name: values[rows] for name, values in data.factors.items()},
         components=None if data.components is None else data.components[rows],
         resample_fn=None,
     )
+
+
+class SplitRows(NamedTuple):
+    """Numbers of the images to train on and to test on, each sorted."""
+
+    train: Tensor
+    test: Tensor
+
+
+def split_rows(labels: Tensor, names: tuple[str, ...], share: float, seed: int) -> SplitRows:
+    """Set a share of the images of every class, at least one, aside for testing; the seed decides which.
+
+    Args:
+        labels: Class numbers [n].
+        names: Names of the classes, for errors; empty where they have none.
+        share: Of the images of each class.
+        seed: Of the choice.
+
+    Raises:
+        DataError: if a class has a single image.
+    """
+    order = permutation(seed, 0, len(labels))
+    shuffled = labels[order]
+    chosen: list[Tensor] = []
+    for label in sorted(set(labels.tolist())):
+        rows = order[shuffled == label]
+        if len(rows) == 1:
+            name = names[label] if names else label
+            raise DataError(f"class {name} has one image; two are wanted, one of them to test")
+        chosen.append(rows[: max(1, round(share * len(rows)))])
+    test = torch.cat(chosen).sort().values
+    is_train = torch.ones(len(labels), dtype=torch.bool)
+    is_train[test] = False
+    return SplitRows(is_train.nonzero().flatten(), test)
 
 
 def hold_out(splits: Splits, count: int) -> Splits:
@@ -225,8 +284,8 @@ def hold_out(splits: Splits, count: int) -> Splits:
         raise DataError(f"{count} validation images of {n} training images leave none; set fewer aside")
     if count == 0:
         return splits
-    rows = torch.arange(n)
-    return Splits(subset(splits.train, rows[: n - count]), splits.test, subset(splits.train, rows[n - count :]))
+    kept = subset(splits.train, slice(0, n - count))
+    return Splits(kept, splits.test, subset(splits.train, slice(n - count, n)))
 
 
 def batch_position(step: int, images: int, batch: int) -> BatchPosition:
@@ -337,6 +396,15 @@ def _augmented(data: Dataset, key: SampleKey, max_shift: int) -> Batch:
     return Batch(images, raw.labels, key.indices, components)
 
 
+def image_hashes(data: Dataset) -> set[bytes]:
+    """Return a hash of each image; images that are equal have one."""
+    hashes = set()
+    for start in range(0, len(data), _PIECE):
+        images = take(data.images, slice(start, start + _PIECE)).numpy()
+        hashes |= {sha256(image.tobytes()).digest() for image in images}
+    return hashes
+
+
 def check_splits(splits: Splits) -> str:
     """Verify that no two splits share an image.
 
@@ -350,7 +418,7 @@ def check_splits(splits: Splits) -> str:
     present = {name: split for name, split in splits._asdict().items() if split is not None}
     split_of: dict[bytes, str] = {}
     for name, split in present.items():
-        hashes = {sha256(image.numpy().tobytes()).digest() for image in split.images}
+        hashes = image_hashes(split)
         shared = [h for h in hashes if h in split_of]
         if shared:
             raise DataError(f"{len(shared)} images of the {name} set are also in the {split_of[shared[0]]} set")

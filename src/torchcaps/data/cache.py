@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from torchcaps.data.manifest import FILES, DataFile, files_of
 from torchcaps.errors import DataError
+from torchcaps.utils.files import cache_dir
 
 __all__ = ["FileState", "cache_dir", "fetch_set", "find", "locate", "state", "verify"]
 
@@ -28,12 +29,6 @@ class FileState(NamedTuple):
 
     file: DataFile
     path: Path | None
-
-
-def cache_dir() -> Path:
-    """Return the folder of downloaded files: $XDG_CACHE_HOME/torchcaps, or ~/.cache/torchcaps."""
-    named = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    return (named if named.is_absolute() else Path.home() / ".cache") / "torchcaps"
 
 
 def find(file: DataFile, data_dir: Path | None = None) -> Path | None:

@@ -4,45 +4,104 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import torch
-from torch import Tensor
 
-from torchcaps.config import NonNegativeInt, Range
-from torchcaps.data.base import Dataset, Splits, hold_out, subset
-from torchcaps.data.readers import read_npz, read_pictures
+from torchcaps.config import Count, NonNegativeInt, Range
+from torchcaps.data.base import Dataset, Splits, hold_out, split_rows, subset
+from torchcaps.data.fitting import Fit, PictureFormat
+from torchcaps.data.picture_folder import prepare_folder
+from torchcaps.data.preprocess import Preprocess
+from torchcaps.data.readers.labeled_arrays import read_labeled_arrays
 from torchcaps.data.sets import as_tensor
 from torchcaps.errors import DataError
-from torchcaps.utils.random import permutation
+from torchcaps.utils.notices import notice
 
 __all__ = ["FolderConfig", "NpzConfig"]
 
 TestShare = Annotated[float, Range(0.001, 0.999)]
 
+MARGIN = 8 / 7
+"""Side of a stored picture over that of the view that a random crop takes of it."""
+
 
 @dataclass(frozen=True)
 class FolderConfig:
-    """Your own pictures: `path`/CLASS/*.png (or JPEG, GIF, WebP), all of one size, a folder for each class.
+    """Your own pictures: `path`/CLASS/*.jpg (or PNG, GIF, WebP, BMP), any sizes, a folder for each class.
+
+    Pictures are decoded and resized once, into the cache (`data.prepared`).
 
     Attributes:
-        path: The folder that holds the class folders.
-        test: Share of the pictures of each class that is set aside for testing.
+        path: The folder that holds the class folders; or `train` and `test` (and `validation`), which hold them.
+        test: Share of the pictures of each class that is set aside for testing; of no use with a folder `test`.
         validation: Number of training images that are set aside for validation.
         drawn: Seed of the split.
+        size: Side of the images, or [height, width]. None takes the size of the pictures or, where they differ, their
+            median height and width, scaled so that no side is beyond 64 pixels.
+        fit: How pictures of another size are treated. "crop" scales them until they cover the size and cuts the center,
+            "letterbox" shows them whole with bars, "random-crop" is "crop" with another place in each epoch.
+        color: "gray" or "color" for all; "auto" is gray if every picture is.
+        background: The gray, 0 to 255, behind what is transparent.
+        strict: Refuse the folder if a file in it cannot be read; otherwise it is named and skipped.
     """
 
     path: str = ""
     test: TestShare = 0.2
     validation: NonNegativeInt = 0
     drawn: NonNegativeInt = 0
+    size: Count | tuple[Count, Count] | None = None
+    fit: Fit = "crop"
+    color: Literal["auto", "gray", "color"] = "auto"
+    background: Annotated[int, Range(0, 255)] = 255
+    strict: bool = False
 
     def load(self) -> Splits:
-        """Read the pictures and split them; see `read_pictures` for what is refused."""
-        folder = _given_path(self.path, "a folder with a folder for each class, such as pictures/cat/1.png", "pictures")
-        images, labels, names = read_pictures(folder)
-        data = Dataset(as_tensor(images), as_tensor(labels).long(), len(names), names=tuple(names))
-        return hold_out(_split(data, self.test, self.drawn), self.validation)
+        """Prepare the pictures, or find them prepared, and split them; what was resized or skipped is said aloud.
+
+        Raises:
+            DataError: if there are no class folders, or no picture of a class can be read; with `strict`, if any
+                cannot be.
+        """
+        found = prepare_folder(_given_path(self.path, _FOLDER_WANTED, "pictures"), self)
+        for line in found.report.remarks():
+            notice(line)
+        data = Dataset(
+            found.images,
+            torch.tensor(found.labels),
+            len(found.names),
+            names=found.names,
+            preprocess=Preprocess(view=self.view_of(found.images.shape[-2])),
+            digest=found.digest,
+        )
+        # The rows of each split stand together, so that the images stay in their file.
+        first, second = found.counts
+        train = subset(data, slice(0, first))
+        test = subset(data, slice(first + second, len(data)))
+        if second == 0:
+            return hold_out(Splits(train, test), self.validation)
+        if self.validation:
+            raise DataError("the pictures have a folder 'validation'; leave data.validation at 0, or remove the folder")
+        return Splits(train, test, subset(data, slice(first, first + second)))
+
+    def view_of(self, side: int) -> int | None:
+        """Return the side of the view that a random crop takes of stored pictures of a side; None for other fits."""
+        return round(side / MARGIN) if self.fit == "random-crop" else None
+
+    def picture_format(self, channels: int, height: int, width: int) -> PictureFormat:
+        """Return how a picture is stored so that a model gets images of a shape.
+
+        Raises:
+            DataError: if random crops are asked for and the shape is not a square.
+        """
+        if self.fit == "random-crop":
+            if height != width:
+                raise DataError(
+                    f"data.fit = 'random-crop' with images of {height}x{width}; set data.size to one number"
+                )
+            side = next(s for s in range(height, 2 * height + 2) if self.view_of(s) == height)
+            return PictureFormat(channels, side, side, self.fit, self.background)
+        return PictureFormat(channels, height, width, self.fit, self.background)
 
 
 @dataclass(frozen=True)
@@ -64,20 +123,22 @@ class NpzConfig:
     drawn: NonNegativeInt = 0
 
     def load(self) -> Splits:
-        """Read the arrays and split them; see `read_npz` for what is refused."""
-        path = _given_path(self.path, "an npz file with the arrays 'images' and 'labels'", "digits.npz")
-        arrays = {name: as_tensor(array) for name, array in read_npz(path).items()}
-        for name in ("images", "labels"):
-            if name not in arrays:
-                raise DataError(f"'{path}' has no array '{name}'; it holds {', '.join(sorted(arrays)) or 'nothing'}")
-        # A class may be in the test labels only.
-        classes = 1 + max(int(v.max()) for k, v in arrays.items() if k.endswith("labels") and v.numel())
-        train = _labeled(arrays["images"], arrays["labels"], classes)
-        if "test_images" in arrays and "test_labels" in arrays:
-            splits = Splits(train, _labeled(arrays["test_images"], arrays["test_labels"], classes))
-        else:
-            splits = _split(train, self.test, self.drawn)
-        return hold_out(splits, self.validation)
+        """Read the arrays and split them.
+
+        Raises:
+            DataError: if the file cannot be read, or an array is not what its name says; see `labeled_arrays`.
+        """
+        found = read_labeled_arrays(_given_path(self.path, _NPZ_WANTED, "digits.npz"))
+        train = Dataset(as_tensor(found.images), as_tensor(found.labels), found.classes)
+        if found.test_images is not None and found.test_labels is not None:
+            test = Dataset(as_tensor(found.test_images), as_tensor(found.test_labels), found.classes)
+            return hold_out(Splits(train, test), self.validation)
+        rows = split_rows(train.labels, (), self.test, self.drawn)
+        return hold_out(Splits(subset(train, rows.train), subset(train, rows.test)), self.validation)
+
+
+_FOLDER_WANTED = "a folder with a folder for each class, such as pictures/cat/1.png"
+_NPZ_WANTED = "an npz file with the arrays 'images' and 'labels'"
 
 
 def _given_path(path: str, wanted: str, example: str) -> Path:
@@ -85,23 +146,3 @@ def _given_path(path: str, wanted: str, example: str) -> Path:
     if not path:
         raise DataError(f"data.path is not set: {wanted}, is wanted; add --data.path {example}")
     return Path(path).expanduser()
-
-
-def _labeled(images: Tensor, labels: Tensor, classes: int) -> Dataset:
-    """Make a data set of images [n c h w] or [n h w]."""
-    return Dataset(images.unsqueeze(1) if images.ndim == 3 else images, labels.long(), classes)
-
-
-def _split(data: Dataset, share: float, seed: int) -> Splits:
-    """Set a share of the images of every class, at least one, aside for testing; the seed decides which."""
-    order = permutation(seed, 0, len(data))
-    chosen: list[Tensor] = []
-    for label in sorted(set(data.labels.tolist())):
-        rows = order[data.labels[order] == label]
-        if len(rows) == 1:
-            raise DataError(f"class {data.name_of(label)} has one image; two are wanted, one of them to test")
-        chosen.append(rows[: max(1, round(share * len(rows)))])
-    test = torch.cat(chosen).sort().values
-    is_train = torch.ones(len(data), dtype=torch.bool)
-    is_train[test] = False
-    return Splits(subset(data, is_train.nonzero().flatten()), subset(data, test))

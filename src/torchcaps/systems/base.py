@@ -168,6 +168,7 @@ class System:
         max_figure_images: Of more test images than this, figures use this many, picked by the seed; None for all.
         explorer_view: Class that answers the explorer's questions, None if these models cannot be explored.
         redraws: True if a model can draw what it recognized in an image, see `draw_prediction`.
+        predicts: What `predict` names: the "class" of an image, or the "capsule" that it is in.
         attacked_by_own_loss: False if the classifier that attacks see was not trained by a loss of its own.
     """
 
@@ -184,6 +185,7 @@ class System:
     max_figure_images: ClassVar[int | None] = 10_000
     explorer_view: ClassVar[type[ExplorerView[Any]] | None] = None
     redraws: ClassVar[bool] = False
+    predicts: ClassVar[Literal["class", "capsule"]] = "class"
     attacked_by_own_loss: ClassVar[bool] = True
 
     # --- Evaluation -------------------------------------------------------------------------------------------
@@ -316,10 +318,10 @@ class System:
         return run
 
     def predict(self, run: TrainedRun, data: Dataset, threshold: float | None = None) -> list[Prediction]:
-        """Classify images.
+        """Classify images or, in a system that learns without labels, say which capsule each is in.
 
         Args:
-            run: A classifier.
+            run: A classifier, or a run of a system that predicts capsules.
             data: Images in the format of the run's own; labels are not used.
             threshold: Name every class whose score is above it; None for the best class alone.
 

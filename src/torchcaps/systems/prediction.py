@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import interpolate
 
 from torchcaps.data import (
     AffnistConfig,
@@ -24,14 +24,15 @@ from torchcaps.data import (
     Preprocess,
     SmallNorbConfig,
 )
-from torchcaps.data.readers.pictures import class_folders, read_picture
+from torchcaps.data.fitting import PictureFormat, read_fitted
+from torchcaps.data.readers.pictures import class_folders, read_header
 from torchcaps.data.sets import CIFAR10_NAMES
 from torchcaps.data.smallnorb import SMALLNORB_NAMES
-from torchcaps.errors import ShapeError, TorchcapsError, TrainingError
+from torchcaps.errors import DataError, ShapeError, TorchcapsError, TrainingError
 from torchcaps.evaluate.multilabel import top
 from torchcaps.train.run import TrainedRun
 
-__all__ = ["Prediction", "class_names", "classify", "letterbox", "read_pictures"]
+__all__ = ["PicturesRead", "Prediction", "class_names", "classify", "name_above", "read_pictures"]
 
 SEVERAL_THRESHOLD = 0.5
 """The score above which a class is named where images show several."""
@@ -54,11 +55,11 @@ SIDES: dict[type, int] = {Cifar10Config: 32, SmallNorbConfig: 48}
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a classifier says about one picture.
+    """What a model says about one picture.
 
     Attributes:
-        scores: [j] one number a class.
-        named: The classes that it names, the highest score first.
+        scores: [j] one number a class, or a capsule.
+        named: The classes, or capsules, that it names, the highest score first.
     """
 
     scores: Tensor
@@ -82,83 +83,93 @@ def _names(data: DataConfig) -> tuple[str, ...]:
     return data.load().train.names if known is None else known
 
 
-def read_pictures(run: TrainedRun, paths: Sequence[Path], *, fit: bool = False, invert: bool = False) -> Dataset:
-    """Read picture files as a data set in the format of a run's own.
+class PicturesRead(NamedTuple):
+    """Pictures in the format of a run, and those that could not be read.
+
+    Attributes:
+        data: The pictures that could be read, with the run's class names; all labels are 0. None if there is none.
+        paths: Their files.
+        failures: (file, why) of the others.
+    """
+
+    data: Dataset | None
+    paths: tuple[Path, ...]
+    failures: tuple[tuple[Path, str], ...]
+
+
+def read_pictures(run: TrainedRun, paths: Sequence[Path], *, fit: bool = False, invert: bool = False) -> PicturesRead:
+    """Read picture files as a data set in the format of a run's own; one that cannot be read does not stop the others.
 
     Args:
-        run: Whose model shall see them.
-        paths: PNG or JPEG files.
-        fit: Convert pictures of another size or color; otherwise they are refused.
+        run: Whose model shall see them. Pictures for a run that was trained on a folder are treated as those were.
+        paths: Picture files.
+        fit: Convert pictures of another size or color; otherwise they count as unreadable.
         invert: Swap dark and light.
-
-    Returns:
-        The pictures, with the run's class names; all labels are 0.
-
-    Raises:
-        ShapeError: If a picture has another size or other channels, without `fit`.
     """
+    wanted = _format_of(run)
+    read: dict[int, Tensor] = {}
+    failures = []
+    for n, path in enumerate(paths):
+        try:
+            read[n] = _read(path, wanted, fit=fit or isinstance(run.recipe.data, FolderConfig))
+        except (DataError, ShapeError) as error:
+            failures.append((path, str(error)))
+    if not read:
+        return PicturesRead(None, (), tuple(failures))
     config = run.recipe.data
-    (channels, height, width, classes) = run.model.spec
-    # Where the model gets a view of an image, the picture is the whole image.
-    view = getattr(config, "view", None)
-    if view is not None:
-        height = width = SIDES.get(type(config), view)
-    images = torch.stack([_read(path, (channels, height, width), fit) for path in paths])  # [n c h w]
-    return Dataset(
+    classes = run.model.spec.classes
+    images = torch.stack(list(read.values()))  # [n c h w]
+    data = Dataset(
         255 - images if invert else images,
-        torch.zeros(len(paths), dtype=torch.int64),
+        torch.zeros(len(images), dtype=torch.int64),
         classes,
         names=run.class_names or class_names(config, classes),
         preprocess=Preprocess(
-            view,
+            _view_of(run, wanted),
             bool(getattr(config, "standardize", False)),
             per_channel=getattr(config, "standardize_per", "image") == "channel",
         ),
     )
+    return PicturesRead(data, tuple(paths[n] for n in read), tuple(failures))
 
 
-def _read(path: Path, wanted: tuple[int, int, int], fit: bool) -> Tensor:
+def _format_of(run: TrainedRun) -> PictureFormat:
+    """Return what whole pictures of a run's data are like: where a model gets a view of them, they are larger."""
+    config = run.recipe.data
+    channels, height, width, _ = run.model.spec
+    if isinstance(config, FolderConfig):
+        return config.picture_format(channels, height, width)
+    if getattr(config, "view", None) is not None:
+        height = width = SIDES.get(type(config), height)
+    return PictureFormat(channels, height, width, "letterbox")
+
+
+def _view_of(run: TrainedRun, wanted: PictureFormat) -> int | None:
+    """Return the side of the view that the model gets; None if it gets whole pictures."""
+    _, height, width, _ = run.model.spec
+    return None if (height, width) == (wanted.height, wanted.width) else height
+
+
+def _read(path: Path, wanted: PictureFormat, *, fit: bool) -> Tensor:
     """[c h w] the bytes of a picture; a gray one serves as a colored one, the rest is refused without `fit`."""
-    channels, height, width = wanted
-    # Without `fit`, only gray may become color: that loses nothing.
-    found = read_picture(path).shape
-    same_channels = found[0] == channels or (found[0], channels) == (1, 3)
-    if not (same_channels and found[1:] == (height, width)) and not fit:
-        raise ShapeError(
-            f"'{path}' is {_describe(found)}; this run's pictures are {_describe(wanted)} (width x height): add --fit "
-            "to convert it"
-        )
+    if not fit:
+        found = read_header(path)
+        came = (1 if found.is_gray else 3, found.height, found.width)
+        # Only gray may become color: that loses nothing.
+        same_channels = came[0] == wanted.channels or (came[0], wanted.channels) == (1, 3)
+        if not same_channels or came[1:] != wanted[1:3]:
+            raise ShapeError(
+                f"'{path}' is {_describe(came)}; this run's pictures are {_describe(wanted[:3])} (width x height): "
+                "add --fit to convert it"
+            )
     # Converted by the reader, then repeated over channels where one is not enough.
-    pixels = torch.from_numpy(read_picture(path, 3 if channels == 3 else 1).copy())
-    return letterbox(pixels.expand(channels, -1, -1), height, width)
+    pixels = read_fitted(path, wanted._replace(channels=3 if wanted.channels == 3 else 1))
+    return pixels.expand(wanted.channels, -1, -1)
 
 
 def _describe(shape: Sequence[int]) -> str:
     color = {1: "gray", 3: "in color"}.get(shape[0], f"of {shape[0]} channels")
     return f"{shape[2]}x{shape[1]} and {color}"
-
-
-def letterbox(picture: Tensor, height: int, width: int) -> Tensor:  # [c height width]
-    """Scale a picture, bytes [c h w], into the middle of another size, its sides in proportion.
-
-    It is shrunk by means over areas or enlarged bilinearly. The rest gets the median of the border of each channel.
-    """
-    h, w = picture.shape[1:]
-    if (h, w) == (height, width):
-        return picture
-    # The largest size that fits, its sides in proportion.
-    scale = min(height / h, width / w)
-    size = max(1, round(scale * h)), max(1, round(scale * w))
-    how = {"mode": "area"} if scale < 1 else {"mode": "bilinear", "align_corners": False}
-    scaled = interpolate(picture.float().unsqueeze(0), size, **how).squeeze(0).round().to(torch.uint8)
-    # Bars in the color of the border; black ones could pass for part of an object.
-    border = torch.cat([picture[:, 0], picture[:, -1], picture[:, :, 0], picture[:, :, -1]], 1)  # [c 2(h + w)]
-    whole = border.median(1).values[:, None, None].repeat(1, height, width)
-    # The picture goes into the middle.
-    down = (height - size[0]) // 2
-    right = (width - size[1]) // 2
-    whole[:, down : down + size[0], right : right + size[1]] = scaled
-    return whole
 
 
 @torch.inference_mode()
@@ -183,9 +194,21 @@ def classify(run: TrainedRun, data: Dataset, threshold: float | None = None) -> 
     scores = run.model.eval().scores(data.model_input())  # [n j]
     if not bool(scores.isfinite().all()):
         raise TrainingError("the scores of this run are not finite: its training has diverged; train it again")
+    return name_above(scores, threshold)
+
+
+def name_above(scores: Tensor, threshold: float | None) -> list[Prediction]:
+    """Name the highest score of each row or, with a threshold, all above it, the highest first.
+
+    Args:
+        scores: [n j].
+        threshold: None for the highest alone.
+
+    Returns:
+        One prediction a row.
+    """
     if threshold is None:
         return [Prediction(row, (int(row.argmax()),)) for row in scores]
-    # Several classes may be named, the highest score first.
     order = top(scores, scores.shape[1])  # [n j]
     return [
         Prediction(row, tuple(int(j) for j in ranked if row[j] > threshold))

@@ -12,7 +12,13 @@ from pathlib import Path
 
 from torchcaps.errors import TrainingError
 
-__all__ = ["folder_lock", "make_folder", "write_atomically"]
+__all__ = ["cache_dir", "folder_lock", "make_folder", "write_atomically"]
+
+
+def cache_dir() -> Path:
+    """Return the folder of what can be made or downloaded again: $XDG_CACHE_HOME/torchcaps, or ~/.cache/torchcaps."""
+    named = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return (named if named.is_absolute() else Path.home() / ".cache") / "torchcaps"
 
 
 def write_atomically(path: Path, chunks: Iterable[bytes]) -> None:

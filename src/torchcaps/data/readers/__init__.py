@@ -6,7 +6,16 @@ from torchcaps.data.readers.arrays import read_npz
 from torchcaps.data.readers.cifar import Cifar10, read_cifar_archive
 from torchcaps.data.readers.idx import read_idx
 from torchcaps.data.readers.norb import read_norb
-from torchcaps.data.readers.pictures import read_pictures
+from torchcaps.data.readers.pictures import list_pictures, read_picture
 from torchcaps.data.readers.safe_io import MOST
 
-__all__ = ["MOST", "Cifar10", "read_cifar_archive", "read_idx", "read_norb", "read_npz", "read_pictures"]
+__all__ = [
+    "MOST",
+    "Cifar10",
+    "list_pictures",
+    "read_cifar_archive",
+    "read_idx",
+    "read_norb",
+    "read_npz",
+    "read_picture",
+]

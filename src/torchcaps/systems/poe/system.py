@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
+import torch
+
 from torchcaps.data import Dataset, Splits
 from torchcaps.errors import RecipeError, TrainingError
 from torchcaps.evaluate.reference_classifier import RATE, reference_probabilities, train_reference_classifier
@@ -29,8 +31,10 @@ from torchcaps.systems.poe.metrics import (
     require_controls,
     run_and_controls,
 )
+from torchcaps.systems.prediction import Prediction, name_above
 from torchcaps.systems.run_folders import REFERENCE_PREFIX
 from torchcaps.train.recipe import Recipe
+from torchcaps.train.run import TrainedRun
 
 __all__ = ["PoESystem", "reference_folder"]
 
@@ -46,6 +50,7 @@ class PoESystem(System):
     title = "products of expert capsules"
     paper = "Hauser 2019, Training Products of Expert Capsules with Mixing by Dynamic Routing"
     models = ("poe",)
+    predicts = "capsule"
     metrics = (
         Metric("confident_fraction", "higher"),
         Metric("classes_covered", "higher", "count"),
@@ -156,6 +161,23 @@ class PoESystem(System):
         names = super().select_controls(only)
         require_controls(names)
         return names
+
+    @torch.inference_mode()
+    def predict(self, run: TrainedRun, data: Dataset, threshold: float | None = None) -> list[Prediction]:
+        """Say which capsule each image is in: the most active one or, with a threshold, all above it.
+
+        Args:
+            run: A run whose capsules are trained.
+            data: Images in the format of the run's own.
+            threshold: From 0 to 1; None for the most active capsule alone.
+
+        Returns:
+            One prediction an image, with the activations [j] of all capsules as scores.
+        """
+        active = cast(PoE, run.model.eval()).encode(data.model_input()).activation  # [b j]
+        if not bool(active.isfinite().all()):
+            raise TrainingError("the activations of this run are not finite: its training has diverged; train it again")
+        return name_above(active, threshold)
 
     def figure_context(
         self,

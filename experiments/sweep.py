@@ -23,7 +23,8 @@ A sweep file holds the rows of one table. `[[runs]]` is a recipe of its own:
     the rest  tables and keys of a recipe, over those of `base`: `train.epochs = 3`
 
 `[[results]]` evaluates the seeds of `run` beside `controls` (`torchcaps evaluate`); `[[attacks]]` attacks `run` and the
-runs in `against` (`torchcaps attack`). Each may have a table `options`, the flags of the command.
+runs in `against` (`torchcaps attack`). Each may have a table `options`, the flags of the command. `[[validations]]`
+compares `runs` on the images that they hold out (`validation_table.py`), those that are finished.
 """
 
 from __future__ import annotations
@@ -83,6 +84,14 @@ class AttackConfig:
 
 
 @dataclass(frozen=True)
+class ValidationConfig:
+    """One `[[validations]]`: which runs are compared on the images that they hold out, in results/lab-NAME.json."""
+
+    name: str
+    runs: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class SweepRun:
     """A run of a sweep file: its own keys, and the recipe that it trains (of the first seed)."""
 
@@ -99,12 +108,14 @@ class Sweep:
         runs: Name -> run, in the order of the file.
         results: What is evaluated.
         attacks: What is attacked.
+        validations: What is compared on held-out training images.
     """
 
     about: str
     runs: dict[str, SweepRun]
     results: tuple[ResultConfig, ...]
     attacks: tuple[AttackConfig, ...]
+    validations: tuple[ValidationConfig, ...] = ()
 
 
 class Job(NamedTuple):
@@ -153,9 +164,10 @@ def load_sweep(path: Path) -> Sweep:
         RecipeError: if a key, a name or a value is wrong; one line says which.
     """
     tables = read_toml(path)
-    unknown = tables.keys() - {"about", "runs", "results", "attacks"}
+    known = ("about", "runs", "results", "attacks", "validations")
+    unknown = tables.keys() - set(known)
     if unknown:
-        raise RecipeError(f"{path.name}: unknown key '{min(unknown)}'; wanted: about, runs, results, attacks")
+        raise RecipeError(f"{path.name}: unknown key '{min(unknown)}'; wanted: {', '.join(known)}")
     # Runs in the order of the file, so that `after` and `average` can only name runs above.
     runs: dict[str, SweepRun] = {}
     for table in tables.get("runs", []):
@@ -168,13 +180,17 @@ def load_sweep(path: Path) -> Sweep:
     # What is measured may only name runs of this file.
     results = tuple(from_dict(ResultConfig, table, where=path.name) for table in tables.get("results", []))
     attacks = tuple(from_dict(AttackConfig, table, where=path.name) for table in tables.get("attacks", []))
+    validations = tuple(from_dict(ValidationConfig, table, where=path.name) for table in tables.get("validations", []))
     for result in results:
         for name in (result.run, *result.controls):
+            _check_name(name, runs, path.name)
+    for validation in validations:
+        for name in validation.runs:
             _check_name(name, runs, path.name)
     for attack in attacks:
         for name in (attack.run, *attack.against, *filter(None, [attack.source])):
             _check_name(name, runs, path.name)
-    return Sweep(str(tables.get("about", "")), runs, results, attacks)
+    return Sweep(str(tables.get("about", "")), runs, results, attacks, validations)
 
 
 def sweep_files(folder: Path = EXPERIMENTS) -> list[Path]:
@@ -380,6 +396,13 @@ def measure(sweep: Sweep, arguments: argparse.Namespace) -> int:
         if not arguments.dry_run:
             # A process of its own, so that the peak memory in the result is that of the evaluation alone.
             failed |= subprocess.run([sys.executable, "-m", "torchcaps", *words]).returncode
+    # Validations take what is there: a choice is made run by run.
+    for validation in sweep.validations:
+        jobs = [job for job in jobs_of(sweep, arguments.out) if job.run.config.name in validation.runs]
+        words = [str(EXPERIMENTS / "validation_table.py"), validation.name, *(str(job.folder) for job in jobs)]
+        print(shlex.join(["python", *words]), flush=True)
+        if not arguments.dry_run:
+            failed |= subprocess.run([sys.executable, *words]).returncode
     return 1 if failed else 0
 
 

@@ -67,7 +67,7 @@ def test_a_name_that_does_not_exist_is_refused_with_the_nearest():
 
 @pytest.mark.parametrize("sweep", SWEEPS.values(), ids=SWEEPS)
 def test_every_sweep_says_what_it_is_for_and_measures_something(sweep: Sweep):
-    assert sweep.about and sweep.results
+    assert sweep.about and (sweep.results or sweep.validations)
 
 
 @pytest.mark.parametrize("name", EVALUATED)

@@ -251,7 +251,7 @@ def test_flat_images_make_no_nan(value: float) -> None:
 
 def test_the_recipes_show_what_matrix_capsules_see() -> None:
     recipe = find_recipe("sparse-em-smallnorb-small")
-    shown = to_dict(load_recipe("matrix-smallnorb"))["data"]
+    shown = to_dict(load_recipe("matrix-smallnorb-paper"))["data"]
     assert to_dict(recipe)["data"] == {**shown, "jitter": False}  # what is redrawn keeps its light
     assert recipe.schedule.depends_on_length
     assert isinstance(recipe.model.build(TOYS), SparseMatrixCaps)

@@ -48,12 +48,14 @@ def test_the_schedule_of_a_recipe_ends_where_training_ends(name: str, times: flo
         found = rates(replace(stage, train=settings), steps)
         assert len(found) == steps + 1
         highest = max(found)
-        assert found[steps - 1] < 0.01 * highest, "the last step has the lowest rate"
+        # Averaged weights need no rate of nearly 0 at the end.
+        lowest = 0.01 if settings.ema_decay is None else 0.1
+        assert found[steps - 1] < lowest * highest, "the last step has the lowest rate"
         assert found.index(highest) < 0.5 * steps
 
 
 def test_the_recipes_whose_rate_does_not_depend_on_their_length_are_those_meant() -> None:
-    for name in ("capsnet-folder", "capsnet-mnist", "matrix-smallnorb"):
+    for name in ("capsnet-folder", "capsnet-mnist", "matrix-smallnorb-paper"):
         assert not scheduled(name)
     for name in ("capsnet-mnist-small", "poe-quick", "matrix-mnist-small"):
         assert scheduled(name)

@@ -53,7 +53,7 @@ def test_every_stage_of_a_recipe_is_trained_or_fitted(name):
 
 def test_matrix_capsules_at_the_paper_s_size_have_the_schedules_of_the_authors_code():
     """.96 every 20,000 steps, a margin of .2 + .79 sigmoid(step / 50,000 - 4) that grows to .9."""
-    recipe = load_recipe("matrix-smallnorb")
+    recipe = load_recipe("matrix-smallnorb-paper")
     assert recipe.schedule.options["gamma"] ** 20_000 == pytest.approx(0.96, abs=1e-4)
     steps = total_steps(recipe, SMALLNORB_IMAGES)
     assert spread_margin(steps, rule="sigmoid", ramp=50_000) >= 0.9

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -11,10 +12,16 @@ import torch
 import activation_statistics
 import early_training_table
 import em_free_energy
+import held_out_instances
 import poe_likelihood
+import validation_table
+from support.easy_images import easy
 from support.tiny_recipe import tiny
+from torchcaps.config import from_dict
+from torchcaps.data import Dataset
 from torchcaps.routing import EM
 from torchcaps.train import load_run, train
+from torchcaps.train.recipe import Recipe
 from torchcaps.types import ImageSpec
 
 
@@ -55,3 +62,57 @@ def test_short_runs_are_compared_by_what_differs_and_what_they_learned(tmp_path,
     assert rows[0] == ["setting", "right (%) at step 4", "test error (%)"]  # no run came to step 100
     assert [row[0] for row in rows[1:]] == ["as the first", "model.dimension = 6"]
     assert load_run(tmp_path / "one").finished and all(0 <= float(row[2]) <= 100 for row in rows[1:])
+
+
+@pytest.fixture
+def toys() -> Dataset:
+    """Every combination of two classes, two instances and the views, each image of a brightness of its own."""
+    values = torch.cartesian_prod(*(torch.arange(n) for n in (2, 2, 2, 3, 2)))  # [48 5]
+    factors = dict(zip(("instance", *held_out_instances.VIEWS), values.T[1:], strict=True))
+    images = torch.randint(0, 256, (48, 2, 6, 6), generator=torch.Generator().manual_seed(0)).byte()
+    return Dataset(images, values[:, 0], 2, factors, ("car", "truck"))
+
+
+def test_errors_are_counted_by_instance_and_by_viewpoint(toys):
+    """Instance 1 of the cars is wrong from elevation 0, and one image of a truck is."""
+    predicted = toys.labels.clone()
+    predicted[(toys.labels == 0) & (toys.factors["instance"] == 1) & (toys.factors["elevation"] == 0)] = 1
+    predicted[toys.labels == 1] = torch.tensor([0] + 23 * [1])
+    rows = held_out_instances.instance_rows(toys, predicted)
+    assert rows[1:] == [["car", "0.0", "50.0, truck"], ["truck", "8.3, car", "0.0"]]
+    worst = held_out_instances.worst_instances(toys, predicted)
+    assert worst == [(0, 1), (1, 0)]
+    views = {row[0]: row[1:] for row in held_out_instances.view_rows(toys, predicted, worst)}
+    assert views["wrong (%)"] == ["all", "car 1", "truck 0"] and len(views) == 1 + 2 + 3 + 2
+    assert views["elevation 0"] == ["29.2", "100.0", "16.7"] and views["elevation 1"] == ["0.0", "0.0", "0.0"]
+
+
+def test_a_wrong_image_is_shown_above_the_training_image_of_its_view_that_looks_like_it(toys):
+    n = 30
+    view = torch.stack([toys.factors[factor][n] for factor in held_out_instances.VIEWS])
+    assert torch.equal(held_out_instances.look_alike(toys.pixels()[n], view, toys, 1), toys.pixels()[n])
+    found = held_out_instances.look_alike(toys.pixels()[n], view, toys, 0)
+    same = [m for m in range(24) if all(toys.factors[f][m] == toys.factors[f][n] for f in held_out_instances.VIEWS)]
+    assert len(same) == 2 and any(torch.equal(found, toys.pixels()[m]) for m in same)
+    predicted = 1 - toys.labels
+    drawn = held_out_instances.draw(toys, predicted, toys, held_out_instances.worst_instances(toys, predicted))
+    assert drawn.startswith(b"\x89PNG")
+
+
+def test_runs_are_compared_on_what_they_hold_out(tmp_path, monkeypatch):
+    monkeypatch.setattr("lab_result.ROOT", tmp_path)
+    (tmp_path / "results").mkdir()
+    data = easy(tmp_path)
+    model = {"name": "cnn", "widths": [4], "hidden": [], "dropout": 0.0}
+    table: dict[str, Any] = {"name": "one", "data": data, "model": model, "train": {"epochs": 0.5, "batch": 8}}
+    averaged = {"train": {**table["train"], "ema_decay": 0.5}}
+    for name, over in {"a-0": {}, "a-1": {"seed": 1}, "b-0": averaged}.items():
+        train(from_dict(Recipe, {**table, **over}), tmp_path / name, quiet=True)
+    validation_table.main(["choice", *(str(tmp_path / name) for name in ("a-0", "a-1", "b-0", "never"))])
+    rows = json.loads((tmp_path / "results" / "lab-choice.json").read_text())["rows"]
+    assert [(row[0], row[-1]) for row in rows[1:]] == [
+        ("as the first", "2"),
+        ("train.ema_decay = 0.5", "1"),
+        ("train.ema_decay = 0.5; weights of the last step", "1"),
+    ]
+    assert all(0 <= float(row[2]) <= 100 for row in rows[1:])

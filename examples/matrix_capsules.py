@@ -1,4 +1,7 @@
-"""A matrix-capsule network by hand: convolution, primary, two convolutional layers, classes, all by EM routing.
+"""A matrix-capsule network by hand
+================================
+
+A matrix-capsule network by hand: convolution, primary, two convolutional layers, classes, all by EM routing.
 
 python examples/matrix_capsules.py
 """

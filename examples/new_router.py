@@ -1,4 +1,7 @@
-"""A router of your own in one file, used by name in a model (docs/develop/new_router.md).
+"""A router of your own
+====================
+
+A router of your own in one file, used by name in a model (docs/develop/new_router.md).
 
 Attention routing takes one step. The mean of a parent's votes is its query, and a child looks for the parents whose
 query its votes resemble:

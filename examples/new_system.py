@@ -1,4 +1,7 @@
-"""A fifth system in one file: a model, its adapter, one line in each table (docs/develop/new_system.md)."""
+"""A system of your own
+====================
+
+A fifth system in one file: a model, its adapter, one line in each table (docs/develop/new_system.md)."""
 
 import tempfile
 from dataclasses import dataclass

@@ -1,4 +1,7 @@
-"""Five children vote, two parents listen, and four votes agree on parent 0. Which router finds out?
+"""Three routers on five votes
+===========================
+
+Five children vote, two parents listen, and four votes agree on parent 0. Which router finds out?
 
 Dot-product agreement also counts how long a vote is, and the long votes here are for parent 1; the cosine and the
 Gaussians of EM ask only how well votes agree.

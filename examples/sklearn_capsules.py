@@ -1,4 +1,7 @@
-"""Capsules over plain vectors with scikit-learn: 8x8 digits, without labels.
+"""Capsules in scikit-learn
+========================
+
+Capsules over plain vectors with scikit-learn: 8x8 digits, without labels.
 
 python examples/sklearn_capsules.py
 """

@@ -1,4 +1,7 @@
-"""Train a recipe from Python, load the run, and look at what one capsule says.
+"""Train from Python
+=================
+
+Train a recipe from Python, load the run, and look at what one capsule says.
 
 python examples/train_capsnet.py
 """

@@ -11,6 +11,9 @@ A table stands between `<!-- KIND: NAME -->` and `<!-- /KIND -->`. The kinds, an
     bench      benchmarks/NAME.json, by `python -m benchmarks --json`
     cells      benchmarks/NAME.json, by another module of benchmarks/: a table as it was written
     load       benchmarks/NAME.json, by `python -m benchmarks.explore`
+    systems    experiments/NAME.toml: which numbers of results/ stand beside those of the papers and of public code
+    ratios     benchmarks/NAME.json: training steps only, as ratios to the form that stores the votes
+    value      results/NAME.json, one number inside a sentence: `<!-- value: NAME METRIC ROW -->`, ROW may be left out
 """
 
 from __future__ import annotations
@@ -19,16 +22,30 @@ import argparse
 import json
 import re
 import sys
+import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from statistics import mean, stdev
 
-from torchcaps.evaluate.results import read_result
+from torchcaps.evaluate.results import Result, read_result
 from torchcaps.systems.attack_runs import attack_rows, curves_of, verdicts
-from torchcaps.systems.report import rows_of
+from torchcaps.systems.report import metric_of, rows_of
 
 ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT))  # for `benchmarks`, which is no part of the installed package
-PLACE = re.compile(r"(<!-- (results|bench|cells|attacks|lab|load): ([\w-]+) -->\n)(.*?)(<!-- /\2 -->)", re.DOTALL)
+PLACE = re.compile(
+    r"(<!-- (results|bench|cells|attacks|lab|load|systems|ratios): ([\w-]+) -->\n)(.*?)(<!-- /\2 -->)", re.DOTALL
+)
+VALUE = re.compile(r"(<!-- value: ([\w-]+) (\w+)(?: ([\w -]+?))? -->)[^<]*(<!-- /value -->)")
+CASES = {
+    "dynamic-1152x8-10x16": "dynamic routing, 1152 children to 10 classes",
+    "dynamic-4608x8-16x16": "dynamic routing, 4608 children to 16 parents",
+    "cd-576x8-20x16": "contrastive divergence, 576 children to 20 experts",
+    "em-64-8-16-16": "matrix capsules, smaller network of the paper",
+    "em-32-32-32-32": "matrix capsules, full network of the paper",
+    "capsnet-28": "CapsNet of the paper, 28x28",
+    "sparse-40": "sparse capsules of the paper, 40x40",
+}
 
 
 def results_table(name: str) -> str:
@@ -84,6 +101,65 @@ def load_table(name: str) -> str:
     return "\n".join([*_lines(rows), "", f"{found['run']}; {where['cpus']} cores; torch {where['torch']}."]) + "\n"
 
 
+def systems_table(name: str, base: str = "") -> str:
+    """Format one row a system and data set: the paper's number, public code's, a baseline's, ours and its cost.
+
+    Args:
+        name: Of a file in experiments/ that lists the rows.
+        base: What links to pages of docs/ begin with.
+    """
+    rows = [["system", "data and measure", "paper", "public code", "baseline", "ours", "minutes"]]
+    for one in tomllib.loads((ROOT / "experiments" / f"{name}.toml").read_text())["rows"]:
+        result = read_result(ROOT / "results" / f"{one['result']}.json")
+        metric = one["metric"]
+        paper = result.paper.get(metric)
+        rows.append(
+            [
+                f"[{one['system']}]({base}{one['page']})",
+                one["data"],
+                "-" if paper is None else _number(metric, [paper]),
+                one.get("public", "-"),
+                f"{_value(result, metric, one['baseline'])}, {one['baseline']}" if "baseline" in one else "-",
+                f"**{_value(result, metric, one.get('row'))}**",
+                f"{result.budget['seconds'] / 60:.0f}",
+            ]
+        )
+    head, rule, *body = _lines(rows)
+    return "\n".join([head, rule.replace("--:", "---", 1), *body]) + "\n"
+
+
+def ratios_table(name: str) -> str:
+    """Format training steps as ratios of time and memory to the form that stores the votes."""
+    from benchmarks.rows import read_rows
+
+    rows = [["one training step, batch 128", "ms an image", "times faster", "times less memory"]]
+    for row in read_rows(ROOT / "benchmarks" / f"{name}.json"):
+        if row.kind == "step":
+            star = "" if row.plain_batch == row.batch else "*"
+            memory = "-" if row.memory_ratio is None else f"{row.memory_ratio:.1f}"
+            rows.append([CASES[row.name], f"{row.ms_per_sample:.2g}", f"{row.plain_ratio:.1f}{star}", memory])
+    return "\n".join(_lines(rows)) + "\n"
+
+
+def value_of(name: str, metric: str, row: str | None) -> str:
+    """Format one number of a result, or of one of its controls, for a sentence."""
+    return _value(read_result(ROOT / "results" / f"{name}.json"), metric, row)
+
+
+def _value(result: Result, metric: str, row: str | None) -> str:
+    """The metric of the result, or of the row of its controls that is named."""
+    return _number(metric, (result.metrics if row is None else result.controls[row])[metric])
+
+
+def _number(metric: str, values: Sequence[float]) -> str:
+    """Mean over seeds, and the standard deviation if there are several; fractions of samples as percent."""
+    percent = metric_of(metric).form == "percent" or metric == "confident_fraction"
+    scaled = [100 * value if percent else value for value in values]
+    digits = 1 if metric == "confident_fraction" else 2
+    spread = f" ± {stdev(scaled):.{digits}f}" if len(scaled) > 1 else ""
+    return f"{mean(scaled):.{digits}f}{spread}"
+
+
 def _lines(rows: list[list[str]]) -> list[str]:
     head, *body = rows
     return [_line(head), _line(["---"] + ["--:"] * (len(head) - 1)), *(_line(row) for row in body)]
@@ -96,7 +172,7 @@ def _line(cells: list[str]) -> str:
 def pages() -> Iterator[Path]:
     """Yield every page that may hold a table."""
     yield ROOT / "README.md"
-    yield from sorted((ROOT / "docs").rglob("*.md"))
+    yield from (page for page in sorted((ROOT / "docs").rglob("*.md")) if "_build" not in page.parts)
 
 
 TABLES = {
@@ -106,12 +182,31 @@ TABLES = {
     "bench": speed_table,
     "cells": cell_table,
     "load": load_table,
+    "systems": systems_table,
+    "ratios": ratios_table,
 }
 
 
-def regenerate(text: str) -> str:
-    """Return the text of a page with each of its tables made from the stored results."""
-    return PLACE.sub(lambda m: m[1] + TABLES[m[2]](m[3]) + m[5], text)
+def regenerate(text: str, base: str = "") -> str:
+    """Return the text of a page with each of its tables and numbers made from the stored results.
+
+    Args:
+        text: Of the page.
+        base: The way from the page to docs/, for links in tables.
+    """
+
+    def table(found: re.Match[str]) -> str:
+        kind = found[2]
+        made = systems_table(found[3], base) if kind == "systems" else TABLES[kind](found[3])
+        return found[1] + made + found[5]
+
+    text = PLACE.sub(table, text)
+    return VALUE.sub(lambda m: m[1] + value_of(m[2], m[3], m[4]) + m[5], text)
+
+
+def base_of(page: Path) -> str:
+    """Return the way from a page to docs/, as links write it."""
+    return "docs/" if page.parent == ROOT else "../" * (len(page.relative_to(ROOT / "docs").parts) - 1)
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -119,13 +214,14 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if a table is stale")
     arguments = parser.parse_args(words)
-    stale = [page for page in pages() if regenerate(page.read_text()) != page.read_text()]
+    fresh = {page: regenerate(page.read_text(), base_of(page)) for page in pages()}
+    stale = [page for page, text in fresh.items() if text != page.read_text()]
     if arguments.check:
         for page in stale:
             print(f"{page.relative_to(ROOT)} is stale: run python experiments/table.py", file=sys.stderr)
         return 1 if stale else 0
     for page in stale:
-        page.write_text(regenerate(page.read_text()))
+        page.write_text(fresh[page])
         print(f"wrote {page.relative_to(ROOT)}")
     return 0
 

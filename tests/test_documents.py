@@ -1,67 +1,125 @@
-"""README, docs and examples are executed; the tables in them are those of results/."""
+"""README, docs, tutorials and examples are executed; tables, links, options and spelling in them are right."""
 
 from __future__ import annotations
 
-import os
+import ast
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from torchcaps.models import MODELS
+from torchcaps.routing import ROUTERS
+from torchcaps.systems import SYSTEMS
+
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+DOCS = ROOT / "docs"
+BUILT = {"_build", "gallery"}
+PAGES = [ROOT / "README.md", *(p for p in sorted(DOCS.rglob("*.md")) if not BUILT & set(p.relative_to(DOCS).parts))]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+TUTORIALS = sorted((DOCS / "tutorials").glob("*.py"))
 BLOCKS = [(page, block) for page in PAGES for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)]
 
 
-def python(*words: str) -> str:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, *words], cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
 
 
-@pytest.mark.parametrize(("page", "block"), BLOCKS, ids=[f"{p.name}-{n}" for n, (p, _) in enumerate(BLOCKS)])
-def test_code_blocks_run(page, block):
-    assert python("-c", block) or "print" not in block
+@pytest.fixture
+def clean_tables(monkeypatch):
+    """Forget routers, models and systems that a page registers; draw figures into memory."""
+    monkeypatch.setenv("MPLBACKEND", "Agg")
+    tables = [(table, dict(table)) for table in (ROUTERS, MODELS, SYSTEMS)]
+    yield
+    for table, before in tables:
+        table.clear()
+        table.update(before)
+    if "matplotlib.pyplot" in sys.modules:
+        sys.modules["matplotlib.pyplot"].close("all")
 
 
-def test_the_readme_has_its_quick_start_and_prints_shapes():
+@pytest.mark.parametrize(("page", "block"), BLOCKS, ids=[f"{name_of(p)}-{n}" for n, (p, _) in enumerate(BLOCKS)])
+def test_code_blocks_run(page, block, capsys, clean_tables):
+    exec(compile(block, str(page), "exec"), {"__name__": "__main__"})
+    assert capsys.readouterr().out or "print" not in block
+
+
+def test_the_readme_has_its_quick_start_and_prints_shapes(capsys):
     first = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)[1]
     assert sum(bool(line) for line in first.splitlines()) == 5
-    assert "torch.Size([2, 10, 16]) torch.Size([2, 10]) torch.Size([3, 2, 1152, 10])" in python("-c", first)
+    exec(compile(first, "README.md", "exec"), {})
+    expected = "torch.Size([2, 10, 16]) torch.Size([2, 10]) torch.Size([3, 2, 1152, 10])"
+    assert expected in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.name)
-def test_examples_run_and_are_short(path):
-    assert len(path.read_text().splitlines()) < 60
-    assert python(str(path)).strip()
+@pytest.mark.parametrize("path", [*EXAMPLES, *TUTORIALS], ids=name_of)
+def test_examples_and_tutorials_run(path, capsys, clean_tables):
+    runpy.run_path(str(path), run_name="__main__")
+    assert capsys.readouterr().out.strip()
+
+
+@pytest.mark.parametrize("path", [*EXAMPLES, *TUTORIALS], ids=name_of)
+def test_examples_are_short_and_have_a_title_for_the_gallery(path):
+    assert len(path.read_text().splitlines()) < (65 if path in EXAMPLES else 150)
+    title, rule = ast.get_docstring(ast.parse(path.read_text())).splitlines()[:2]
+    assert rule == "=" * len(title), f"{path.name}: its docstring begins with a title and a line of = below"
 
 
 def test_tables_are_fresh():
-    python("experiments/table.py", "--check")
-    assert "<!-- results: capsnet-mnist-small -->\n|" in (ROOT / "README.md").read_text()
-
-
-def test_a_stale_table_is_seen(tmp_path, monkeypatch):
     import table
 
-    text = (ROOT / "README.md").read_text()
-    assert table.regenerate(text) == text
-    digits = re.search(r"\| capsnet-mnist-small \| ([\d.]+)", text)
-    stale = text.replace(digits[0], "| capsnet-mnist-small | 99.99")
-    assert table.regenerate(stale) == text
+    assert table.main(["--check"]) == 0
+    assert "<!-- systems: overview -->\n|" in (ROOT / "README.md").read_text()
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+@pytest.mark.parametrize(
+    ("page", "number", "wrong"),
+    [
+        ("docs/systems/capsnet.md", r"\| capsnet-mnist-small \| [\d.]+", "| capsnet-mnist-small | 99.99"),
+        ("README.md", r"\*\*[\d.]+\*\* \| \d+ \|", "**99.99** | 1 |"),
+        ("docs/results/critics.md", r"(?<= -->)[\d.]+(?= ?±?[\d. ]*<!-- /value)", "99.99"),
+    ],
+)
+def test_a_stale_number_is_seen(page, number, wrong):
+    import table
+
+    text = (ROOT / page).read_text()
+    base = table.base_of(ROOT / page)
+    assert table.regenerate(text, base) == text
+    stale = re.sub(number, wrong, text, count=1)
+    assert stale != text and table.regenerate(stale, base) == text
+
+
+def test_the_readme_is_short_and_its_tables_are_narrow():
+    lines = (ROOT / "README.md").read_text().splitlines()
+    assert len(lines) <= 200
+    assert max(line.count("|") - 1 for line in lines if line.startswith("|")) <= 7
+    commands = "\n".join(lines[:25])
+    assert "    make demo" in commands and "    make test" in commands
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_pages_are_short_outside_the_lab_notebook(page):
+    if {"lab-notebook", "api"} & set(page.parts):
+        return
+    assert len(page.read_text().splitlines()) <= 250
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_links_inside_the_repository_lead_somewhere(page):
-    for target in re.findall(r"\]\((?!http)([^)#]+)\)", page.read_text()):
-        assert (page.parent / target).exists(), f"{page.name}: {target}"
+    for target in re.findall(r"\]\((?!http)([^)#]+)(?:#[^)]*)?\)", page.read_text()):
+        path = page.parent / target
+        # Pages of the gallery are made from programs when the site is built
+        if "gallery" in path.parts:
+            source = DOCS / "tutorials" if path.parent.name == "tutorials" else ROOT / "examples"
+            path = source / f"{path.stem}.py"
+        assert path.exists(), f"{page.name}: {target}"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_code_that_the_documents_name_exists(page):
     """`file.py: name` is a file of the package or of the repository, and a name in it."""
     for file, name in re.findall(r"`([\w/]+\.py): ([\w.]+)`", page.read_text()):
@@ -79,12 +137,56 @@ def test_commands_in_the_documents_exist():
     assert named and named <= set(COMMANDS)
 
 
+def known_options() -> set[str]:
+    """Every flag of a command, and every key of a recipe as a flag."""
+    import dataclasses
+
+    from torchcaps.cli.parse import COMMANDS, flags_of
+    from torchcaps.config import flatten, to_dict
+    from torchcaps.data import DATASETS
+    from torchcaps.train import load_recipe, recipe_names
+
+    flags = {flag for command in COMMANDS.values() for flag in flags_of(command)} | {"--help", "--debug", "--version"}
+    keys = {key for name in recipe_names() for key in flatten(to_dict(load_recipe(name)))}
+    for table, named in (("model", MODELS), ("data", DATASETS)):
+        keys |= {f"{table}.{field.name}" for config in named.values() for field in dataclasses.fields(config)}
+    for router in ROUTERS.values():
+        keys |= {f"model.routing.{field.name}" for field in dataclasses.fields(router.settings)}
+    keys |= {f"model.energy.routing.{key.rpartition('.')[2]}" for key in keys if key.startswith("model.routing.")}
+    keys |= {f"{table}.name" for table in ("model.routing", "data", "optimizer", "schedule")} | {"start"}
+    return flags | {f"--{key}" for key in keys}
+
+
+def test_options_that_the_documents_name_exist():
+    known = known_options()
+    others = re.compile(r"\b(torchrun|git|pip|python -m|python experiments|make|pytest|apt-get)\b")
+    unknown = []
+    for page in PAGES:
+        for line in page.read_text().splitlines():
+            # A line of another program has its own options
+            if "torchcaps " not in line and others.search(line):
+                continue
+            for option in re.findall(r"(?<![\w-])--[a-z][\w.-]*\w", line):
+                plain = re.sub(r"^--stages\.\w+\.", "--", option).replace("-", "_")
+                if plain not in {flag.replace("-", "_") for flag in known} and option != "--nproc-per-node":
+                    unknown.append(f"{name_of(page)}: {option}")
+    assert not unknown, unknown
+
+
+def test_spelling():
+    words = [str(ROOT / name) for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "examples", "src")]
+    words += [str(page) for page in PAGES] + [str(DOCS / "tutorials")]
+    tool = Path(sys.executable).parent / "codespell"
+    done = subprocess.run([tool, "--toml", str(ROOT / "pyproject.toml"), *words], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
 def test_recipes_and_experiments_that_documents_and_help_name_exist():
     from torchcaps.train import recipe_names
 
     texts = [page.read_text() for page in PAGES]
     texts += [path.read_text() for path in sorted((ROOT / "src" / "torchcaps" / "cli").glob("*.py"))]
-    texts += [path.read_text() for path in EXAMPLES]
+    texts += [path.read_text() for path in [*EXAMPLES, *TUTORIALS]]
     trained = {
         name for text in texts for name in re.findall(r"torchcaps (?:train|list) ([a-z][\w-]+-[\w-]+)(?![\w.])", text)
     }

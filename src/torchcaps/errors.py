@@ -44,7 +44,14 @@ class TrainingError(TorchcapsError):
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """The end of an error line: ` (did you mean 'x'?)` or the list of what is known.
+    """Return the end of an error line: the closest known name, or the list of what is known.
+
+    Args:
+        name: What was given.
+        known: What would have been right.
+
+    Returns:
+        Text to append to the error.
 
     >>> suggestion("dynamc", ["dynamic", "em"])
     "; did you mean 'dynamic'?"

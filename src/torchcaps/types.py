@@ -97,7 +97,14 @@ class Batch(NamedTuple):
 
 
 class ImageSpec(NamedTuple):
-    """The shape of an image, and how many classes there are: all that a model must know of a data set."""
+    """The shape of an image, and how many classes there are: all that a model must know of a data set.
+
+    Attributes:
+        channels: 1 for gray images, 3 for color, 2 for stereo pairs.
+        height: In pixels.
+        width: In pixels.
+        classes: Number of classes.
+    """
 
     channels: int
     height: int

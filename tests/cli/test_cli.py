@@ -60,7 +60,10 @@ def test_every_command_has_help(capsys, name):
 
 @pytest.mark.parametrize("name", ["demo", "train", "evaluate", "generate", "explore", "data", "list"])
 def test_help_of_what_works_has_an_example(capsys, name):
-    assert f"Example: torchcaps {name}" in run(capsys, name, "--help")[1]
+    """The example comes first, below the usage and one sentence on what the command does."""
+    shown = run(capsys, name, "--help")[1]
+    example = shown.index(f"Example: torchcaps {name}")
+    assert example < shown.index("options") and shown[:example].count("\n\n") <= 2
 
 
 def test_unknown_words_get_the_nearest(capsys):

@@ -26,3 +26,8 @@ def talk(command: str) -> tuple[Callable[..., tuple[int, str, str]], Callable[..
         return err
 
     return run, refused
+
+
+def is_suggestion(err: str) -> bool:
+    """True if standard error has one line only, the command to run next."""
+    return err.startswith("next: torchcaps ") and err.count("\n") == 1

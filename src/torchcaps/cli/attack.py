@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
+from torchcaps.cli.next_steps import suggest_next
+
 if TYPE_CHECKING:
     from torchcaps.evaluate.attacks import AttackCurves
     from torchcaps.systems.attack_runs import AttackSettings
@@ -21,10 +23,10 @@ Name = Literal["fgsm", "bim", "pgd", "square", "transfer", "targeted"]
 class Attack:
     """Change test images as little as it takes to mislead a classifier, and say whether its gradients can be trusted.
 
+    Example: torchcaps attack runs/capsnet-glyphs-0 --against runs/cnn-glyphs-0 --attacks fgsm square --images 200
+
     Sparse capsules, which know no classes, are attacked through an SVM on their codes as that of `torchcaps evaluate`,
     but with soft votes, so that it has gradients.
-
-    Example: torchcaps attack runs/capsnet-glyphs-0 --against runs/cnn-glyphs-0 --attacks fgsm square --images 200
     """
 
     folder: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
@@ -114,3 +116,4 @@ class Attack:
             return
         print(text_table(attack_rows(curves)), *verdicts(curves), sep="\n")
         print("\nwritten to", *paths, picture)
+        suggest_next("report", self.folder)

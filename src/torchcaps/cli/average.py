@@ -7,6 +7,8 @@ from pathlib import Path
 
 import tyro
 
+from torchcaps.cli.next_steps import suggest_next
+
 __all__ = ["Average"]
 
 
@@ -14,10 +16,10 @@ __all__ = ["Average"]
 class Average:
     """Write the mean of the weights of several runs as a run of its own; it often errs less than each of them.
 
+    Example: torchcaps average runs/first runs/second runs/third --out runs/mean
+
     The runs are those of one network, each started from another's weights (--start): the ends of several cycles of the
     learning rate.
-
-    Example: torchcaps average runs/first runs/second runs/third --out runs/mean
     """
 
     runs: tyro.conf.Positional[tuple[Path, ...]]
@@ -31,5 +33,6 @@ class Average:
         from torchcaps.train.average import average
 
         recipe = average(self.runs, self.out, name=self.name)
-        print(f"{self.out}: '{recipe.name}', the mean of {len(self.runs)} runs; next: torchcaps evaluate {self.out}")
+        print(f"{self.out}: '{recipe.name}', the mean of {len(self.runs)} runs")
+        suggest_next("evaluate", self.out)
         return 0

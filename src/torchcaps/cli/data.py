@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Literal
 
 import tyro
 
+from torchcaps.cli.next_steps import suggest_next
+
 if TYPE_CHECKING:
     from torchcaps.data import DataConfig, FolderConfig
 
@@ -94,12 +96,14 @@ class Data:
         for row in rows:
             print(f"{row.name:14} {row.state:28} {row.about}")
             print(f"{'':14} {row.size}, {row.license}")
+        suggest_next("data", "fetch", "mnist")
 
     def _fetch(self, name: str) -> None:
         from torchcaps.data.status import fetch
 
         for line in fetch(name):
             print(line)
+        suggest_next("data", "show", self.name)
 
     def _clean(self) -> None:
         from torchcaps.data.prepared import clean
@@ -123,6 +127,7 @@ class Data:
         absent = [] if name else [n for n in DATASETS if n not in names]
         if absent:
             print(f"not here: {', '.join(absent)}")
+        suggest_next("list")
 
     def _check_folder(self, config: FolderConfig) -> None:
         """Say what is in a folder of pictures and what training would get."""
@@ -139,6 +144,7 @@ class Data:
 
         write_atomically(self.out, [preview_grid(self._config(name).load().test)])
         print(f"drew {self.out}")
+        suggest_next("list")
 
     def _config(self, name: str) -> DataConfig:
         """Return a set by the settings that were given; `folder` and `npz` also take --data-dir as their path."""

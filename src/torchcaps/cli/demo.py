@@ -38,10 +38,10 @@ _TEXT = (
 class Demo:
     """Train products of expert capsules without labels, measure them beside controls, and write a report.
 
+    Example: torchcaps demo --out runs/demo --data glyphs
+
     On MNIST digits if they are here or can be fetched, else on digits drawn by code. Takes a few minutes on two cores;
     run again, it goes on where it was cut off.
-
-    Example: torchcaps demo --out runs/demo --data glyphs
     """
 
     out: Path = Path("runs/demo")

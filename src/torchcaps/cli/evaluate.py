@@ -8,6 +8,8 @@ from typing import Annotated
 
 import tyro
 
+from torchcaps.cli.next_steps import suggest_next
+
 __all__ = ["Evaluate"]
 
 KEYWORDS: dict[tuple[str, ...], tuple[str, ...] | None] = {("all",): None, ("none",): ()}
@@ -75,4 +77,5 @@ class Evaluate:
                 print(f"\n{line}")
         if self.results and not self.json:
             print(f"\nwritten to {path}")
+        suggest_next("report", self.runs[0], *(("--result", path) if self.results else ()))
         return 0

@@ -16,10 +16,10 @@ __all__ = ["Explore"]
 class Explore:
     """Explore capsule networks in the browser: activations, routing, and images decoded from any pose.
 
+    Example: torchcaps explore runs/capsnet-mnist-small-0 --no-browser
+
     Without a run it offers a small one that ships with the package, and those in ./runs and one level deeper. Ctrl-C
     ends it.
-
-    Example: torchcaps explore runs/capsnet-mnist-small-0 --no-browser
     """
 
     runs: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="[RUN ...]")] = ()

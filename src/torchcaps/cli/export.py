@@ -8,6 +8,8 @@ from typing import Annotated
 
 import tyro
 
+from torchcaps.cli.next_steps import suggest_next
+
 __all__ = ["Export"]
 
 MOST = 1000
@@ -18,11 +20,11 @@ MOST = 1000
 class Export:
     """Write the trained model of a run as a file to give away: ONNX, compared with torch first, or its weights alone.
 
-    Weights load as a run does: torchcaps predict model.safetensors digit.png. They name no folder of this machine.
-
     Example: torchcaps export runs/capsnet-glyphs-0 model.onnx
 
     Example: torchcaps export runs/capsnet-glyphs-0 model.safetensors --half --examples 10
+
+    Weights load as a run does: torchcaps predict model.safetensors digit.png. They name no folder of this machine.
     """
 
     folder: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
@@ -55,10 +57,12 @@ class Export:
             )
             size = self.file.stat().st_size
             print(f"{self.file}: {size:,} bytes, outputs differ from the run's by {moved:.2g} at most")
+            suggest_next("explore", self.file)
             return 0
         # ONNX
         if self.half or self.examples:
             raise RecipeError(f"--half and --examples go with weights: name the file model{WEIGHTS}")
         worst = export_onnx(run.model, self.file, names=names, force=self.force)
         print(f"{self.file}: differs from torch by {worst:.2g} at most ({TOLERANCE:g} is allowed)")
+        suggest_next("export", self.folder, self.file.with_suffix(WEIGHTS))
         return 0

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
+from torchcaps.cli.next_steps import suggest_next
+
 if TYPE_CHECKING:
     from torchcaps.systems.figure_registry import PlannedFigure
 
@@ -72,6 +74,7 @@ class Generate:
         options = FigureOptions(self.capsule, self.count, self.domain, self.seed)
         figures = figures_of(folder, load_run(folder), options, self.what, self.beside)
         self._draw(figures, self.out or folder / "pictures")
+        suggest_next("explore", folder)
         return 0
 
     def _check(self) -> None:

@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 import tyro
 
+from torchcaps.cli.next_steps import suggest_next
+
 __all__ = ["List"]
 
 WIDTH = 120
@@ -47,6 +49,8 @@ class List:
             tables = {flag: setting._asdict() for flag, setting in settings.items()}
             lines = list(_setting_lines(self.recipe, settings))
         print(json.dumps(tables, indent=2) if self.json else "\n".join(lines))
+        words = ("list", "capsnet-glyphs") if self.recipe is None else ("train", self.recipe, "--dry-run")
+        suggest_next(*words)
         return 0
 
 

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import tyro
 
+from torchcaps.cli.next_steps import suggest_next
+
 if TYPE_CHECKING:
     from torchcaps.data import Dataset
     from torchcaps.models import Model
@@ -75,6 +77,8 @@ class Predict:
             self._print_table(answers, system.predicts)
         for _, reason in read.failures:
             print(f"torchcaps: {reason}", file=sys.stderr)
+        if not read.failures:
+            suggest_next("explore", self.folder)
         return 2 if read.failures else 0
 
     def _answers(self, run: TrainedRun, system: System, data: Dataset, paths: Sequence[Path]) -> list[_Answer]:

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import tyro
 
+from torchcaps.cli.next_steps import suggest_next
+
 __all__ = ["Report"]
 
 
@@ -15,9 +17,9 @@ __all__ = ["Report"]
 class Report:
     """Write everything there is to see of a run into one HTML file: curves, pictures and, if given, its results.
 
-    The file needs nothing beside it, loads nothing from anywhere, and can be sent by mail.
-
     Example: torchcaps report runs/capsnet-mnist-small-0 --result results/capsnet-mnist-small.json
+
+    The file needs nothing beside it, loads nothing from anywhere, and can be sent by mail.
     """
 
     folder: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
@@ -54,4 +56,5 @@ class Report:
         page = report_of(folder, run, FigureOptions(count=self.count, seed=self.seed), rows=rows)
         write_atomically(path, [page.encode()])
         print(path)
+        suggest_next("explore", folder)
         return 0

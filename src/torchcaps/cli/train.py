@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
+from torchcaps.cli.next_steps import suggest_next
 from torchcaps.config import flatten, merge, parse_overrides, to_dict
 from torchcaps.errors import RecipeError
 
@@ -24,15 +25,15 @@ __all__ = ["TRAIN_FLAGS", "Train"]
 class Train:
     """Train a recipe into a folder, or go on with a run that was interrupted.
 
-    Any key of the recipe can be set: `torchcaps list RECIPE` shows them. A model trained in several
-    stages also takes settings for one of them: --stages.NAME.train.epochs 2. Under torchrun the batch is shared by
-    the processes: torchrun --nproc-per-node 2 -m torchcaps train RECIPE.
-
     Example: torchcaps train capsnet-glyphs --out runs/first --train.epochs 2 --model.routing.iterations 1
 
     Example: torchcaps train --resume runs/first
 
     Example: torchcaps train capsnet-glyphs --out runs/job-7 --resume auto
+
+    Any key of the recipe can be set: `torchcaps list RECIPE` shows them. A model trained in several
+    stages also takes settings for one of them: --stages.NAME.train.epochs 2. Under torchrun the batch is shared by
+    the processes: torchrun --nproc-per-node 2 -m torchcaps train RECIPE.
     """
 
     recipe: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="[RECIPE]")] = None
@@ -68,6 +69,7 @@ class Train:
             print(f"stopped at step {outcome.step}; go on with: {command}", file=sys.stderr)
             return 1
         print(f"{folder}: {outcome.step} steps in {outcome.seconds:.0f} s")
+        suggest_next("evaluate", folder)
         return 0
 
     def _recipe_and_folder(self) -> tuple[Recipe, Path]:

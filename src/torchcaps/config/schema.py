@@ -10,7 +10,13 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 @dataclass(frozen=True)
 class Range:
-    """Bound a number: low <= x <= high, or low < x if `open_low`; as in `Annotated[int, Range(1)]`."""
+    """Bound a number: low <= x <= high, or low < x if `open_low`; as in `Annotated[int, Range(1)]`.
+
+    Attributes:
+        low: The lower bound.
+        high: The upper bound; None for none.
+        open_low: If True, the lower bound itself is refused.
+    """
 
     low: float
     high: float | None = None
@@ -32,7 +38,8 @@ class Range:
 class Choice:
     """Let the key `name` of a table pick its dataclass out of a registry: `Annotated[Base, Choice(registry)]`.
 
-    `options` is held, not copied: it may be filled after the annotation is written.
+    Attributes:
+        options: Name -> dataclass. It is held, not copied: it may be filled after the annotation is written.
     """
 
     options: Mapping[str, type]

@@ -197,7 +197,13 @@ class Dataset:
 
 
 class Splits(NamedTuple):
-    """Images to train on, to test on and, where they were set aside, to choose settings by."""
+    """The parts of a data set.
+
+    Attributes:
+        train: Images to train on.
+        test: Images to test on.
+        validation: Images to choose settings by, if any were held out.
+    """
 
     train: Dataset
     test: Dataset
@@ -211,7 +217,12 @@ class DataConfig(Protocol):
 
 
 class BatchPosition(NamedTuple):
-    """A position in training: the epoch, and the number of the batch in it, both from 0."""
+    """A position in training.
+
+    Attributes:
+        epoch: Number of the epoch, from 0.
+        number: Number of the batch in the epoch, from 0.
+    """
 
     epoch: int
     number: int
@@ -274,7 +285,14 @@ def split_rows(labels: Tensor, names: tuple[str, ...], share: float, seed: int) 
 
 
 def hold_out(splits: Splits, count: int) -> Splits:
-    """Set the last `count` training images aside for validation; 0 changes nothing.
+    """Hold out the last training images for validation.
+
+    Args:
+        splits: Of one data set.
+        count: How many images to hold out; 0 changes nothing.
+
+    Returns:
+        The splits, with fewer training images and a validation set.
 
     Raises:
         DataError: if no training image would be left.
@@ -306,7 +324,16 @@ def batch_position(step: int, images: int, batch: int) -> BatchPosition:
 
 
 def epoch_order(seed: int, epoch: int, images: int) -> Tensor:
-    """Return the order [n] of `images` images in an epoch."""
+    """Return the order of the images in an epoch.
+
+    Args:
+        seed: Of the run.
+        epoch: Its number, from 0.
+        images: How many images there are.
+
+    Returns:
+        A permutation [n] of the numbers of the images.
+    """
     return permutation(seed, epoch, images)
 
 
@@ -407,6 +434,9 @@ def image_hashes(data: Dataset) -> set[bytes]:
 
 def check_splits(splits: Splits) -> str:
     """Verify that no two splits share an image.
+
+    Args:
+        splits: Of one data set.
 
     Returns:
         One line with the number of images, their shape and the class balance.

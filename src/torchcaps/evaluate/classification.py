@@ -62,14 +62,31 @@ def require_classifier(run: TrainedRun, folder: Path) -> None:
 
 @torch.inference_mode()
 def class_scores(model: Model, data: Dataset, batch: int = 250) -> Tensor:
-    """Compute the model's scores [n j] of every image, a bounded batch at a time."""
+    """Compute the scores of every image of a data set.
+
+    Args:
+        model: A classifier; it is set to evaluation mode.
+        data: The images.
+        batch: How many images to score at a time.
+
+    Returns:
+        Scores [n j].
+    """
     model.eval()
     batches = progress(torch.split(torch.arange(len(data)), batch), "scoring images")
     return torch.cat([model.scores(data.model_input(rows)) for rows in batches])
 
 
 def classification(model: Model, data: Dataset) -> dict[str, float]:
-    """Compute `test_error`, and how far the winning score is from the chance of being right (`calibration_error`)."""
+    """Measure a classifier on a data set.
+
+    Args:
+        model: The classifier.
+        data: Images and labels.
+
+    Returns:
+        `test_error`, and `calibration_error`: how far the winning score is from the chance of being right.
+    """
     return _measure(class_scores(model, data), data.labels)
 
 

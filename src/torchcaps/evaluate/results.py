@@ -35,7 +35,18 @@ UNFINISHED_LABEL = "unfinished"
 
 @dataclass(frozen=True)
 class Result:
-    """One row of a results table and the rows of its controls."""
+    """One row of a results table and the rows of its controls.
+
+    Attributes:
+        recipe: Name of the recipe.
+        config: The recipe's settings.
+        seeds: Seeds of the runs.
+        metrics: Name of a metric -> one value for each seed.
+        controls: Name of a control -> its metrics.
+        paper: Name of a metric -> the paper's number.
+        budget: Steps, seconds, threads and parameters of a run.
+        versions: Of the packages that made the result.
+    """
 
     recipe: str
     config: dict[str, Any]
@@ -66,7 +77,15 @@ def versions() -> dict[str, str]:
 
 
 def write_result(folder: Path, result: Result) -> Path:
-    """Write `<recipe>.json` whole or not at all; returns its path."""
+    """Write a result as `<recipe>.json`, whole or not at all.
+
+    Args:
+        folder: Where to write; it is made if it does not exist.
+        result: What to write.
+
+    Returns:
+        The path of the file.
+    """
     path = make_folder(folder) / f"{result.recipe}.json"
     write_atomically(path, [(json.dumps(asdict(result), indent=2) + "\n").encode()])
     return path
@@ -74,6 +93,12 @@ def write_result(folder: Path, result: Result) -> Path:
 
 def read_result(path: Path) -> Result:
     """Read and check a results file.
+
+    Args:
+        path: Of the file.
+
+    Returns:
+        The result.
 
     Raises:
         DataError: If it cannot be read, or is none.

@@ -58,7 +58,12 @@ class AutoencoderConfig:
 
 
 class Autoencoder(Model):
-    """Images [b c h w] in [0, 1] -> features [b C2 h' w'] -> images, with tied filters."""
+    """Images [b c h w] in [0, 1] -> features [b C2 h' w'] -> images, with tied filters.
+
+    Args:
+        config: Its settings.
+        spec: Shape of its images, and the number of classes.
+    """
 
     fewest = 1
     """The least number of training images, as models that are built on the features may need one for each capsule."""

@@ -22,7 +22,13 @@ __all__ = ["CNN", "CNNConfig", "ConvNetConfig"]
 class CNNConfig:
     """Convolutions (kernel x kernel, ReLU, max pooling) of the given widths, hidden layers, dropout, classes.
 
-    `several`: images may show several classes, so that each has a logistic unit of its own instead of a softmax.
+    Attributes:
+        widths: Channels of each convolution.
+        kernel: Side of the kernels.
+        pool: Side of the max pooling after each convolution; 1 for none.
+        hidden: Units of each hidden layer.
+        dropout: Before the last layer.
+        several: Images may show several classes, so that each has a logistic unit of its own instead of a softmax.
     """
 
     widths: tuple[Count, ...] = (32, 64)
@@ -50,7 +56,12 @@ class ConvNetConfig(CNNConfig):
 
 
 class CNN(Model):
-    """The usual convolutional classifier: images [b c h w] -> class scores [b j]."""
+    """The usual convolutional classifier: images [b c h w] -> class scores [b j].
+
+    Args:
+        config: Its settings.
+        spec: Shape of its images, and the number of classes.
+    """
 
     def __init__(self, config: CNNConfig, spec: ImageSpec) -> None:
         super().__init__()

@@ -90,7 +90,12 @@ class CapsNetOutput(NamedTuple):
 
 
 class CapsNet(Model):
-    """Images [b c h w] -> class capsules whose length says whether the class is there and whose pose says how."""
+    """Images [b c h w] -> class capsules whose length says whether the class is there and whose pose says how.
+
+    Args:
+        config: Its settings.
+        spec: Shape of its images, and the number of classes.
+    """
 
     def __init__(self, config: CapsNetConfig, spec: ImageSpec) -> None:
         super().__init__()

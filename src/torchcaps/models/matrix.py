@@ -171,7 +171,13 @@ class TinyMatrixConfig(MatrixConfig):
 
 
 class MatrixOutput(NamedTuple):
-    """Class capsules [b j 16], the three layers below them [b h w i 16], and the three routings from layer to layer."""
+    """What a network of matrix capsules computes of images.
+
+    Attributes:
+        classes: Class capsules [b j 16].
+        below: The three layers below them, [b h w i 16].
+        infos: The records of the three routings from layer to layer.
+    """
 
     classes: Capsules
     below: tuple[Capsules, ...]
@@ -211,7 +217,12 @@ def _primary_activation(routing: RouterSettings) -> Literal["length", "logistic"
 
 
 class MatrixCaps(Model):
-    """Images [b c h w] -> class capsules: a switch that says whether the class is there, a pose that says how."""
+    """Images [b c h w] -> class capsules: a switch that says whether the class is there, a pose that says how.
+
+    Args:
+        config: Its settings.
+        spec: Shape of its images, and the number of classes.
+    """
 
     takes_shares = True
 

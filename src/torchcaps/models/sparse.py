@@ -285,7 +285,12 @@ def _build_decoder(config: SparseConfig, spec: ImageSpec) -> DenseDecoder | Fram
 
 
 class SparseCaps(SparseModel):
-    """Images [b c h w] -> latent capsules, few of which stay on; labels are never looked at."""
+    """Images [b c h w] -> latent capsules, few of which stay on; labels are never looked at.
+
+    Args:
+        config: Its settings.
+        spec: Shape of its images, and the number of classes.
+    """
 
     def __init__(self, config: SparseConfig, spec: ImageSpec) -> None:
         super().__init__()

@@ -66,7 +66,12 @@ class SparseMatrixConfig(SparseConfigBase):
 
 
 class SparseMatrixCaps(SparseModel):
-    """Images [b c h w] -> latent matrix capsules, few of which stay on; labels are never looked at."""
+    """Images [b c h w] -> latent matrix capsules, few of which stay on; labels are never looked at.
+
+    Args:
+        config: Its settings.
+        spec: Shape of its images, and the number of classes.
+    """
 
     def __init__(self, config: SparseMatrixConfig, spec: ImageSpec) -> None:
         super().__init__()

@@ -138,6 +138,12 @@ def route(
 def router_of(settings: object) -> Router:
     """Return the router whose settings these are.
 
+    Args:
+        settings: An instance of a router's settings class, such as `EM()`.
+
+    Returns:
+        The router's record in `ROUTERS`.
+
     Raises:
         RecipeError: If no router in `ROUTERS` has settings of this type.
     """
@@ -151,6 +157,13 @@ def router_of(settings: object) -> Router:
 
 def settings_of(method: str, **options: object) -> RouterSettings:
     """Return the settings object of a router by name: settings_of("em", iterations=2) == EM(iterations=2).
+
+    Args:
+        method: Name of the router.
+        **options: Settings that differ from the defaults.
+
+    Returns:
+        The settings.
 
     Raises:
         RecipeError: If there is no router of that name, or if it has no such setting.

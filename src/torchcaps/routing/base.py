@@ -31,7 +31,14 @@ class RouterSettings(Protocol):
 
 
 def iterations_of(settings: RouterSettings) -> int:
-    """Return how many iterations a router takes: its setting `iterations`, or 1 if it has none."""
+    """Return how many iterations a router takes.
+
+    Args:
+        settings: Of the router.
+
+    Returns:
+        Its setting `iterations`, or 1 if it has none.
+    """
     return int(getattr(settings, "iterations", 1))
 
 

@@ -51,6 +51,12 @@ Table = list[list[str]]
 def model_name(config: object) -> str:
     """Return the name under which the class of a model configuration is registered in the `MODELS` table.
 
+    Args:
+        config: A model's configuration, such as `CapsNetConfig()`.
+
+    Returns:
+        Its name in recipes.
+
     Raises:
         RecipeError: If it is not registered.
     """

@@ -47,6 +47,9 @@ def system_of(model: str | Recipe | ModelConfig) -> System:
 def register(system: System) -> None:
     """Add a system to the table.
 
+    Args:
+        system: The adapter. Its models must be in `MODELS`.
+
     Raises:
         RecipeError: If its name is taken, or one of its models is unknown or belongs to another system.
     """

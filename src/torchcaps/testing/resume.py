@@ -32,9 +32,20 @@ class _Span(NamedTuple):
 def assert_resumes(recipe: str, folder: Path, *, kills: int = 3, seed: int = 0, words: Sequence[str] = ()) -> int:
     """Train a recipe to its end; then `kills` times anew, kill -9 at a random moment, and resume.
 
-    Raises AssertionError unless model, optimizer and schedule end bit for bit as in the run that was left alone.
-    The moments fall into the stages of the model in turn. `words` are further words of the command line. Returns how
-    many kills came before the end.
+    The moments fall into the stages of the model in turn.
+
+    Args:
+        recipe: Name of the recipe, or the path of a .toml file.
+        folder: Where the runs are written.
+        kills: How many runs to kill.
+        seed: Of the moments.
+        words: Further words of the command line.
+
+    Returns:
+        How many kills came before the end of a run.
+
+    Raises:
+        AssertionError: Model, optimizer or schedule do not end, bit for bit, as in the run that was left alone.
     """
     # The run that is left alone, whose journal tells when its stages begin and how long they last
     _finish(_start(recipe, folder / "whole", words))

@@ -54,7 +54,14 @@ _VALIDATION_BATCHES = 32
 
 @dataclass(frozen=True)
 class Outcome:
-    """Where a run stands when the loop returns, all stages together; `finished` is false if it was interrupted."""
+    """Where a run stands when the loop returns, all stages together.
+
+    Attributes:
+        model: The model, trained so far.
+        step: The number of steps.
+        seconds: How long training took.
+        finished: False if it was interrupted.
+    """
 
     model: Model
     step: int

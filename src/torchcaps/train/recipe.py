@@ -115,11 +115,20 @@ class PaperNumbers:
 
 @dataclass(frozen=True)
 class Recipe:
-    """One row of a results table, before it is run.
+    """All settings of one training.
 
-    A model trained in stages takes for each its entry of `stages`, or else `optimizer`, `schedule` and `train`.
-    `start` is the folder of a run whose weights, steps and seconds this one goes on from. `paper` is what to print
-    beside the results; recipes that differ in nothing else are equal.
+    Attributes:
+        name: Of the recipe; run folders and result files are called after it.
+        about: One line for `torchcaps list`.
+        seed: Of weights, order, augmentation and dropout.
+        start: Folder of a run whose weights, steps and seconds this one goes on from.
+        data: The data set.
+        model: The network.
+        optimizer: A class of torch.optim and its arguments.
+        schedule: A class of torch.optim.lr_scheduler and its arguments.
+        train: Epochs, batch, augmentation and what else concerns the loop.
+        stages: Settings of single stages; a stage without an entry takes `optimizer`, `schedule` and `train`.
+        paper: Numbers to print beside the results; recipes that differ in nothing else are equal.
     """
 
     name: str = "unnamed"
@@ -155,7 +164,15 @@ def stage_of(recipe: Recipe, name: str) -> StageConfig:
 
 
 def total_steps(recipe: Recipe, images: int) -> int:
-    """How many steps the recipe's epochs are with so many training images, over all stages."""
+    """Return the number of training steps of a recipe, over all stages.
+
+    Args:
+        recipe: With its epochs and batch.
+        images: The number of training images.
+
+    Returns:
+        The number of steps.
+    """
     return sum(stage_of(recipe, name).train.steps(images) for name in stage_names(recipe.model))
 
 
@@ -170,6 +187,7 @@ def _recipe_folder() -> Path:
 
 
 def recipe_names() -> list[str]:
+    """Return the names of the recipes that come with the package, sorted."""
     return sorted(path.stem for path in _recipe_folder().glob("*.toml"))
 
 
@@ -183,7 +201,18 @@ def find_recipe(name: str) -> Path:
 
 
 def load_recipe(name: str, overrides: Mapping[str, object] | None = None) -> Recipe:
-    """Read, override and check: whatever is wrong is said in one line."""
+    """Read a recipe, change some of its settings, and check all of them.
+
+    Args:
+        name: Of a recipe that comes with the package (`torchcaps list`), or the path of a .toml file.
+        overrides: Nested tables of the settings to change, such as {"train": {"epochs": 2}}.
+
+    Returns:
+        The recipe. Without a name of its own, it is called like its file.
+
+    Raises:
+        RecipeError: There is no such recipe, or one of its settings is unknown or out of range.
+    """
     path = find_recipe(name)
     # A recipe without a name of its own is called like its file.
     tables = {"name": path.stem, **_read(path)}

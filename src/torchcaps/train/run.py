@@ -50,7 +50,12 @@ learning rate of every step depends on them (`ScheduleConfig.depends_on_length`)
 
 @dataclass(frozen=True)
 class Run:
-    """The folder of a run and the recipe that is trained in it."""
+    """The folder of a run and the recipe that is trained in it.
+
+    Attributes:
+        folder: Where recipe, journal and checkpoint are.
+        recipe: What is trained.
+    """
 
     folder: Path
     recipe: Recipe
@@ -172,14 +177,29 @@ class TrainedRun(NamedTuple):
 
 
 def create(recipe: Recipe | str, spec: ImageSpec | None = None) -> Model:
-    """A fresh model by a recipe or its name, for the images of the recipe's data unless `spec` says otherwise."""
+    """Build a model with random weights.
+
+    Args:
+        recipe: A recipe, or the name of one (`torchcaps list`).
+        spec: Shape and classes of its images; those of the recipe's data if not given, which are loaded for it.
+
+    Returns:
+        The model, in training mode.
+    """
     if isinstance(recipe, str):
         recipe = load_recipe(recipe)
     return build_model(recipe, spec or recipe.data.load().train.spec)
 
 
 def load(folder: Path | str) -> Model:
-    """The trained model of a run's folder, in evaluation mode."""
+    """Load the model of a trained run.
+
+    Args:
+        folder: The folder of a run, or the path of weights alone (`torchcaps export RUN model.safetensors`).
+
+    Returns:
+        The model, in evaluation mode.
+    """
     return load_run(folder).model
 
 
@@ -188,6 +208,9 @@ def load_run(folder: Path | str) -> TrainedRun:
 
     Args:
         folder: The folder of a run, or the path of weights alone (`torchcaps export RUN model.safetensors`).
+
+    Returns:
+        The model in evaluation mode, its recipe, its steps and seconds, and examples that were exported with it.
 
     Raises:
         CheckpointError: There is no checkpoint, or it is not whole, or of no recipe known here.

@@ -23,8 +23,8 @@ __all__ = ["TrainingProgress", "progress"]
 
 T = TypeVar("T")
 
-_LINE_SECONDS = 10.0
-"""Where there is no terminal, a line at most this often."""
+_LINE_SECONDS = 60.0
+"""Where there is no terminal, a line at most this often, and one at the end."""
 
 
 def progress(items: Iterable[T], what: str, total: int | None = None) -> Iterable[T]:

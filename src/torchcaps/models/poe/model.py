@@ -26,7 +26,12 @@ __all__ = ["PoE"]
 
 
 class PoE(Model):
-    """An autoencoder, a capsule encoder W and a capsule decoder U, trained one after the other."""
+    """An autoencoder, a capsule encoder W and a capsule decoder U, trained one after the other.
+
+    Args:
+        config: Its settings.
+        spec: Shape of its images, and the number of classes.
+    """
 
     def __init__(self, config: PoEConfig, spec: ImageSpec) -> None:
         super().__init__()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import re
 import shutil
 import zlib
@@ -37,6 +38,22 @@ def test_every_module_with_public_names_has_a_page():
     sources = [*(ROOT / "src" / "torchcaps").glob("*/__init__.py"), *(ROOT / "src" / "torchcaps").glob("*.py")]
     public = {p.parent.name if p.name == "__init__.py" else p.stem for p in sources if "\n__all__" in p.read_text()}
     assert public - {"torchcaps", "cli"} == set(API)
+
+
+@pytest.mark.parametrize("module", API)
+def test_public_functions_state_arguments_and_results(module):
+    """Google sections, as the API pages show them; what returns nothing needs no "Returns:"."""
+    loaded = importlib.import_module(f"torchcaps.{module}")
+    for name in loaded.__all__:
+        thing = getattr(loaded, name)
+        if not inspect.isfunction(thing):
+            continue
+        text = inspect.getdoc(thing) or ""
+        signature = inspect.signature(thing)
+        assert not signature.parameters or "Args:" in text, f"{module}.{name}: no Args:"
+        returns = str(signature.return_annotation) != "None" and signature.return_annotation is not None
+        stated = "Returns:" in text or text.startswith("Return ")
+        assert not returns or stated, f"{module}.{name}: no Returns:"
 
 
 def build(folder: Path) -> Path:

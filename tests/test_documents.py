@@ -144,7 +144,7 @@ def test_commands_in_the_documents_exist():
 
 
 def known_options() -> set[str]:
-    """Every flag of a command, and every key of a recipe as a flag."""
+    """Every flag of a command and of a script, every key of a recipe as a flag, and flags of tools that pages name."""
     import dataclasses
 
     from torchcaps.cli.parse import COMMANDS, flags_of
@@ -160,11 +160,14 @@ def known_options() -> set[str]:
         keys |= {f"model.routing.{field.name}" for field in dataclasses.fields(router.settings)}
     keys |= {f"model.energy.routing.{key.rpartition('.')[2]}" for key in keys if key.startswith("model.routing.")}
     keys |= {f"{table}.name" for table in ("model.routing", "data", "optimizer", "schedule")} | {"start"}
+    scripts = [*(ROOT / "experiments").glob("*.py"), *(ROOT / "benchmarks").glob("*.py")]
+    flags |= {flag for script in scripts for flag in re.findall(r'"(--[a-z-]+)"', script.read_text())}
+    flags |= {"--nproc-per-node", "--strict", "--check"}  # torchrun, mypy, ruff
     return flags | {f"--{key}" for key in keys}
 
 
 def test_options_that_the_documents_name_exist():
-    known = known_options()
+    known = {flag.replace("-", "_") for flag in known_options()}
     others = re.compile(r"\b(torchrun|git|pip|python -m|python experiments|make|pytest|apt-get)\b")
     unknown = []
     for page in PAGES:
@@ -174,7 +177,7 @@ def test_options_that_the_documents_name_exist():
                 continue
             for option in re.findall(r"(?<![\w-])--[a-z][\w.-]*\w", line):
                 plain = re.sub(r"^--stages\.\w+\.", "--", option).replace("-", "_")
-                if plain not in {flag.replace("-", "_") for flag in known} and option != "--nproc-per-node":
+                if plain not in known:
                     unknown.append(f"{name_of(page)}: {option}")
     assert not unknown, unknown
 

@@ -20,6 +20,8 @@ A sweep file holds the rows of one table. `[[runs]]` is a recipe of its own:
     minutes   how long one seed takes on two cores, roughly
     after     a run above: start from its weights (of the same place in its list of seeds)
     average   runs above: not trained, but the mean of their weights
+    stop_like a run above: training stops at its accuracy (of the same place in its list of seeds) on the validation
+              images, so that two models can be compared where they are equally good
     the rest  tables and keys of a recipe, over those of `base`: `train.epochs = 3`
 
 `[[results]]` evaluates the seeds of `run` beside `controls` (`torchcaps evaluate`); `[[attacks]]` attacks `run` and the
@@ -39,13 +41,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+
 from torchcaps.config import Options, PositiveFloat, flatten, from_dict, merge, read_toml, to_dict
 from torchcaps.errors import RecipeError, TorchcapsError, suggestion
-from torchcaps.train import Recipe, load_recipe, recipe_names, train
+from torchcaps.train import Recipe, load, load_recipe, recipe_names, train
 from torchcaps.train.average import average
 from torchcaps.train.checkpoint import load as read_checkpoint
 from torchcaps.train.recipe import NOT_INHERITED, recipe_of
 from torchcaps.train.run import checkpoint_path
+from torchcaps.train.validation import validation_accuracy
 
 ROOT = Path(__file__).parents[1]
 EXPERIMENTS = Path(__file__).parent
@@ -62,6 +67,7 @@ class RunConfig:
     minutes: PositiveFloat | None = None
     after: str | None = None
     average: tuple[str, ...] = ()
+    stop_like: str | None = None
 
 
 @dataclass(frozen=True)
@@ -125,7 +131,7 @@ class Job(NamedTuple):
         run: The run of the sweep file.
         recipe: Its recipe, with this job's seed and start.
         folder: Where it is trained.
-        sources: Folders of the runs that it starts from, or whose mean it is.
+        sources: Folders of the runs that it starts from, whose mean it is, or at whose accuracy it stops.
     """
 
     run: SweepRun
@@ -140,7 +146,11 @@ class Job(NamedTuple):
         if not path.exists():
             return "not started"
         meta = read_checkpoint(path).meta
-        if not self.run.config.average and _settings(meta.recipe) != _settings(self.recipe):
+        # The accuracy to stop at is known only once the other run is measured.
+        recipe = self.recipe
+        if self.run.config.stop_like:
+            recipe = replace(recipe, train=replace(recipe.train, stop_at=meta.recipe.train.stop_at))
+        if not self.run.config.average and _settings(meta.recipe) != _settings(recipe):
             return "other settings"
         return "finished" if meta.is_complete else f"step {meta.step}"
 
@@ -174,7 +184,7 @@ def load_sweep(path: Path) -> Sweep:
         config = _run_config(table, path)
         if config.name in runs:
             raise RecipeError(f"{path.name}: the name '{config.name}' stands twice; a run needs one of its own")
-        for above in (*config.average, *filter(None, [config.after])):
+        for above in (*config.average, *filter(None, [config.after, config.stop_like])):
             _check_name(above, runs, f"{path.name}: {config.name}")
         runs[config.name] = SweepRun(config, run_recipe(config.name, path))
     # What is measured may only name runs of this file.
@@ -261,8 +271,10 @@ def _run_config(table: dict[str, object], path: Path) -> RunConfig:
     """Take the keys of a run that are not a recipe's."""
     own = {key: value for key, value in table.items() if key in RunConfig.__dataclass_fields__}
     config = from_dict(RunConfig, own, where=path.name)
-    if not config.seeds or (config.average and config.after):
-        raise RecipeError(f"{path.name}: {config.name}: give at least one seed, and one of average and after at most")
+    if not config.seeds or sum(map(bool, (config.average, config.after, config.stop_like))) > 1:
+        raise RecipeError(
+            f"{path.name}: {config.name}: give at least one seed, and one of average, after and stop_like at most"
+        )
     return config
 
 
@@ -277,7 +289,7 @@ def jobs_of(sweep: Sweep, out: Path) -> list[Job]:
     jobs = []
     for run in sweep.runs.values():
         for place, seed in enumerate(run.config.seeds):
-            names = run.config.average or tuple(filter(None, [run.config.after]))
+            names = run.config.average or tuple(filter(None, [run.config.after, run.config.stop_like]))
             sources = tuple(_folder(sweep.runs[name].config, place, out) for name in names)
             start = str(sources[0]) if run.config.after else None
             recipe = replace(run.recipe, seed=seed, start=start)
@@ -311,7 +323,18 @@ def train_job(job: Job, *, quiet: bool = False) -> bool:
     if job.run.config.average:
         average(job.sources, job.folder, name=job.recipe.name)
         return True
+    if job.run.config.stop_like:
+        settings = replace(job.recipe.train, stop_at=_validation_accuracy(job))
+        job = job._replace(recipe=replace(job.recipe, train=settings))
     return train(job.recipe, job.folder, resume="auto", quiet=quiet).finished
+
+
+def _validation_accuracy(job: Job) -> float:
+    """Measure how often the run that a job stops like is right on the job's validation images."""
+    images = job.recipe.data.load().validation
+    if images is None:
+        raise RecipeError(f"'{job.folder}' holds out no images to stop by; set data.matched or data.validation")
+    return validation_accuracy(load(job.sources[0]), images, torch.device("cpu"))
 
 
 def commands(sweep: Sweep, out: Path, results: Path) -> Iterator[tuple[list[str], list[str]]]:

@@ -6,10 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
+from support.easy_images import easy
 from support.tiny_recipe import tiny_toml
 from sweep import load_sweep, main, sweep_files
 from torchcaps.train import load_run
+from torchcaps.train.validation import validation_accuracy
 
 SWEEP = """
 about = "two rows"
@@ -100,6 +103,30 @@ def test_list_and_dry_run_show_how_far_it_is_and_change_nothing(trained: Path, f
     shown = capsys.readouterr().out
     assert "torchcaps evaluate" in shown and "--control" in shown and "--views 1" in shown
     assert not (tmp_path / "none").exists()
+
+
+def test_a_run_may_stop_at_the_accuracy_of_another(tmp_path: Path, capsys):
+    """The accuracy is measured, not written into the file; a finished run is recognized with it."""
+    data = easy(tmp_path)
+    path = tmp_path / "like.toml"
+    path.write_text(
+        '[[runs]]\nname = "one"\nbase = "capsnet-glyphs"\n'
+        f'data = {{ name = "npz", path = "{data["path"]}", validation = 20 }}\n'
+        'model = { name = "cnn", widths = [4], hidden = [], dropout = 0.0 }\ntrain = { epochs = 1, batch = 8 }\n'
+        '[[runs]]\nname = "other"\nbase = "one"\nstop_like = "one"\nseeds = [1]\n'
+        "train.epochs = 9\ntrain.validate_every = 2\n"
+    )
+    words = [str(path), "--out", str(tmp_path), "--quiet"]
+    assert main([*words, "--run", "other"]) == 2
+    assert "not finished" in capsys.readouterr().err
+    assert main(words) == 0
+    one, other = load_run(tmp_path / "one-0"), load_run(tmp_path / "other-1")
+    images = one.recipe.data.load().validation
+    accuracy = validation_accuracy(one.model, images, torch.device("cpu"))
+    assert other.recipe.train.stop_at == accuracy > 0.25
+    assert other.stopped_early and validation_accuracy(other.model, images, torch.device("cpu")) >= accuracy
+    capsys.readouterr()
+    assert main([*words, "--list"]) == 0 and capsys.readouterr().out.count("finished") == 2
 
 
 def test_a_queue_runs_one_seed_at_a_time_and_evaluates_nothing(file: Path, tmp_path: Path, capsys):

@@ -25,6 +25,8 @@ __all__ = [
     "phase",
     "ranks",
     "share_out",
+    "slab_energy",
+    "slab_phase",
     "squash",
     "states",
     "support",
@@ -158,6 +160,30 @@ def phase(z: Matrix, x: Matrix, c: Matrix, m: Vector | None = None) -> Weights:
                 for d in range(D):
                     gate = m[j] if m else 1.0
                     term[i][j][k][d] = 2 * c[i][j] * gate * z[j][k] * x[i][d] / (1 + dot(z[j], z[j]))
+    return term
+
+
+# --- Section 4.2: capsules on S^m x R^n x (0, 1) ----------------------------------------------------------------------
+
+
+def slab_energy(s: Matrix, r: Matrix, h: tuple[int, ...], rho: Matrix) -> float:
+    """E = 1/2 sum_j |rho_j|² - sum_j h_j (log |s_j|² + rho_j . r_j)."""
+    total = 0.0
+    for j in range(len(s)):
+        total += dot(rho[j], rho[j]) / 2 - h[j] * (math.log(dot(s[j], s[j])) + dot(rho[j], r[j]))
+    return total
+
+
+def slab_phase(s: Matrix, r: Matrix, x: Matrix, c: Matrix) -> Weights:
+    """P_j c_ij (2 s_j / |s_j|², r_j) x_iᵀ with P_j = sigmoid(log |s_j|² + |r_j|² / 2); [i][j][k][d]."""
+    term: Weights = []
+    for i in range(len(x)):
+        term.append([])
+        for j in range(len(s)):
+            q = dot(s[j], s[j])
+            P = 1 / (1 + math.exp(-math.log(q) - dot(r[j], r[j]) / 2))
+            slope = [2 * P * e / q for e in s[j]] + [P * e for e in r[j]]
+            term[i].append([[c[i][j] * e * x_d for x_d in x[i]] for e in slope])
     return term
 
 

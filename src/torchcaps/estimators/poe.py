@@ -27,7 +27,6 @@ from torchcaps.errors import ShapeError, TrainingError
 from torchcaps.estimators.preprocessing import ColumnScaler, FloatArray, RandomState, Rows, check_settings
 from torchcaps.models.poe import EnergyConfig
 from torchcaps.models.poe.encoder import CapsuleEnergy, CapsuleState, SampleDraws
-from torchcaps.models.poe.energy import free_energy
 from torchcaps.utils.random import permutation
 
 __all__ = ["PoECapsules"]
@@ -94,7 +93,7 @@ def _codes(energy: CapsuleEnergy, state: CapsuleState) -> Tensor:
 
 def _negative_free_energy(energy: CapsuleEnergy, state: CapsuleState) -> Tensor:
     """Compute minus the free energy [b]."""
-    return -free_energy(state.z, state.gate)
+    return -state.free_energy
 
 
 def _train(energy: CapsuleEnergy, features: Tensor, settings: _Settings, seed: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from torchcaps.config import Count, NonNegativeFloat, PositiveFloat, check
+from torchcaps.config import Count, NonNegativeFloat, NonNegativeInt, PositiveFloat, check
 from torchcaps.errors import RecipeError
 from torchcaps.models.autoencoder import AutoencoderConfig
 from torchcaps.routing import Dynamic, RouterChoice, router_of
@@ -44,6 +44,8 @@ class EnergyConfig:
         ramp: Steps over which gamma rises.
         loosen: Steps over which the bias goes from its start to its end.
         boost: Step of the boost that capsules which win too seldom get, on a support between 0 and 2.
+        slab: n of a pose in S^m x R^n x (0, 1): so many of a capsule's numbers are real, the others a direction on
+            S^m, m = dimension - 1 - n. The paper's capsule has 0.
 
     Raises:
         RecipeError: If a setting is out of range, or the router has learned scalars.
@@ -64,6 +66,7 @@ class EnergyConfig:
     ramp: Count = 200
     loosen: Count = 2800
     boost: NonNegativeFloat = 0.01
+    slab: NonNegativeInt = 0
 
     def __post_init__(self) -> None:
         check(self)
@@ -121,6 +124,11 @@ class PoEConfig:
 
     def __post_init__(self) -> None:
         check(self)
+        if self.energy.slab >= self.dimension:
+            raise RecipeError(
+                f"slab = {self.energy.slab} of dimension = {self.dimension} numbers; at least one is left for the"
+                f" direction: take {self.dimension - 1} or fewer"
+            )
 
     def build(self, spec: ImageSpec) -> PoE:
         from torchcaps.models.poe.model import PoE

@@ -101,6 +101,7 @@ class CapsuleDecoder(nn.Module):
         capsules: j.
         child_dimension: d.
         dimension: k.
+        slab: How many of the k numbers are real.
     """
 
     intercept: Tensor
@@ -113,10 +114,17 @@ class CapsuleDecoder(nn.Module):
     kept: Tensor
 
     def __init__(
-        self, config: DecoderConfig, children: int, capsules: int, child_dimension: int, dimension: int
+        self,
+        config: DecoderConfig,
+        children: int,
+        capsules: int,
+        child_dimension: int,
+        dimension: int,
+        slab: int = 0,
     ) -> None:
         super().__init__()
         self.config = config
+        self.slab = slab
         # U and the intercept: what decodes
         self.U = nn.Parameter(torch.randn(capsules, children, child_dimension, dimension) * 0.1)
         self.register_buffer("intercept", torch.zeros(children, child_dimension))

@@ -15,7 +15,7 @@ from torchcaps.models.poe.config import EnergyConfig
 from torchcaps.routing import Dynamic, route
 from torchcaps.types import Capsules
 from torchcaps.utils.distributed import mean_over_processes
-from torchcaps.utils.random import uniform
+from torchcaps.utils.random import normal, uniform
 
 __all__ = ["CapsuleEnergy", "CapsuleState", "SampleDraws"]
 
@@ -41,6 +41,7 @@ class CapsuleState(NamedTuple):
         z: [b j k] before squash.
         gate: [b j] in [0, 1], None where nothing competes.
         ranks: [b j], 0 = the capsule that wins, None where nothing competes.
+        slab: How many of the k numbers are real.
     """
 
     x: Tensor
@@ -48,6 +49,7 @@ class CapsuleState(NamedTuple):
     z: Tensor
     gate: Tensor | None
     ranks: Tensor | None
+    slab: int = 0
 
     @property
     def phase(self) -> energy.Phase:
@@ -56,8 +58,19 @@ class CapsuleState(NamedTuple):
 
     @property
     def hidden(self) -> Tensor:
-        """x_j [b j k] = squash(z_j) behind the gate."""
-        return energy.hidden(self.z, self.gate)
+        """x_j [b j k] = squash(z_j) behind the gate; with a slab, `energy.hidden`."""
+        return energy.hidden(self.z, self.gate, slab=self.slab)
+
+    @property
+    def on(self) -> Tensor:
+        """P(h_j = 1 | x) [b j] behind the gate."""
+        on = energy.probability_on(self.z, self.slab)
+        return on if self.gate is None else on * self.gate
+
+    @property
+    def free_energy(self) -> Tensor:
+        """F [b] for this coupling and gate."""
+        return energy.free_energy(self.z, self.gate, self.slab)
 
 
 class CapsuleEnergy(nn.Module):
@@ -81,6 +94,7 @@ class CapsuleEnergy(nn.Module):
     ) -> None:
         super().__init__()
         self.config = config
+        self.slab = config.slab
         # Uniform coupling and the scale of W that goes with it
         self.competes = config.mode == "competition"
         self.gain = config.gain if self.competes else 1.0
@@ -115,12 +129,12 @@ class CapsuleEnergy(nn.Module):
         coupling, z = self.route(x)  # [b j k]
         z = z + self.bias
         if self.mask is None:
-            return CapsuleState(x, coupling, z, None, None)
+            return CapsuleState(x, coupling, z, None, None, self.slab)
         # Competition: the better a capsule alone explains the image, the wider its gate
         support = self.support(x, z) * (self.mask.boost if boosted else 1)  # [b j]
         ranks = rank(support)
         gate = rank_mask(ranks, self.config.sharpness if sharpness is None else sharpness).to(z.dtype)
-        return CapsuleState(x, coupling, z, gate, ranks)
+        return CapsuleState(x, coupling, z, gate, ranks, self.slab)
 
     def route(self, x: Tensor) -> tuple[energy.Coupling, Tensor]:
         """Return the coupling of children x [b i d], and z [b j k] without the bias (Algorithm 1, line 1)."""
@@ -159,7 +173,12 @@ class CapsuleEnergy(nn.Module):
 
     def winners(self, state: CapsuleState) -> Tensor:
         """Return the capsule [b] that an image belongs to: the first in rank, or else the one most surely on."""
-        return state.z.square().sum(-1).argmax(-1) if state.ranks is None else state.ranks.argmin(-1)
+        if state.ranks is not None:
+            return state.ranks.argmin(-1)
+        # log |s|² + |r|² / 2 orders the capsules as P does, and does not saturate
+        direction, real = energy.split(state.z, self.slab)
+        size = direction.square().sum(-1)
+        return (size.log() + real.square().sum(-1) / 2 if self.slab else size).argmax(-1)
 
     def contrast(self, x: Tensor, step: int, draws: SampleDraws) -> dict[str, Tensor]:
         """Take one step of contrastive divergence, as a loss.
@@ -190,6 +209,7 @@ class CapsuleEnergy(nn.Module):
             energy.Phase(model, start.coupling, start.gate),
             z=data.z,
             closed_form=self.config.gradient == "closed",
+            slab=self.slab,
         )
         # State that the next step starts from
         self._update_statistics(data)
@@ -241,9 +261,13 @@ class CapsuleEnergy(nn.Module):
                 z = contrastive_ops.forward(x, self.W, start.coupling) + self.bias
             # Random numbers depend on seed, step and image, so that any number of processes draws the same
             drawn = None
+            noise = None
             if self.config.magnitudes == "bernoulli":
-                drawn = uniform(draws.seed, step, n, draws.indices, count=z.shape[1], dtype=z.dtype)
-            x = energy.reverse(energy.hidden(z, start.gate, drawn), self.W, start.coupling, self.gain)
+                counters = (draws.seed, step, n, draws.indices)
+                drawn = uniform(*counters, count=z.shape[1], dtype=z.dtype)
+                noise = normal(*counters, count=z.shape[1] * self.slab, dtype=z.dtype).view(*z.shape[:2], -1)
+            h = energy.hidden(z, start.gate, drawn, self.slab, noise if self.slab else None)
+            x = energy.reverse(h, self.W, start.coupling, self.gain)
         return x
 
     @torch.no_grad()

@@ -15,7 +15,7 @@ from torch import Tensor
 from torchcaps.errors import RecipeError, ShapeError
 from torchcaps.models.base import Model
 from torchcaps.models.chunking import in_chunks
-from torchcaps.models.poe import energy, pose_sampling
+from torchcaps.models.poe import pose_sampling
 from torchcaps.models.poe.config import PoEConfig
 from torchcaps.models.poe.decoder import CapsuleDecoder
 from torchcaps.models.poe.encoder import CapsuleEnergy, CapsuleState
@@ -51,7 +51,7 @@ class PoE(Model):
         # Encoder W and decoder U between children and capsules
         sizes = (children, config.capsules, d, config.dimension)
         self.energy = CapsuleEnergy(config.energy, *sizes)
-        self.decoder = CapsuleDecoder(config.decoder, *sizes)
+        self.decoder = CapsuleDecoder(config.decoder, *sizes, slab=config.energy.slab)
 
     def stages(self) -> dict[str, Model]:
         return {
@@ -81,8 +81,7 @@ class PoE(Model):
     def encode(self, images: Tensor) -> Capsules:
         """Capsules x_j [b j k] behind the competition's gate, and their lengths: the chance that each is on."""
         state = self.infer(images)
-        on = energy.probability_on(state.z)  # [b j]
-        return Capsules(state.hidden, on if state.gate is None else on * state.gate)
+        return Capsules(state.hidden, state.on)
 
     def decode(self, pose: Tensor) -> Tensor:
         """Capsules [b j k] -> images [b c h w] in [0, 1]."""
@@ -103,15 +102,14 @@ class PoE(Model):
 
     def free_energy(self, images: Tensor) -> Tensor:
         """F [b] = -sum_j m_j log(1 + |z_j|²), with the coupling and the gate that each image finds: no likelihood."""
-        state = self.infer(images)
-        return energy.free_energy(state.z, state.gate)
+        return self.infer(images).free_energy
 
     @torch.no_grad()
     def sample(
         self,
         capsule: int | Sequence[int],
         n: int = 8,
-        domain: Literal["empirical", "complete", "restricted"] = "empirical",
+        domain: Literal["empirical", "gaussian", "complete", "restricted"] = "empirical",
         seed: int = 0,
     ) -> Tensor:
         """Draw images of one capsule, or of several together; the other capsules are 0.
@@ -122,7 +120,8 @@ class PoE(Model):
             domain: Where z_j comes from. "complete": N(0, 1) in every direction, as in figure 2 (a, c). "restricted":
                 the same on the half that training visited, as in figure 2 (b, d). "empirical": a smoothed bootstrap of
                 z_j over the training images that capsule j won, each sample one of these poses and some noise, so that
-                mean and covariance are theirs (`utils.random.resample`).
+                mean and covariance are theirs (`utils.random.resample`). "gaussian": a normal distribution with this
+                mean and covariance. See `pose_sampling.sample_poses` for capsules with a slab.
             seed: Sample m of capsule j is a function of (seed, j, m).
 
         Returns:

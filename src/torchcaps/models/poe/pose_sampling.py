@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 
 from torchcaps.errors import RecipeError, suggestion
-from torchcaps.math.squash import squash
 from torchcaps.models.poe.decoder import CapsuleDecoder
+from torchcaps.models.poe.energy import hidden, split
 from torchcaps.utils.random import normal, resample
 
 __all__ = ["DOMAINS", "check_domain", "interpolate_poses", "sample_poses", "sweep_poses"]
 
-DOMAINS = ("empirical", "complete", "restricted")
+DOMAINS = ("empirical", "gaussian", "complete", "restricted")
 
 _TURNED = 0.2
 """Mean orientations shorter than this say nothing about which half of the sphere was visited."""
@@ -20,6 +20,11 @@ _TURNED = 0.2
 
 def sample_poses(decoder: CapsuleDecoder, j: int, n: int, domain: str, seed: int) -> Tensor:
     """Sample poses of a capsule from a domain; sample m is a function of (seed, j, m).
+
+    "empirical" resamples stored poses, "gaussian" draws z from a normal distribution with their mean and covariance.
+    "complete" is z ~ N(0, 1). Of a capsule with a slab it is a direction uniform on S^m, as long as the mean of s, and
+    N(0, 1) in R^n, where each slab is measured from its mean in its own deviations: in coordinates whose covariance
+    over training is 1. "restricted" mirrors the direction onto the half that training visited.
 
     Args:
         decoder: Holds the distribution of each capsule's poses.
@@ -29,7 +34,7 @@ def sample_poses(decoder: CapsuleDecoder, j: int, n: int, domain: str, seed: int
         seed: Of the samples.
 
     Returns:
-        [n k], squashed.
+        [n k], hidden capsules: squashed, or with a slab, `energy.hidden`.
 
     Raises:
         RecipeError: If there is no such domain.
@@ -38,13 +43,38 @@ def sample_poses(decoder: CapsuleDecoder, j: int, n: int, domain: str, seed: int
     which = torch.arange(n)
     # Resampled training poses
     if domain == "empirical":
-        return squash(resample(decoder.examples_of(j), seed, j, which)).to(decoder.U.dtype)
-    # Or a standard normal, mirrored onto the visited half if that is asked for
+        return _hide(decoder, resample(decoder.examples_of(j), seed, j, which))
+    # Or a standard normal
     z = normal(seed, j, which, count=decoder.first.shape[1], dtype=torch.float64)  # [n k]
+    if domain == "gaussian":
+        return _hide(decoder, decoder.pose_mean()[j] + z @ _root(decoder.pose_covariance()[j]))
+    # Mirrored onto the visited half if that is asked for: its direction, the slab has no such half
+    direction, real = split(z, decoder.slab)
     if domain == "restricted":
-        side = z @ _visited(decoder, j)  # [n]
-        z = torch.where(side.unsqueeze(-1) < 0, -z, z)
-    return squash(z).to(decoder.U.dtype)
+        side = direction @ _visited(decoder, j)  # [n]
+        direction = torch.where(side.unsqueeze(-1) < 0, -direction, direction)
+    if not decoder.slab:
+        return _hide(decoder, direction)
+    # With a slab: a direction of the usual length, and the slab in its own units
+    mean = decoder.pose_mean()[j]
+    covariance = decoder.pose_covariance()[j]
+    m = direction.shape[1]
+    length = mean[:m].norm().clamp_min(torch.finfo(torch.float32).tiny)
+    unit = direction / direction.norm(dim=-1, keepdim=True)
+    slab = mean[m:] + real @ _root(covariance[m:, m:])
+    return _hide(decoder, torch.cat([length * unit, slab], -1))
+
+
+def _hide(decoder: CapsuleDecoder, z: Tensor) -> Tensor:
+    """Poses z [... k] as hidden capsules, in the decoder's precision."""
+    return hidden(z, slab=decoder.slab).to(decoder.U.dtype)
+
+
+def _root(covariance: Tensor) -> Tensor:
+    """Return the symmetric square root [k k] of a covariance; what rounding made negative is 0."""
+    values, vectors = torch.linalg.eigh(covariance)
+    root: Tensor = (vectors * values.clamp_min(0).sqrt()) @ vectors.T
+    return root
 
 
 def check_domain(domain: str) -> None:
@@ -58,9 +88,10 @@ def check_domain(domain: str) -> None:
 
 
 def _visited(decoder: CapsuleDecoder, j: int) -> Tensor:
-    """[k] the axis whose positive side training visited: the mean of z_j, or where that is short, the leading axis."""
-    mean = decoder.pose_mean()[j]
-    covariance = decoder.pose_covariance()[j]
+    """[m + 1] the axis whose positive side training visited: the mean of s_j or, if that is short, the widest axis."""
+    m = decoder.first.shape[1] - decoder.slab
+    mean = decoder.pose_mean()[j, :m]
+    covariance = decoder.pose_covariance()[j, :m, :m]
     # The mean says which half, unless the poses lie around 0 on all sides
     spread = covariance.diagonal().sum().clamp_min(0).sqrt()
     if mean.norm() > _TURNED * spread:
@@ -93,7 +124,7 @@ def sweep_poses(decoder: CapsuleDecoder, j: int, steps: int = 9, reach: float = 
         axes = (vectors * values.clamp_min(0).sqrt()).T.flip(0)
     moves = torch.linspace(-reach, reach, steps, dtype=mean.dtype)
     z = mean + axes.unsqueeze(1) * moves.view(1, -1, 1)  # [k n k]
-    return squash(z).to(decoder.U.dtype)
+    return _hide(decoder, z)
 
 
 def interpolate_poses(start: Tensor, end: Tensor, steps: int = 9) -> Tensor:

@@ -13,10 +13,10 @@ from torch import Tensor
 from torchcaps.kernels import contrastive_ops
 from torchcaps.layers.rank_mask import rank, rank_mask
 from torchcaps.math.pose import vector_votes
-from torchcaps.math.squash import norm, squash, unsquash
+from torchcaps.math.squash import norm
 from torchcaps.models import PoE
 from torchcaps.models.poe import pose_sampling
-from torchcaps.models.poe.energy import probability_on
+from torchcaps.models.poe.energy import hidden, probability_on, unhide
 from torchcaps.routing import iterations_of, route
 from torchcaps.systems.explorer_records import Encoded, LayerSummary, PoseRange, RoutingTrace
 from torchcaps.systems.explorer_view import MAX_GRID_CAPSULES, ExplorerView
@@ -44,9 +44,8 @@ class PoEView(ExplorerView[PoE]):
 
     def _encode(self, images: Tensor) -> Encoded:
         state = self.model.infer(images)
-        on = probability_on(state.z)
         # The gate turns off what lost the competition; without competition there is none.
-        capsules = Capsules(unsquash(state.hidden), on if state.gate is None else on * state.gate)
+        capsules = Capsules(unhide(state.hidden, state.slab), state.on)
         return Encoded(capsules, self.model.energy.winners(state))
 
     def _trace(self, image: Tensor) -> RoutingTrace:
@@ -59,7 +58,7 @@ class PoEView(ExplorerView[PoE]):
         # The hidden capsules add a bias that the router does not know, and compete
         repeated = x.repeat(self.iterations, 1, 1)  # [t i d]
         z = contrastive_ops.forward(repeated, energy.W, trace.coupling) + energy.bias  # [t j k]
-        on = probability_on(z)
+        on = probability_on(z, energy.slab)
         if energy.mask is not None:
             on = on * rank_mask(rank(energy.support(repeated, z)), energy.config.sharpness)
         return trace._replace(parents=Capsules(z, on))
@@ -70,7 +69,7 @@ class PoEView(ExplorerView[PoE]):
         return (trace.coupling[..., parent] * along).abs()
 
     def _decode(self, pose: Tensor) -> Tensor:
-        return self.model.decode(squash(pose))
+        return self.model.decode(hidden(pose, slab=self.model.energy.slab))
 
     def _pose_range(self, capsule: int, pose: Tensor) -> PoseRange:
         """Return a range around the mean of z_j over the images that the capsule took part in; N(0, 1) without any."""
@@ -91,4 +90,5 @@ class PoEView(ExplorerView[PoE]):
         return tuple(sorted(most_used(self.model, MAX_GRID_CAPSULES)))
 
     def _sample_poses(self, capsule: int, count: int, domain: str, seed: int) -> Tensor:
-        return unsquash(pose_sampling.sample_poses(self.model.decoder, capsule, count, domain, seed))
+        poses = pose_sampling.sample_poses(self.model.decoder, capsule, count, domain, seed)
+        return unhide(poses, self.model.energy.slab)

@@ -35,11 +35,11 @@ from torchcaps.evaluate.baselines import BASELINES, Baseline
 from torchcaps.evaluate.probes import knn, linear_probe
 from torchcaps.evaluate.reference_classifier import reference_features, reference_probabilities
 from torchcaps.evaluate.sample_metrics import capsules_used, cross_capsule_cka, frechet, sample_confidence
-from torchcaps.math.squash import squash
 from torchcaps.metrics import nmi, purity
 from torchcaps.models import CNN
 from torchcaps.models.poe import DecoderConfig, PoE, PoEConfig
 from torchcaps.models.poe.encoder import CapsuleState
+from torchcaps.models.poe.energy import hidden
 from torchcaps.models.poe.stages import DecoderStage
 from torchcaps.routing import Dynamic
 from torchcaps.train import Recipe, train
@@ -132,7 +132,8 @@ class PoEEncoder:
             # Two ways back to features: through W transposed, and from the codes alone.
             tied = energy.reconstruct_children(state.hidden, state.coupling) + energy.offset
             rebuilt = self.model.decoder(state.hidden)
-            chunks.append((state.hidden, squash(state.z), energy.winners(state), rebuilt, tied))
+            ungated = hidden(state.z, slab=state.slab)
+            chunks.append((state.hidden, ungated, energy.winners(state), rebuilt, tied))
         return EncodedFeatures(*(torch.cat(field) for field in zip(*chunks, strict=True)))
 
     def samples(self, n: int, seed: int) -> Tensor:

@@ -19,6 +19,7 @@ from torchcaps.metrics import (
     accuracy,
     expected_calibration_error,
     linear_cka,
+    matched_accuracy,
     nmi,
     participation_ratio,
     purity,
@@ -393,3 +394,16 @@ def test_narrow_types_are_measured_in_float64(dtype: torch.dtype) -> None:
     assert participation_ratio(x) == participation_ratio(x.double())
     assert resultant_length(x) == resultant_length(x.double())
     assert spearman(x[:, 0], x[:, 1]) == spearman(x[:, 0].double(), x[:, 1].double())
+
+
+@fast
+@given(pairs=labelings)
+def test_matched_accuracy_is_the_best_of_all_matchings(pairs: list[tuple[int, int]]) -> None:
+    from scipy.optimize import linear_sum_assignment
+
+    clusters, classes = (torch.tensor(list(side)) for side in zip(*pairs, strict=True))
+    counts = np.zeros((7, 4))
+    for cluster, label in pairs:
+        counts[cluster + 2, label] += 1
+    best = counts[linear_sum_assignment(-counts)].sum() / len(pairs)
+    assert matched_accuracy(clusters, classes) == pytest.approx(best)

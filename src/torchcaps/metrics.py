@@ -16,6 +16,7 @@ __all__ = [
     "accuracy",
     "expected_calibration_error",
     "linear_cka",
+    "matched_accuracy",
     "nmi",
     "participation_ratio",
     "purity",
@@ -122,6 +123,67 @@ def purity(clusters: Tensor, classes: Tensor) -> float:
     cell, counts = _distinct(_pair(clusters, classes))
     commonest = torch.zeros_like(sizes).scatter_reduce(0, cluster, counts[cell], "amax")  # [clusters]
     return int(commonest.sum()) / len(clusters)
+
+
+def matched_accuracy(clusters: Tensor, classes: Tensor) -> float:
+    """Return the share of samples whose cluster is matched to their class, for the best matching one to one.
+
+    Args:
+        clusters: Numbers of the clusters [n].
+        classes: Numbers of the classes [n]. Where there are more clusters than classes, some are matched to none.
+
+    Returns:
+        In [0, 1].
+
+    Raises:
+        ShapeError: If the two are not vectors of one length, at least 1.
+    """
+    _check_labelings(clusters, classes)
+    rows = torch.unique(clusters, return_inverse=True)[1]
+    columns = torch.unique(classes, return_inverse=True)[1]
+    size = max(int(rows.max()), int(columns.max())) + 1
+    counts = torch.bincount(rows * size + columns, minlength=size * size).view(size, size)
+    return _best_assignment(counts.tolist()) / len(clusters)
+
+
+def _best_assignment(gain: list[list[int]]) -> int:
+    """Return the largest sum of a square table's entries, one in each row and column (Kuhn-Munkres, O(n³)).
+
+    Potentials u and v keep cost(i, j) >= u_i + v_j; each row is added along the shortest way of reduced costs.
+    """
+    n = len(gain)
+    u = [0.0] * (n + 1)
+    v = [0.0] * (n + 1)
+    row_of = [0] * (n + 1)  # the row that has column j, 0 = none; column 0 is the start of a search
+    for i in range(1, n + 1):
+        row_of[0] = i
+        j = 0
+        shortest = [float("inf")] * (n + 1)
+        before = [0] * (n + 1)
+        done = [False] * (n + 1)
+        # Grow a tree of tight entries until it reaches a free column
+        while row_of[j]:
+            done[j] = True
+            row = row_of[j]
+            for k in range(1, n + 1):
+                reduced = -gain[row - 1][k - 1] - u[row] - v[k]
+                if not done[k] and reduced < shortest[k]:
+                    shortest[k] = reduced
+                    before[k] = j
+            following = min((k for k in range(1, n + 1) if not done[k]), key=lambda k: shortest[k])
+            step = shortest[following]
+            for k in range(n + 1):
+                if done[k]:
+                    u[row_of[k]] += step
+                    v[k] -= step
+                else:
+                    shortest[k] -= step
+            j = following
+        # Shift the rows along the way back to the start
+        while j:
+            row_of[j] = row_of[before[j]]
+            j = before[j]
+    return sum(gain[row_of[j] - 1][j - 1] for j in range(1, n + 1))
 
 
 def accuracy(scores: Tensor, labels: Tensor) -> float:

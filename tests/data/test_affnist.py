@@ -14,8 +14,8 @@ from torch import Tensor
 
 from torchcaps.data.affnist import RANGES, Transforms, affnist
 from torchcaps.data.glyphs import glyphs
-from torchcaps.data.warp import linear_map, warp
 from torchcaps.errors import TorchcapsError
+from torchcaps.math.warp import linear_map, warp
 
 SHA256 = "683afdb544bab499d496a748494b7fbc7c03f717e75179ca76cef61c9861ece8"
 SHARED = Path(__file__).parents[3] / "shared" / "data"

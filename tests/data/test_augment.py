@@ -21,9 +21,9 @@ from torchcaps.data.augment import (
     windows,
 )
 from torchcaps.data.preprocess import center_crop, crops
-from torchcaps.data.warp import linear_map, warp
 from torchcaps.errors import TorchcapsError
 from torchcaps.math.pixels import standardize
+from torchcaps.math.warp import linear_map, warp
 from torchcaps.utils.random import uniform
 
 N = 4000

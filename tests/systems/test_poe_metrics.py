@@ -27,9 +27,11 @@ from torchcaps.train.train_state import build_model
 from torchcaps.types import ImageSpec
 
 METRICS = [
-    "confident_fraction", "classes_covered", "consistency", "argmax_nmi", "purity", "cka", "bottleneck_mse", "tied_mse",
-    "autoencoder_mse", "knn", "linear_probe", "frechet", "capsules_used",
+    "confident_fraction", "classes_covered", "consistency", "gaussian_confident", "gaussian_consistency",
+    "complete_confident", "argmax_nmi", "purity", "cka", "bottleneck_mse", "tied_mse", "autoencoder_mse", "knn",
+    "linear_probe", "frechet", "capsules_used",
 ]  # fmt: skip
+CAPSULES_ONLY = {"tied_mse", "gaussian_confident", "gaussian_consistency", "complete_confident"}
 TRAINED = ("paper", "offset only")
 
 
@@ -84,7 +86,7 @@ def test_every_row_has_every_metric(result):
     (real,) = result.controls["real images"]["confident_fraction"]
     assert 0 <= real <= 1 and len(result.controls["real images"]) == 1
     for name, row in {"run": result.metrics, **{name: result.controls[name] for name in CONTROLS}}.items():
-        lacks = set() if name in ("run", *TRAINED, "random W") else {"tied_mse"}
+        lacks = set() if name in ("run", *TRAINED, "random W") else CAPSULES_ONLY
         assert set(row) == set(METRICS) - lacks, name
         for metric, values in row.items():
             assert len(values) == 2 and torch.tensor(values).isfinite().all(), (name, metric)
@@ -310,3 +312,31 @@ def test_a_wide_table_goes_on_below(result):
     assert words == " ".join(rows[0]).split()
     used = rows[0].index("capsules used")
     assert rows[1][used].count(".") == 2 and len(rows[1][used].split(".")[-1]) == 1
+
+
+def test_baselines_get_the_frames_and_group_by_what_ranks_the_capsules(shelf, material):
+    """A framed model with edges, untrained: rows of baselines are measured on both kinds of features."""
+    recipe = experts()
+    framed = replace(recipe, model=replace(recipe.model, frames="moments", children="edges"))
+    model = build_model(framed, material.model.spec).eval()
+    data = build_evaluation_data(model, framed.data.load(), material.reference, images=64)
+    assert data.frames is not None and data.fitted_frames.shape == (256, 4)
+    drawn = model.decoder.U.shape[1]
+    for name in ("PCA", "k-means", "local PCA"):
+        encoder = poe_metrics._fit_baseline(name, data, 0)
+        encoded = encoder.encode(data.features)
+        samples = encoder.samples(3, 0)
+        assert samples.shape == (4, 3, 1, 16, 16) and encoded.rebuilt.shape[1] >= drawn
+        if name != "PCA":
+            # Features that are only drawn do not change the groups
+            other = data.features.clone()
+            other[:, :drawn] += 1
+            assert torch.equal(encoder.encode(other).winners, encoded.winners)
+    row = measure(PoEEncoder(model), data)
+    assert row["tied_mse"] > 0 and row["bottleneck_mse"] > 0
+
+
+def test_accuracy_matches_capsules_to_classes_where_there_are_as_many():
+    winners, labels = torch.tensor([2, 2, 0, 0, 1, 1]), torch.tensor([0, 0, 1, 1, 2, 0])
+    assert poe_metrics._matched(winners, labels, 3) == {"accuracy": 5 / 6}
+    assert poe_metrics._matched(winners, labels, 4) == {}

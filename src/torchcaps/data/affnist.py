@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from torchcaps.data.augment import check_index
-from torchcaps.data.warp import linear_map, warp
 from torchcaps.errors import DataError
+from torchcaps.math.warp import linear_map, warp
 from torchcaps.utils.random import uniform
 
 __all__ = ["RANGES", "Transforms", "affnist"]

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from torchcaps.data.preprocess import crop_margins
-from torchcaps.data.warp import linear_map, warp
 from torchcaps.errors import DataError, ShapeError
+from torchcaps.math.warp import linear_map, warp
 from torchcaps.utils.random import permutation, seed_of, uniform
 
 __all__ = [

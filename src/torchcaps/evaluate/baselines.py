@@ -4,6 +4,9 @@ A table that shows a capsule model alone shows nothing: principal components als
 k-means also specializes. Each baseline answers what a capsule model is asked (`Baseline`), so that one evaluation
 measures all. `BASELINES[name](f, capsules, dimension, seed)` fits one to the rows it is given; k-means and the RBM are
 those of scikit-learn (the extra `sklearn`). Letters: j group (capsule), k number in a group, n row, p feature.
+
+k-means and local PCA may group rows by their last columns alone, `seen` of them (0 = all): what capsules see need not
+be what is drawn. Local PCA then decomposes the other columns.
 """
 
 from __future__ import annotations
@@ -98,10 +101,11 @@ class KMeans:
 
     centroids: Tensor  # [j p]
     sigma: float
+    seen: int = 0
 
     def codes(self, f: Tensor) -> Tensor:
         """Distances to the centroids: J numbers, since k-means has no more."""
-        return torch.cdist(f, self.centroids)  # [n j]
+        return torch.cdist(_last(f, self.seen), _last(self.centroids, self.seen))  # [n j]
 
     def poses(self, f: Tensor) -> Tensor:
         return self.codes(f).unsqueeze(-1)
@@ -130,6 +134,7 @@ class LocalPCA:
     means: Tensor  # [j p]
     axes: Tensor  # [j k p]
     scores: tuple[Tensor, ...]  # [n k] of each group
+    seen: int = 0
 
     def codes(self, f: Tensor) -> Tensor:
         return self.poses(f) * torch.nn.functional.one_hot(self.winners(f), len(self.means)).unsqueeze(-1)
@@ -140,7 +145,7 @@ class LocalPCA:
         return torch.einsum("np,jkp->njk", f, self.axes) - torch.einsum("jp,jkp->jk", self.means, self.axes)
 
     def winners(self, f: Tensor) -> Tensor:
-        return torch.cdist(f, self.means).argmin(-1)
+        return torch.cdist(_last(f, self.seen), _last(self.means, self.seen)).argmin(-1)
 
     def rebuild(self, f: Tensor) -> Tensor:
         return self.means[self.winners(f)] + torch.einsum("njk,jkp->np", self.codes(f), self.axes)
@@ -195,32 +200,48 @@ def fit_pca(f: Tensor, capsules: int, dimension: int, seed: int = 0) -> PCA:
     return PCA(capsules, *_principal(x, capsules * dimension))
 
 
-def fit_kmeans(f: Tensor, capsules: int, dimension: int, seed: int = 0) -> KMeans:
+def fit_kmeans(f: Tensor, capsules: int, dimension: int, seed: int = 0, seen: int = 0) -> KMeans:
     """k-means with k = J and the better of two starts; the dimension is not used."""
     x = _check(f, capsules, dimension)
     # scikit-learn takes seeds of 32 bits.
-    found = _sklearn().cluster.KMeans(capsules, n_init=2, random_state=seed % 2**32).fit(x.numpy())
+    make = _sklearn().cluster.KMeans
+    found = make(capsules, n_init=2, random_state=seed % 2**32).fit(_last(x, seen).contiguous().numpy())
     centroids = torch.from_numpy(found.cluster_centers_).float()
-    # The inertia is the sum of all squared residuals.
-    return KMeans(centroids, float(found.inertia_ / x.numel()) ** 0.5)
+    if not seen:
+        # The inertia is the sum of all squared residuals.
+        return KMeans(centroids, float(found.inertia_ / x.numel()) ** 0.5)
+    # Means of the columns that do not group are those of the groups; so is the residual.
+    groups = torch.from_numpy(found.labels_).long()
+    sums = x.new_zeros(capsules, x.shape[1]).index_add_(0, groups, x)
+    means = sums / torch.bincount(groups, minlength=capsules).clamp_min(1).unsqueeze(-1)
+    drawn = x.shape[1] - seen
+    sigma = float((x - means[groups])[:, :drawn].double().square().mean()) ** 0.5
+    return KMeans(torch.cat([means[:, :drawn], centroids], 1), sigma, seen)
 
 
-def fit_kmeans_centroid(f: Tensor, capsules: int, dimension: int, seed: int = 0) -> KMeans:
+def fit_kmeans_centroid(f: Tensor, capsules: int, dimension: int, seed: int = 0, seen: int = 0) -> KMeans:
     """k-means that samples its centroids without noise."""
-    return replace(fit_kmeans(f, capsules, dimension, seed), sigma=0.0)
+    return replace(fit_kmeans(f, capsules, dimension, seed, seen), sigma=0.0)
 
 
-def fit_local_pca(f: Tensor, capsules: int, dimension: int, seed: int = 0) -> LocalPCA:
+def fit_local_pca(f: Tensor, capsules: int, dimension: int, seed: int = 0, seen: int = 0) -> LocalPCA:
     """k-means, then PCA of every cluster; an empty cluster is its centroid alone."""
     x = _check(f, capsules, dimension)
-    found = fit_kmeans(f, capsules, dimension, seed)
+    found = fit_kmeans(f, capsules, dimension, seed, seen)
     winners = found.winners(x)
+    # Columns that only group are not drawn: their axes are 0.
+    drawn = x.clone()
+    drawn[:, x.shape[1] - seen :] = 0
+    x = drawn if seen else x
     # A cluster without rows gets its centroid as its only row.
     clusters = [x[winners == j] if (winners == j).any() else found.centroids[j, None] for j in range(capsules)]
     parts = [_principal(cluster, dimension) for cluster in clusters]
     # Samples are drawn from these.
     scores = tuple((cluster - p.mean) @ p.axes.T for cluster, p in zip(clusters, parts, strict=True))
-    return LocalPCA(torch.stack([p.mean for p in parts]), torch.stack([p.axes for p in parts]), scores)
+    means = torch.stack([p.mean for p in parts])
+    if seen:
+        means[:, -seen:] = found.centroids[:, -seen:]
+    return LocalPCA(means, torch.stack([p.axes for p in parts]), scores, seen)
 
 
 def fit_rbm(f: Tensor, capsules: int, dimension: int, seed: int = 0) -> RBM:
@@ -241,7 +262,7 @@ def fit_rbm(f: Tensor, capsules: int, dimension: int, seed: int = 0) -> RBM:
     return replace(rbm, activity=rbm.codes(x).mean(0))
 
 
-BASELINES: dict[str, Callable[[Tensor, int, int, int], Baseline]] = {
+BASELINES: dict[str, Callable[..., Baseline]] = {
     "PCA": fit_pca,
     "k-means": fit_kmeans,
     "k-means centroid": fit_kmeans_centroid,
@@ -277,6 +298,11 @@ def _principal(x: Tensor, count: int) -> _Axes:
     padded = torch.zeros(count, 1 + x.shape[1], dtype=torch.double)
     padded[: len(values)] = torch.cat([values.clamp_min(0).sqrt()[:, None], axes], 1) * real[:, None]
     return _Axes(mean.float(), padded[:, 1:].float(), padded[:, 0].float())
+
+
+def _last(x: Tensor, count: int) -> Tensor:
+    """The last `count` columns of x, or all for 0."""
+    return x[:, -count:] if count else x
 
 
 def _noise(seed: int, j: int, n: int, count: int) -> Tensor:  # [j n count]

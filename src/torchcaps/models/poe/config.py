@@ -108,6 +108,10 @@ class PoEConfig:
         capsules: J, 20 in the paper.
         dimension: Numbers of a capsule's pose.
         child_dimension: Numbers of a child: channels of the autoencoder are grouped by it.
+        children: "features": those of the autoencoder, as in the paper. "edges": oriented edges beside them, as many
+            directions as a child has numbers (`edges`). All children make the pose, but edges alone rank the capsules.
+        frames: "moments": each image is brought into the frame of its own moments (`frames`), learned there, and drawn
+            back. "none": as it stands.
         autoencoder: Of the first stage.
         energy: The encoder, of the second stage.
         decoder: Of the third stage.
@@ -118,6 +122,8 @@ class PoEConfig:
     capsules: Count = 20
     dimension: Count = 16
     child_dimension: Count = 8
+    children: Literal["features", "edges"] = "features"
+    frames: Literal["none", "moments"] = "none"
     autoencoder: AutoencoderConfig = field(default_factory=AutoencoderConfig)
     energy: EnergyConfig = field(default_factory=EnergyConfig)
     decoder: DecoderConfig = field(default_factory=DecoderConfig)

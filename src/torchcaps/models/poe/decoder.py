@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torchcaps.math.squash import cosine, squash
 from torchcaps.models.poe.config import DecoderConfig
 from torchcaps.models.poe.energy import free_energy_grad
+from torchcaps.models.poe.frames import NUMBERS
 
 __all__ = ["EXAMPLES", "CapsuleDecoder", "decoder_coupling", "paper_update"]
 
@@ -102,6 +103,7 @@ class CapsuleDecoder(nn.Module):
         child_dimension: d.
         dimension: k.
         slab: How many of the k numbers are real.
+        frames: Whether a pose has a frame beside it.
     """
 
     intercept: Tensor
@@ -112,6 +114,7 @@ class CapsuleDecoder(nn.Module):
     second: Tensor
     examples: Tensor
     kept: Tensor
+    example_frames: Tensor | None
 
     def __init__(
         self,
@@ -121,6 +124,7 @@ class CapsuleDecoder(nn.Module):
         child_dimension: int,
         dimension: int,
         slab: int = 0,
+        frames: bool = False,
     ) -> None:
         super().__init__()
         self.config = config
@@ -139,6 +143,8 @@ class CapsuleDecoder(nn.Module):
         self.register_buffer("second", torch.zeros(capsules, dimension, dimension, dtype=torch.float64))
         self.register_buffer("examples", torch.zeros(capsules, EXAMPLES, dimension))
         self.register_buffer("kept", torch.zeros(capsules, dtype=torch.int64))
+        # Beside each of these poses the numbers of its image's frame
+        self.register_buffer("example_frames", torch.zeros(capsules, EXAMPLES, NUMBERS) if frames else None)
 
     def forward(self, pose: Tensor) -> Tensor:
         """Decode capsules [b j k] to pre-activations [b i d]."""
@@ -147,21 +153,30 @@ class CapsuleDecoder(nn.Module):
             return (decoder_coupling(pose, self.U, votes=votes).unsqueeze(-1) * votes).sum(1) + self.intercept
         return torch.einsum("jidk,bjk->bid", self.U, pose) + self.intercept
 
-    def store_poses(self, z: Tensor, taken: Tensor) -> None:
+    def store_poses(self, z: Tensor, taken: Tensor, frames: Tensor | None = None) -> None:
         """Store the first poses of the images that each capsule takes part in.
 
         Args:
             z: [n j k].
             taken: [n j], true where the capsule takes part.
+            frames: Numbers of the images' frames [n 4], if the model has frames.
         """
         for j in range(len(self.kept)):
             own = z[taken[:, j], j][:EXAMPLES]  # [n k]
             self.examples[j, : len(own)] = own
             self.kept[j] = len(own)
+            if self.example_frames is not None and frames is not None:
+                self.example_frames[j, : len(own)] = frames[taken[:, j]][:EXAMPLES]
 
     def examples_of(self, j: int) -> Tensor:
         """Return the poses [n k] stored of capsule j; a single 0 if it took part in no image."""
         return self.examples[j, : max(1, int(self.kept[j]))]
+
+    def frames_of(self, j: int) -> Tensor:
+        """Return the numbers of the frames [n 4] stored of capsule j; one that changes nothing if there are none."""
+        if self.example_frames is None:
+            return self.examples.new_zeros(1, NUMBERS)
+        return self.example_frames[j, : max(1, int(self.kept[j]))]
 
     def pose_mean(self) -> Tensor:
         """Return the mean [j k] of z_j over the images that capsule j takes part in; 0 if there are none."""

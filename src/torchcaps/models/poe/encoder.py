@@ -82,6 +82,7 @@ class CapsuleEnergy(nn.Module):
         capsules: J.
         child_dimension: d.
         dimension: k.
+        ranking: How many children, the last ones, rank the capsules; 0 = all.
     """
 
     bias: Tensor
@@ -90,10 +91,17 @@ class CapsuleEnergy(nn.Module):
     particles: Tensor
 
     def __init__(
-        self, config: EnergyConfig, children: int, capsules: int, child_dimension: int, dimension: int
+        self,
+        config: EnergyConfig,
+        children: int,
+        capsules: int,
+        child_dimension: int,
+        dimension: int,
+        ranking: int = 0,
     ) -> None:
         super().__init__()
         self.config = config
+        self.ranking = ranking
         self.slab = config.slab
         # Uniform coupling and the scale of W that goes with it
         self.competes = config.mode == "competition"
@@ -155,11 +163,17 @@ class CapsuleEnergy(nn.Module):
         """Return the support [b j] in [0, 2]: 1 + the cosine between x and what capsule j alone would expect of it.
 
         With t_j = W_jᵀ z_j, the cosine is x . t_j / (|x| |t_j|) = (W_j x) . z_j / (|x| sqrt(z_jᵀ W_j W_jᵀ z_j)), where
-        W_j x is z_j - b_j unless z_j was routed.
+        W_j x is z_j - b_j unless z_j was routed. Where some children rank, x, W and z are theirs alone.
         """
-        W = self.W.permute(1, 2, 0, 3).flatten(2) * self.share  # [j k (i d)]
+        weights = self.W[-self.ranking :] if self.ranking else self.W
+        W = weights.permute(1, 2, 0, 3).flatten(2) * self.share  # [j k (i d)]
         gram = W @ W.transpose(1, 2)  # [j k k]
-        own = z - self.bias if self.config.couples_uniformly else contrastive_ops.forward(x, self.W, self.share)
+        if self.ranking:
+            x = x[:, -self.ranking :]
+            own = contrastive_ops.forward(x, weights, self.share)
+            z = own + self.bias
+        else:
+            own = z - self.bias if self.config.couples_uniformly else contrastive_ops.forward(x, self.W, self.share)
         along = (own * z).sum(-1)  # [b j]
         length = torch.einsum("bjk,jkl,bjl->bj", z, gram, z).clamp_min(0).sqrt() * x.flatten(1).norm(
             dim=1, keepdim=True

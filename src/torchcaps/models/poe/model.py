@@ -2,10 +2,14 @@
 
 image --autoencoder--> features [b i d] --squash--> children --W, routing, competition--> capsules [b j k]
 image <--autoencoder-- features [b i d] <----------------------- U ---------------------- capsules [b j k]
+
+With frames, image stands for the image in its frame. Edges, where there are any, are children behind those of the
+autoencoder; U goes to the latter.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Literal
 
@@ -13,16 +17,27 @@ import torch
 from torch import Tensor
 
 from torchcaps.errors import RecipeError, ShapeError
-from torchcaps.models.base import Model
+from torchcaps.models.autoencoder import Autoencoder
+from torchcaps.models.base import Model, check_images
 from torchcaps.models.chunking import in_chunks
 from torchcaps.models.poe import pose_sampling
 from torchcaps.models.poe.config import PoEConfig
 from torchcaps.models.poe.decoder import CapsuleDecoder
+from torchcaps.models.poe.edges import edge_children, edge_grid
 from torchcaps.models.poe.encoder import CapsuleEnergy, CapsuleState
+from torchcaps.models.poe.frames import Frame, find_frame, from_frame, into_frame
 from torchcaps.models.poe.stages import CapsuleStage, DecoderStage
-from torchcaps.types import Capsules, ImageSpec
+from torchcaps.types import Batch, Capsules, ImageSpec
 
 __all__ = ["PoE"]
+
+
+class FramedAutoencoder(Autoencoder):
+    """An autoencoder that learns images in their frames; it encodes and decodes images that are in theirs already."""
+
+    def objective(self, batch: Batch, step: int) -> dict[str, Tensor]:
+        """Return the loss of `Autoencoder.objective` for the batch's images in their frames."""
+        return super().objective(batch._replace(images=into_frame(batch.images, find_frame(batch.images))), step)
 
 
 class PoE(Model):
@@ -39,39 +54,73 @@ class PoE(Model):
         self.spec = spec
         self.capsules = config.capsules
         self.dimension = config.dimension
+        self.framed = config.frames != "none"
         # Children are groups of the autoencoder's channels at one place
         channels = config.autoencoder.channels[-1]
         d = config.child_dimension
         if channels % d:
             raise RecipeError(f"child_dimension = {d} does not divide the {channels} channels of the autoencoder")
-        self.autoencoder = config.autoencoder.build(spec)
-        children = self.autoencoder.grid[0] * self.autoencoder.grid[1] * (channels // d)
+        self.autoencoder = (FramedAutoencoder if self.framed else Autoencoder)(config.autoencoder, spec)
+        drawn = math.prod(self.autoencoder.grid) * (channels // d)
         # Each capsule needs an image of its own to learn from
         self.autoencoder.fewest = config.capsules
         # Encoder W and decoder U between children and capsules
-        sizes = (children, config.capsules, d, config.dimension)
-        self.energy = CapsuleEnergy(config.energy, *sizes)
-        self.decoder = CapsuleDecoder(config.decoder, *sizes, slab=config.energy.slab)
+        edges = math.prod(edge_grid(spec.height, spec.width)) if config.children == "edges" else 0
+        sizes = (config.capsules, d, config.dimension)
+        self.energy = CapsuleEnergy(config.energy, drawn + edges, *sizes, ranking=edges)
+        self.decoder = CapsuleDecoder(config.decoder, drawn, *sizes, slab=config.energy.slab, frames=self.framed)
 
     def stages(self) -> dict[str, Model]:
+        frames = find_frame if self.framed else None
         return {
             "autoencoder": self.autoencoder,
             "capsules": CapsuleStage(self.energy, self.features),
-            "decoder": DecoderStage(self.decoder, self.energy, self.features, self.draw_images),
+            "decoder": DecoderStage(self.decoder, self.energy, self.features, self.draw_images, frames),
         }
 
-    def features(self, images: Tensor) -> Tensor:
-        """Images [b c h w] -> children before squash [b i d]: the channels of every place, d at a time."""
-        # Channels last, so that the d numbers of a child come from one place
-        maps: Tensor = self.autoencoder.encode(images)  # [b C h' w']
-        return torch.unflatten(maps.permute(0, 2, 3, 1).flatten(1), 1, (-1, self.config.child_dimension))
+    def find_frame(self, images: Tensor) -> Frame | None:
+        """Find the frames of images [b c h w]; None if the model has none."""
+        return find_frame(images) if self.framed else None
 
-    def draw_images(self, features: Tensor) -> Tensor:
-        """Features [b i d] -> images [b c h w] in [0, 1]."""
+    def features(self, images: Tensor) -> Tensor:
+        """Compute the features of images, in their frames if the model has any.
+
+        Args:
+            images: [b c h w] in [0, 1].
+
+        Returns:
+            Children before squash [b i d]: the channels of every place of the autoencoder, d at a time; and edges, if
+            these are children, behind them.
+        """
+        framed = self._into_frame(images)
+        # Channels last, so that the d numbers of a child come from one place
+        maps: Tensor = self.autoencoder.encode(framed)  # [b C h' w']
+        d = self.config.child_dimension
+        drawn = torch.unflatten(maps.permute(0, 2, 3, 1).flatten(1), 1, (-1, d))
+        return torch.cat([drawn, edge_children(framed, d)], 1) if self.energy.ranking else drawn
+
+    def _into_frame(self, images: Tensor) -> Tensor:
+        """Images in their frames, or as they are if the model has none."""
+        if not self.framed:
+            return images
+        check_images(images, self.spec)
+        return into_frame(images, find_frame(images))
+
+    def draw_images(self, features: Tensor, frame: Frame | None = None) -> Tensor:
+        """Draw images from features.
+
+        Args:
+            features: [b i d]; those of the autoencoder are read.
+            frame: Where to draw; None for an image in its frame.
+
+        Returns:
+            [b c h w] in [0, 1].
+        """
         h, w = self.autoencoder.grid
-        maps = features.reshape(len(features), h, w, -1).permute(0, 3, 1, 2)  # [b C h' w']
+        drawn = features[:, : self.decoder.U.shape[1]]
+        maps = drawn.reshape(len(features), h, w, -1).permute(0, 3, 1, 2)  # [b C h' w']
         images: Tensor = self.autoencoder.decode(maps)
-        return images
+        return images if frame is None else from_frame(images, frame)
 
     def infer(self, images: Tensor) -> CapsuleState:
         """Infer the capsules of images [b c h w]: coupling, z before squash, gate and ranks."""
@@ -83,22 +132,23 @@ class PoE(Model):
         state = self.infer(images)
         return Capsules(state.hidden, state.on)
 
-    def decode(self, pose: Tensor) -> Tensor:
-        """Capsules [b j k] -> images [b c h w] in [0, 1]."""
+    def decode(self, pose: Tensor, frame: Frame | None = None) -> Tensor:
+        """Capsules [b j k] -> images [b c h w] in [0, 1], in their frames unless these are given."""
         if pose.ndim != 3 or pose.shape[1:] != (self.capsules, self.dimension):
             raise ShapeError(f"pose has shape {list(pose.shape)}; [b {self.capsules} {self.dimension}] is wanted")
-        return self.draw_images(self.decoder(pose))
+        return self.draw_images(self.decoder(pose), frame)
 
     @in_chunks
     def reconstruct(self, images: Tensor) -> Tensor:
-        """Images from their codes alone: J K numbers are all that passes."""
-        return self.decode(self.encode(images).pose)
+        """Images from their codes alone: J K numbers are all that passes, and with frames those four of the frame."""
+        return self.decode(self.encode(images).pose, self.find_frame(images))
 
     def reconstruct_tied(self, images: Tensor) -> Tensor:
         """Images by W in reverse, with each image's own coupling: where that was routed, I J numbers leak."""
         # W knows the children without their offset: it is added back before drawing
         state = self.infer(images)
-        return self.draw_images(self.energy.reconstruct_children(state.hidden, state.coupling) + self.energy.offset)
+        features = self.energy.reconstruct_children(state.hidden, state.coupling) + self.energy.offset
+        return self.draw_images(features, self.find_frame(images))
 
     def free_energy(self, images: Tensor) -> Tensor:
         """F [b] = -sum_j m_j log(1 + |z_j|²), with the coupling and the gate that each image finds: no likelihood."""
@@ -143,8 +193,10 @@ class PoE(Model):
         pose = self.energy.W.new_zeros(n, self.capsules, self.dimension)
         for j in chosen:
             pose[:, j] = pose_sampling.sample_poses(self.decoder, j, n, domain, seed)
+        # All are drawn in one frame: that of the first
+        frame = pose_sampling.sample_frames(self.decoder, chosen[0], n, domain, seed) if self.framed else None
         in_training = self.training
         self.eval()
-        images = self.decode(pose)
+        images = self.decode(pose, frame)
         self.train(in_training)
         return images

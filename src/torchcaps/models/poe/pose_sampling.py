@@ -8,9 +8,10 @@ from torch import Tensor
 from torchcaps.errors import RecipeError, suggestion
 from torchcaps.models.poe.decoder import CapsuleDecoder
 from torchcaps.models.poe.energy import hidden, split
+from torchcaps.models.poe.frames import Frame
 from torchcaps.utils.random import normal, resample
 
-__all__ = ["DOMAINS", "check_domain", "interpolate_poses", "sample_poses", "sweep_poses"]
+__all__ = ["DOMAINS", "check_domain", "interpolate_poses", "sample_frames", "sample_poses", "sweep_poses"]
 
 DOMAINS = ("empirical", "gaussian", "complete", "restricted")
 
@@ -43,7 +44,7 @@ def sample_poses(decoder: CapsuleDecoder, j: int, n: int, domain: str, seed: int
     which = torch.arange(n)
     # Resampled training poses
     if domain == "empirical":
-        return _hide(decoder, resample(decoder.examples_of(j), seed, j, which))
+        return _hide(decoder, _resampled(decoder, j, n, seed)[:, : decoder.first.shape[1]])
     # Or a standard normal
     z = normal(seed, j, which, count=decoder.first.shape[1], dtype=torch.float64)  # [n k]
     if domain == "gaussian":
@@ -63,6 +64,36 @@ def sample_poses(decoder: CapsuleDecoder, j: int, n: int, domain: str, seed: int
     unit = direction / direction.norm(dim=-1, keepdim=True)
     slab = mean[m:] + real @ _root(covariance[m:, m:])
     return _hide(decoder, torch.cat([length * unit, slab], -1))
+
+
+def sample_frames(decoder: CapsuleDecoder, j: int, n: int, domain: str, seed: int) -> Frame:
+    """Sample the frames in which a capsule's samples are drawn; frame m goes with pose m of `sample_poses`.
+
+    Args:
+        decoder: Holds the frames that go with each capsule's poses.
+        j: Number of the capsule.
+        n: How many frames.
+        domain: "empirical": with the pose, a smoothed bootstrap of both together. Else a normal distribution with the
+            mean and the covariance of the stored frames.
+        seed: Of the samples.
+
+    Returns:
+        n frames.
+    """
+    check_domain(domain)
+    if domain == "empirical":
+        numbers = _resampled(decoder, j, n, seed)[:, decoder.first.shape[1] :]
+    else:
+        numbers = resample(decoder.frames_of(j), seed, j, torch.arange(n), 0, breadth=1.0)
+    return Frame.of_numbers(numbers.to(decoder.U.dtype))
+
+
+def _resampled(decoder: CapsuleDecoder, j: int, n: int, seed: int) -> Tensor:
+    """Resample stored poses [n k], or where there are frames, poses with their frames [n k + 4]."""
+    stored = decoder.examples_of(j)
+    if decoder.example_frames is not None:
+        stored = torch.cat([stored, decoder.frames_of(j)], -1)
+    return resample(stored, seed, j, torch.arange(n))
 
 
 def _hide(decoder: CapsuleDecoder, z: Tensor) -> Tensor:

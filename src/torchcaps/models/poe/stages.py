@@ -12,6 +12,7 @@ from torchcaps.math.pixels import to_float
 from torchcaps.models.base import Model
 from torchcaps.models.poe.decoder import EXAMPLES, CapsuleDecoder, decoder_coupling, paper_update
 from torchcaps.models.poe.encoder import CapsuleEnergy, CapsuleState, SampleDraws
+from torchcaps.models.poe.frames import Frame, into_frame
 from torchcaps.types import Batch
 from torchcaps.utils.distributed import mean_over_processes
 
@@ -79,8 +80,10 @@ class DecoderStage(Model):
     Args:
         decoder: The decoder whose U is trained.
         energy: The trained encoder.
-        features: Images [b c h w] in [0, 1] -> features [b i d].
-        draw: Features [b i d] -> images [b c h w] in [0, 1].
+        features: Images [b c h w] in [0, 1] -> features [b n d]. The decoder draws the first of the n, as many as it
+            has; the capsules see all.
+        draw: Features [b i d] -> images [b c h w] in [0, 1], in their frames if there are any.
+        frames: Images -> their frames, None if there are none.
     """
 
     def __init__(
@@ -89,6 +92,7 @@ class DecoderStage(Model):
         energy: CapsuleEnergy,
         features: Callable[[Tensor], Tensor],
         draw: Callable[[Tensor], Tensor],
+        frames: Callable[[Tensor], Frame] | None = None,
     ) -> None:
         super().__init__()
         self.decoder = decoder
@@ -96,20 +100,24 @@ class DecoderStage(Model):
         self._frozen = (energy,)
         self._features = features
         self._draw = draw
+        self._frames = frames
         self.by_gradient = decoder.config.rule != "least squares"
 
     def prepare(self, images: Tensor) -> None:
         """Store poses of evenly spaced images, enough for an average capsule to find as many as it may store."""
         count = min(len(images), EXAMPLES * len(self.decoder.kept))
         some = images[torch.linspace(0, len(images) - 1, count).long()]
-        self.store_features([self._features(to_float(chunk)) for chunk in torch.split(some, CHUNK)])
+        chunks = [to_float(chunk) for chunk in torch.split(some, CHUNK)]
+        frames = None if self._frames is None else torch.cat([self._frames(chunk).numbers for chunk in chunks])
+        self.store_features([self._features(chunk) for chunk in chunks], frames)
 
     @torch.no_grad()
-    def store_features(self, features: Sequence[Tensor]) -> None:
-        """Store the poses of features, given as chunks [b i d] of [n i d]."""
+    def store_features(self, features: Sequence[Tensor], frames: Tensor | None = None) -> None:
+        """Store the poses of features, given as chunks [b i d] of [n i d], and the numbers [n 4] of their frames."""
         (energy,) = self._frozen
         states = [energy.infer(energy.visible(chunk)) for chunk in features]
-        self.decoder.store_poses(torch.cat([s.z for s in states]), torch.cat([_takes_part(s) for s in states]))
+        z = torch.cat([s.z for s in states])
+        self.decoder.store_poses(z, torch.cat([_takes_part(s) for s in states]), frames)
 
     def objective(self, batch: Batch, step: int) -> dict[str, Tensor]:
         """Return the loss of the decoder's rule; gather sums on the way."""
@@ -126,9 +134,13 @@ class DecoderStage(Model):
             if step == 0:
                 self._reset_sums(energy)
             self._gather(state)
+            drawn = features[:, : self.decoder.U.shape[1]]
+            images = batch.images
+            if self._frames is not None and self.decoder.config.rule == "gradient":
+                images = into_frame(images, self._frames(images))
         # Loss of the configured rule
         rules = {"least squares": self._least_squares, "gradient": self._gradient, "paper": self._paper}
-        return rules[self.decoder.config.rule](state.hidden, features, batch.images)
+        return rules[self.decoder.config.rule](state.hidden, drawn, images)
 
     def _reset_sums(self, energy: CapsuleEnergy) -> None:
         """Empty all sums before the first step; the intercept starts at the offset unless least squares finds it."""
@@ -136,7 +148,7 @@ class DecoderStage(Model):
         for sums in (d.gram, d.cross, d.weight, d.first, d.second):
             sums.zero_()
         if d.config.rule != "least squares":
-            d.intercept.copy_(energy.offset)
+            d.intercept.copy_(energy.offset[: len(d.intercept)])
 
     def _gather(self, state: CapsuleState) -> None:
         """Add up means over the batch, of which only ratios are used: first and second moments of each capsule's z."""

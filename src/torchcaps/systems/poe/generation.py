@@ -145,7 +145,13 @@ def completion(model: PoE, images: Tensor, half: Half = "right", steps: int = 10
 
 
 class Redrawn(NamedTuple):
-    """Images [b c h w]; drawn again from J K numbers; and through W in reverse, which leaks the image's coupling."""
+    """Images drawn again in two ways.
+
+    Attributes:
+        images: [b c h w].
+        bottleneck: [b c h w] drawn from J K numbers.
+        tied: [b c h w] through W in reverse, which leaks the image's coupling.
+    """
 
     images: Tensor
     bottleneck: Tensor
@@ -156,9 +162,10 @@ def redraw(model: PoE, images: Tensor, state: CapsuleState | None = None) -> Red
     """Reconstruct images [b c h w] in both ways; `state` is what the capsules infer from them, if it is known."""
     with _at_rest(model):
         state = model.infer(images) if state is None else state
+        frame = model.find_frame(images)
         # Children are centered: the offset brings back their mean.
         tied = model.energy.reconstruct_children(state.hidden, state.coupling) + model.energy.offset
-        return Redrawn(images, model.decode(state.hidden), model.draw_images(tied))
+        return Redrawn(images, model.decode(state.hidden, frame), model.draw_images(tied, frame))
 
 
 def winners(model: PoE, images: Tensor) -> Tensor:
@@ -233,8 +240,9 @@ def contributions(model: PoE, state: CapsuleState, winner: Tensor) -> Tensor:
 
 
 def _sum_types(model: PoE, values: Tensor) -> Tensor:
-    """Numbers of the children [b (h' w' n)], n types at every place -> their sums [b h' w']."""
-    return values.reshape(len(values), *model.autoencoder.grid, -1).sum(-1)
+    """Numbers of the children [b (h' w' n)], n types at every place -> their sums [b h' w']; edges do not count."""
+    drawn = values[:, : model.decoder.U.shape[1]]
+    return drawn.reshape(len(values), *model.autoencoder.grid, -1).sum(-1)
 
 
 def _check_capsule(model: PoE, capsule: int) -> None:

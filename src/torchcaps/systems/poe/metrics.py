@@ -5,7 +5,10 @@ between rows is a difference between capsules. Metrics, where j counts capsules 
 
     confident_fraction, classes_covered, consistency   of 50 samples of each single capsule, as a reference classifier
                      judges them ("empirical" poses; all J capsules count, unused ones too); see `sample_confidence`
+    gaussian_confident, gaussian_consistency   the same of samples without kept poses, from a normal distribution with
+                     each capsule's mean and covariance; and complete_confident from the paper's domain, N(0, 1)
     argmax_nmi, purity   of the capsule that wins an image, against the image's class
+    accuracy         with as many capsules as classes: capsules matched to classes one to one
     cka              mean over pairs of capsules, of poses without the gate: each one's own view of every image
     bottleneck_mse   of the pixels, from the J K numbers alone
     tied_mse         through W transposed with each image's own coupling, which leaks; baselines have no such path
@@ -35,18 +38,21 @@ from torchcaps.evaluate.baselines import BASELINES, Baseline
 from torchcaps.evaluate.probes import knn, linear_probe
 from torchcaps.evaluate.reference_classifier import reference_features, reference_probabilities
 from torchcaps.evaluate.sample_metrics import capsules_used, cross_capsule_cka, frechet, sample_confidence
-from torchcaps.metrics import nmi, purity
+from torchcaps.metrics import matched_accuracy, nmi, purity
 from torchcaps.models import CNN
 from torchcaps.models.poe import DecoderConfig, PoE, PoEConfig
 from torchcaps.models.poe.encoder import CapsuleState
 from torchcaps.models.poe.energy import hidden
+from torchcaps.models.poe.frames import Frame, find_frame
 from torchcaps.models.poe.stages import DecoderStage
 from torchcaps.routing import Dynamic
+from torchcaps.systems.poe.generation import Domain
 from torchcaps.train import Recipe, train
 from torchcaps.train.recipe import OptimizerConfig, StageConfig, stage_of
 from torchcaps.train.train_state import build_model, load_stage
 from torchcaps.types import Batch
 from torchcaps.utils.progress import progress
+from torchcaps.utils.random import resample
 
 __all__ = [
     "CONTROLS",
@@ -79,6 +85,8 @@ _RUN = ""
 """Key of the run itself among the names of its controls."""
 
 CONTROLS = ("paper", "offset only", "random W", *BASELINES)
+GROUPING = frozenset({"k-means", "k-means centroid", "local PCA"})
+"""Baselines that group images, which they do by the children that rank the capsules."""
 NEED_SKLEARN = frozenset(BASELINES) - {"PCA"}
 
 
@@ -138,7 +146,11 @@ class PoEEncoder:
 
     def samples(self, n: int, seed: int) -> Tensor:
         """Draw n images [j n c h w] of each capsule, in poses as training saw them."""
-        return torch.stack([self.model.sample(j, n, "empirical", seed) for j in range(self.model.capsules)])
+        return self.samples_from("empirical", n, seed)
+
+    def samples_from(self, domain: Domain, n: int, seed: int) -> Tensor:
+        """Draw n images [j n c h w] of each capsule from a domain."""
+        return torch.stack([self.model.sample(j, n, domain, seed) for j in range(self.model.capsules)])
 
     def _infer(self, f: Tensor) -> CapsuleState:
         return self.model.energy.infer(self.model.energy.visible(f))
@@ -146,10 +158,19 @@ class PoEEncoder:
 
 @dataclass(frozen=True)
 class _BaselineEncoder:
-    """A baseline on the flattened features of a model, whose autoencoder draws for it."""
+    """A baseline on the flattened features of a model, whose autoencoder draws for it.
+
+    Attributes:
+        baseline: Fitted to the features, or to those that the autoencoder draws alone.
+        model: Whose features these are.
+        frames: [n 4] numbers of the frames of the images that it was fitted to, None if the model has none.
+        members: [n] the group of each of these images.
+    """
 
     baseline: Baseline
     model: PoE
+    frames: Tensor | None = None
+    members: Tensor | None = None
 
     def codes(self, f: Tensor) -> Tensor:
         return self.baseline.codes(f.flatten(1))
@@ -164,7 +185,36 @@ class _BaselineEncoder:
         # The autoencoder of the run draws, so that rows differ in the codes alone.
         features = self.baseline.samples(n, seed)  # [j n p]
         d = self.model.config.child_dimension
-        return torch.stack([self.model.draw_images(group.view(n, -1, d)) for group in features])
+        drawn = [
+            self.model.draw_images(group.view(n, -1, d), self._frames(j, n, seed)) for j, group in enumerate(features)
+        ]
+        return torch.stack(drawn)
+
+    def _frames(self, j: int, n: int, seed: int) -> Frame | None:
+        """Sample frames of the images of a group, as capsules do; of all images if the group has none."""
+        if self.frames is None or self.members is None:
+            return None
+        own = self.frames[self.members == j]
+        return Frame.of_numbers(resample(own if len(own) else self.frames, seed, j, torch.arange(n)))
+
+
+@dataclass(frozen=True)
+class _DrawnOnly:
+    """A baseline that knows the drawn columns alone, as an encoder of all columns."""
+
+    encoder: _BaselineEncoder
+
+    def codes(self, f: Tensor) -> Tensor:
+        return self.encoder.codes(self._drawn(f))
+
+    def encode(self, f: Tensor) -> EncodedFeatures:
+        return self.encoder.encode(self._drawn(f))
+
+    def samples(self, n: int, seed: int) -> Tensor:
+        return self.encoder.samples(n, seed)
+
+    def _drawn(self, f: Tensor) -> Tensor:
+        return f[:, : self.encoder.model.decoder.U.shape[1]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,6 +232,8 @@ class EvaluationData:
         real: [r p] the reference classifier's features of test images.
         autoencoder_mse: Pixel error of the images that are drawn from `features`.
         trained_on: How many images the run was trained on.
+        frames: Of the test images, None if the model has none.
+        fitted_frames: [n 4] numbers of the frames of the training images, None if the model has none.
     """
 
     model: PoE
@@ -194,6 +246,8 @@ class EvaluationData:
     real: Tensor
     autoencoder_mse: float
     trained_on: int
+    frames: Frame | None = None
+    fitted_frames: Tensor | None = None
 
 
 @torch.no_grad()
@@ -213,6 +267,7 @@ def build_evaluation_data(model: PoE, splits: Splits, reference: CNN, images: in
     real = _first_in_fixed_order(splits.test, model.capsules * SAMPLES).model_input()
     pixels = test.model_input()
     features = _features(model, test)
+    frames = model.find_frame(pixels)
     return EvaluationData(
         model=model,
         reference=reference,
@@ -222,8 +277,10 @@ def build_evaluation_data(model: PoE, splits: Splits, reference: CNN, images: in
         labels=test.labels,
         images=pixels,
         real=reference_features(reference, real),
-        autoencoder_mse=_pixel_error(model, features, pixels),
+        autoencoder_mse=_pixel_error(model, features, pixels, frames),
         trained_on=len(splits.train),
+        frames=frames,
+        fitted_frames=find_frame(train.model_input()).numbers if model.framed else None,
     )
 
 
@@ -249,13 +306,15 @@ def measure(encoder: Encoder, data: EvaluationData) -> dict[str, float]:
     # The order of the metrics is that of published tables.
     row = {
         **sample_confidence(verdicts),
+        **_other_domains(encoder, data),
         "argmax_nmi": nmi(encoded.winners, data.labels),
         "purity": purity(encoded.winners, data.labels),
+        **_matched(encoded.winners, data.labels, len(samples)),
         "cka": cross_capsule_cka(encoded.poses[:CKA_IMAGES]),
-        "bottleneck_mse": _pixel_error(data.model, encoded.rebuilt, data.images),
+        "bottleneck_mse": _pixel_error(data.model, encoded.rebuilt, data.images, data.frames),
     }
     if encoded.rebuilt_tied is not None:
-        row["tied_mse"] = _pixel_error(data.model, encoded.rebuilt_tied, data.images)
+        row["tied_mse"] = _pixel_error(data.model, encoded.rebuilt_tied, data.images, data.frames)
     row |= {
         "autoencoder_mse": data.autoencoder_mse,
         "knn": knn(*probes, k=min(5, len(data.fitted))),
@@ -264,6 +323,29 @@ def measure(encoder: Encoder, data: EvaluationData) -> dict[str, float]:
         "capsules_used": float(capsules_used(encoded.winners, len(samples))),
     }
     return row
+
+
+def _matched(winners: Tensor, labels: Tensor, capsules: int) -> dict[str, float]:
+    """Return `accuracy` where each capsule can stand for a class, else nothing."""
+    if capsules != int(labels.max()) + 1:
+        return {}
+    return {"accuracy": matched_accuracy(winners, labels)}
+
+
+def _other_domains(encoder: Encoder, data: EvaluationData) -> dict[str, float]:
+    """Measure samples of capsules that come from no kept pose; nothing for baselines, which have no such domains."""
+    if not isinstance(encoder, PoEEncoder):
+        return {}
+    found = {}
+    for domain in ("gaussian", "complete"):
+        samples = encoder.samples_from(domain, SAMPLES, seed=0)  # [j n c h w]
+        verdicts = reference_probabilities(data.reference, samples.flatten(0, 1)).view(*samples.shape[:2], -1)
+        found[domain] = sample_confidence(verdicts)
+    return {
+        "gaussian_confident": found["gaussian"]["confident_fraction"],
+        "gaussian_consistency": found["gaussian"]["consistency"],
+        "complete_confident": found["complete"]["confident_fraction"],
+    }
 
 
 def require_controls(names: Sequence[str]) -> None:
@@ -385,15 +467,27 @@ def _random_encoder(recipe: Recipe, data: EvaluationData) -> PoEEncoder:
     energy.W.div_(power.sqrt().clamp_min(torch.finfo(power.dtype).tiny))
     # Fit U as the decoder stage does, to all features as one batch.
     stage = DecoderStage(model.decoder, energy, lambda features: features, model.draw_images)
-    stage.store_features(torch.split(f, CHUNK))
+    stage.store_features(torch.split(f, CHUNK), data.fitted_frames)
     stage.objective(Batch(f, data.fitted_labels, torch.arange(len(f))), 0)
     stage.finish()
     return PoEEncoder(model)
 
 
-def _fit_baseline(name: str, data: EvaluationData, seed: int) -> _BaselineEncoder:
+def _fit_baseline(name: str, data: EvaluationData, seed: int) -> Encoder:
+    """Fit a baseline to the features of the capsules, grouped by those that rank these, and give it the frames."""
     model = data.model
-    return _BaselineEncoder(BASELINES[name](data.fitted.flatten(1), model.capsules, model.dimension, seed), model)
+    fit = BASELINES[name]
+    f = data.fitted
+    # Edges group images but are not drawn.
+    seen = model.energy.ranking * model.config.child_dimension
+    if seen and name not in GROUPING:
+        f = f[:, : model.decoder.U.shape[1]]
+    flat = f.flatten(1)
+    more = {"seen": seen} if seen and name in GROUPING else {}
+    baseline = fit(flat, model.capsules, model.dimension, seed, **more)
+    members = baseline.winners(flat) if model.framed else None
+    encoder = _BaselineEncoder(baseline, model, data.fitted_frames, members)
+    return _DrawnOnly(encoder) if seen and name not in GROUPING else encoder
 
 
 def _first_in_fixed_order(data: Dataset, count: int) -> Dataset:
@@ -412,7 +506,10 @@ def _features(model: PoE, data: Dataset) -> Tensor:
     return torch.cat([model.features(data.model_input(rows)) for rows in chunks])
 
 
-def _pixel_error(model: PoE, features: Tensor, images: Tensor) -> float:
-    """Mean squared error of the images that the autoencoder draws from features [n i d]."""
-    chunks = zip(torch.split(features, CHUNK), torch.split(images, CHUNK), strict=True)
-    return sum(float((model.draw_images(f) - x).double().square().sum()) for f, x in chunks) / images.numel()
+def _pixel_error(model: PoE, features: Tensor, images: Tensor, frames: Frame | None) -> float:
+    """Mean squared error of the images that the autoencoder draws from features [n i d], each in its own frame."""
+    total = 0.0
+    for rows in torch.split(torch.arange(len(images)), CHUNK):
+        frame = None if frames is None else Frame(*(part[rows] for part in frames))
+        total += float((model.draw_images(features[rows], frame) - images[rows]).double().square().sum())
+    return total / images.numel()

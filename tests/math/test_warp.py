@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from torchcaps.data.warp import linear_map, warp
 from torchcaps.errors import DataError, ShapeError
+from torchcaps.math.warp import linear_map, warp
 
 
 def noise(b: int, c: int, h: int, w: int, dtype: torch.dtype = torch.float32) -> Tensor:

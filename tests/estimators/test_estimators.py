@@ -152,6 +152,24 @@ def test_single_precision_gives_the_same_and_comes_back_as_single():
     assert np.allclose(codes, double.transform(X), atol=1e-5)
 
 
+def test_samples_are_near_the_rows_that_their_capsules_win(three):
+    capsules, X, _ = three
+    rows, winners = capsules.sample(600)
+    assert rows.shape == (600, X.shape[1]) and winners.shape == (600,) and np.isfinite(rows).all()
+    assert np.array_equal(rows, capsules.sample(600)[0])  # random_state is a number
+    shares = [np.bincount(w, minlength=3) / len(w) for w in (winners, capsules.labels_)]
+    assert np.allclose(*shares, atol=0.08)
+    rebuilt = capsules.inverse_transform(capsules.transform(X[:300]))
+    for j in np.unique(winners):
+        own = rebuilt[capsules.labels_ == j]
+        assert np.allclose(rows[winners == j].mean(0), own.mean(0), atol=0.5 * own.std() + 1e-9)
+    # A capsule's samples belong to it
+    assert (capsules.predict(rows) == winners).mean() > 0.8
+    for wrong in (0, 1.5):
+        with pytest.raises(ShapeError, match="n_samples"):
+            capsules.sample(wrong)
+
+
 def test_what_is_learned_is_plain_arrays(three):
     capsules, _, _ = three
     learned = {name: value for name, value in vars(capsules).items() if name.endswith("_")}

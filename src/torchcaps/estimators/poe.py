@@ -10,6 +10,7 @@ training is in float32, prediction in float64.
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -27,7 +28,7 @@ from torchcaps.errors import ShapeError, TrainingError
 from torchcaps.estimators.preprocessing import ColumnScaler, FloatArray, RandomState, Rows, check_settings
 from torchcaps.models.poe import EnergyConfig
 from torchcaps.models.poe.encoder import CapsuleEnergy, CapsuleState, SampleDraws
-from torchcaps.utils.random import permutation
+from torchcaps.utils.random import permutation, resample, uniform
 
 __all__ = ["PoECapsules"]
 
@@ -185,6 +186,7 @@ class PoECapsules(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         scale_: [p] standard deviation of the columns, 0 for a constant one.
         decoder_: [(j k) p] from codes to standardized columns.
         intercept_: [p] of the decoder.
+        poses_: [n k] the winner's hidden capsule of each training row, which `sample` resamples.
         n_iter_: steps taken.
 
     >>> from sklearn.datasets import load_iris
@@ -253,9 +255,13 @@ class PoECapsules(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         self.offset_ = _to_array(energy.offset)
         # Winners of the training rows, and the decoder from their codes, both in float64
         self.labels_ = self._compute(rows, CapsuleEnergy.winners).numpy()
-        decoder = _fit_decoder(self._compute(rows, _codes).numpy(), scaler.transform(rows), settings.ridge)
+        codes = self._compute(rows, _codes).numpy()  # [n (j k)]
+        decoder = _fit_decoder(codes, scaler.transform(rows), settings.ridge)
         self.decoder_ = decoder.weights
         self.intercept_ = decoder.intercept
+        # Poses of the winners, which samples are drawn from
+        by_capsule = codes.reshape(len(rows), settings.n_capsules, settings.pose_dim)
+        self.poses_ = by_capsule[np.arange(len(rows)), self.labels_].copy()
         return self
 
     def transform(self, X: ArrayLike) -> Rows:
@@ -290,6 +296,42 @@ class PoECapsules(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         """Return minus the free energy [n], sum_j m_j log(1 + |z_j|²): larger is more familiar, but no likelihood."""
         scores: FloatArray = self._compute(self._check_rows(X), _negative_free_energy).numpy()
         return scores
+
+    def sample(self, n_samples: int = 1) -> tuple[FloatArray, NDArray[np.int64]]:
+        """Draw rows from the capsules, each as often as it wins training rows, in poses near those of these rows.
+
+        A pose is that of a training row and noise, so that its mean and covariance are the capsule's
+        (`utils.random.resample`); the decoder makes it a row.
+
+        Args:
+            n_samples: How many rows.
+
+        Returns:
+            Rows [n p], and the capsule [n] of each. The same call gives the same rows, as `random_state` decides;
+            a `RandomState` instance goes on.
+
+        Raises:
+            ShapeError: `n_samples` is below 1.
+        """
+        check_is_fitted(self)
+        if not isinstance(n_samples, numbers.Integral) or n_samples < 1:
+            raise ShapeError(f"n_samples = {n_samples}; a whole number of rows, at least 1, is wanted")
+        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        # A training row for each sample: its capsule is as frequent as it wins
+        n = int(n_samples)
+        which = torch.arange(n)
+        rows = torch.minimum(
+            (uniform(seed, which, count=1, dtype=torch.float64) * len(self.labels_)).long().squeeze(-1),
+            torch.tensor(len(self.labels_) - 1),
+        )
+        winners = self.labels_[rows.numpy()]
+        codes = np.zeros((n, self.W_.shape[1], self.W_.shape[2]))
+        for j in np.unique(winners):
+            own = torch.from_numpy(self.poses_[self.labels_ == j])  # [m k]
+            drawn = resample(own, seed, int(j), which[torch.from_numpy(winners == j)])
+            codes[winners == j, j] = drawn.numpy()
+        found: FloatArray = np.asarray(self.inverse_transform(codes.reshape(n, -1)), dtype=np.float64)
+        return found, winners
 
     def _check_rows(self, X: ArrayLike) -> Rows:
         check_is_fitted(self)

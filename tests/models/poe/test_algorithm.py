@@ -451,3 +451,26 @@ def test_mean_magnitudes_need_no_numbers() -> None:
     assert torch.equal(
         model.negative_phase(seen, 0, draws()), model.negative_phase(seen, 7, SampleDraws(5, torch.arange(B) + 9))
     )
+
+
+def test_a_capsule_that_never_wins_restarts_as_a_noisy_copy_of_the_busiest() -> None:
+    torch.manual_seed(0)
+    config = EnergyConfig(ramp=1, loosen=200, boost=0.0, restart=0.2, gain=4.0)
+    model = CapsuleEnergy(config, 6, 3, child_dimension=2, dimension=3)
+    assert model.mask is not None
+    x = squash(torch.randn(8, 6, 2))
+    draws = SampleDraws(3, torch.arange(8))
+    before = model.W.detach().clone()
+    for step, restarted in ((99, False), (100, True), (250, False)):
+        model.W.data.copy_(before)
+        model.mask.frequency.copy_(torch.tensor([0.7, 0.01, 0.29]))
+        model.contrast(x, step, draws)
+        after = model.W.detach()
+        assert torch.equal(after[:, [0, 2]], before[:, [0, 2]])
+        assert torch.equal(after[:, 1], before[:, 1]) != restarted
+    model.W.data.copy_(before)
+    model.mask.frequency.copy_(torch.tensor([0.7, 0.01, 0.29]))
+    model._restart_losers(100, 3)
+    copy = model.W.detach()[:, 1] - before[:, 0]
+    assert 0.1 < float(copy.std() / before[:, 0].std()) < 0.6
+    assert model.mask.frequency.tolist() == pytest.approx([0.35, 0.35, 0.29])

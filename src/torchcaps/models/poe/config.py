@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from torchcaps.config import Count, NonNegativeFloat, NonNegativeInt, PositiveFloat, check
+from torchcaps.config import Count, NonNegativeFloat, NonNegativeInt, PositiveFloat, Share, check
 from torchcaps.errors import RecipeError
 from torchcaps.models.autoencoder import AutoencoderConfig
 from torchcaps.routing import Dynamic, RouterChoice, router_of
@@ -44,6 +44,9 @@ class EnergyConfig:
         ramp: Steps over which gamma rises.
         loosen: Steps over which the bias goes from its start to its end.
         boost: Step of the boost that capsules which win too seldom get, on a support between 0 and 2.
+        restart: A capsule that wins less than this share of an even part of the images starts anew, as a noisy copy of
+            the one that wins most, while the bias still changes; 0 = never. Use it with `boost` = 0: boosted wins are
+            lost again in evaluation.
         slab: n of a pose in S^m x R^n x (0, 1): so many of a capsule's numbers are real, the others a direction on
             S^m, m = dimension - 1 - n. The paper's capsule has 0.
 
@@ -66,6 +69,7 @@ class EnergyConfig:
     ramp: Count = 200
     loosen: Count = 2800
     boost: NonNegativeFloat = 0.01
+    restart: Share = 0.0
     slab: NonNegativeInt = 0
 
     def __post_init__(self) -> None:

@@ -20,6 +20,12 @@ from torchcaps.utils.random import normal, uniform
 __all__ = ["CapsuleEnergy", "CapsuleState", "SampleDraws"]
 
 
+_RESTART_EVERY = 50
+"""Training steps from one look for capsules to restart to the next."""
+_RESTART_NOISE = 0.3
+"""Deviation of the noise in a copy, relative to the weights."""
+
+
 class SampleDraws(NamedTuple):
     """What the random numbers of a batch depend on: the image, not the process or the place in the batch.
 
@@ -207,6 +213,7 @@ class CapsuleEnergy(nn.Module):
             model and data relative to the data's power.
         """
         self._update_bias(step)
+        self._restart_losers(step, draws.seed)
         # Positive phase: what the images' children say.
         data = self.infer(x, self.sharpness_at(step), boosted=True)
         # Negative phase: from the data, or from where the persistent chains stopped.
@@ -283,6 +290,32 @@ class CapsuleEnergy(nn.Module):
             h = energy.hidden(z, start.gate, drawn, self.slab, noise if self.slab else None)
             x = energy.reverse(h, self.W, start.coupling, self.gain)
         return x
+
+    @torch.no_grad()
+    def _restart_losers(self, step: int, seed: int) -> None:
+        """Make capsules that win too seldom noisy copies of the one that wins most, which then shares its images.
+
+        The moments of Adam are left alone: those of a capsule without images have decayed to 0, as if it were new.
+        """
+        c = self.config
+        due = step > c.ramp and step < c.loosen and step % _RESTART_EVERY == 0
+        if self.mask is None or not c.restart or not due:
+            return
+        frequency = self.mask.frequency
+        J = len(frequency)
+        for j in range(J):
+            busiest = int(frequency.argmax())
+            if float(frequency[j]) * J >= c.restart or j == busiest:
+                continue
+            # Noise relative to each axis of the copied weights, so that no axis drowns in it
+            own = self.W[:, busiest]  # [i k d]
+            noise = normal(seed, step, j, count=own.numel(), dtype=own.dtype).view_as(own)
+            size = own.square().mean((0, 2), keepdim=True).sqrt()  # [1 k 1]
+            self.W[:, j] = own + _RESTART_NOISE * size * noise
+            # Both are to share what one had
+            frequency[busiest] /= 2
+            frequency[j] = frequency[busiest]
+            self.mask.boost[j] = self.mask.boost[busiest]
 
     @torch.no_grad()
     def _update_statistics(self, data: CapsuleState) -> None:

@@ -10,7 +10,7 @@ training is in float32, prediction in float64.
 from __future__ import annotations
 
 import math
-import numbers
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -314,11 +314,12 @@ class PoECapsules(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
             ShapeError: `n_samples` is below 1.
         """
         check_is_fitted(self)
-        if not isinstance(n_samples, numbers.Integral) or n_samples < 1:
+        # numpy's whole numbers are welcome, too
+        n = operator.index(n_samples) if hasattr(n_samples, "__index__") else 0
+        if n < 1:
             raise ShapeError(f"n_samples = {n_samples}; a whole number of rows, at least 1, is wanted")
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         # A training row for each sample: its capsule is as frequent as it wins
-        n = int(n_samples)
         which = torch.arange(n)
         rows = torch.minimum(
             (uniform(seed, which, count=1, dtype=torch.float64) * len(self.labels_)).long().squeeze(-1),

@@ -225,7 +225,9 @@ def test_dry_run_shows_what_would_be_trained_and_trains_nothing(capsys, tmp_path
     assert code == 0 and not out.exists()
     for line in ("train.epochs = 3.0", "optimizer.name = Adam", "parameters, 80 images", "stage all: 30 steps"):
         assert line in text
-    assert "a batch of 99 is more than the 80 training images" in refused(capsys, *words, "--train.batch", "99")
+    _, out, err = run(capsys, *words, "--train.batch", "99")
+    assert "torchcaps: train.batch = 99 is more than the 80 training images; 80 is used" in err
+    assert "train.batch = 80" in out
 
 
 def test_help_is_quick_and_does_not_import_torch():

@@ -7,17 +7,21 @@ import threading
 import time
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
+from support.easy_images import easy
 from support.hardware import multiplies_bfloat16
 from support.tiny_recipe import edit_document, tiny
+from torchcaps.data import make_batch
 from torchcaps.data.augment import SampleKey, shift
 from torchcaps.errors import CheckpointError, DataError, RecipeError, ShapeError, TrainingError
 from torchcaps.models.capsnet import CapsNet
 from torchcaps.train import load_run, total_steps, train
 from torchcaps.train.journal import read_journal
-from torchcaps.train.train_state import build_model, flushed_denormals
+from torchcaps.train.run import recipe_in
+from torchcaps.train.train_state import build_model, flushed_denormals, shrink_batches
 from torchcaps.types import Batch
 from torchcaps.utils.random import permutation
 
@@ -272,11 +276,76 @@ def test_a_full_disk_ends_training_with_one_line_and_keeps_the_old_checkpoint(tm
 
 
 def test_bad_sizes_are_refused_before_anything_is_written(tmp_path):
-    with pytest.raises(DataError, match="make it smaller"):
-        train(tiny(train={"batch": 81}), tmp_path / "a", quiet=True)
     with pytest.raises(ShapeError, match="too small"):
         train(tiny(model={"kernel": 17}), tmp_path / "b", quiet=True)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_batch_larger_than_the_set_shrinks_and_says_so(tmp_path, caplog):
+    recipe = tiny(train={"batch": 99, "epochs": 2.0})
+    assert train(recipe, tmp_path, quiet=True).step == 2
+    assert caplog.messages == ["train.batch = 99 is more than the 80 training images; 80 is used"]
+    assert recipe_in(tmp_path).train.batch == 80
+    assert train(recipe, tmp_path, resume="auto", quiet=True).finished, "the same recipe goes on"
+    assert shrink_batches(recipe, 80, processes=3).train.batch == 78
+    with pytest.raises(DataError, match="2 training images are fewer than the 3 processes"):
+        shrink_batches(recipe, 2, processes=3)
+
+
+def test_of_few_images_training_takes_the_least_number_of_steps(tmp_path):
+    settings = tiny(train={"epochs": 2.0, "batch": 8, "min_steps": 50}).train
+    assert settings.steps(80) == 50 and settings.steps(800) == 200
+    assert train(tiny(train={"min_steps": 21}), tmp_path, quiet=True).step == 21
+
+
+def test_resuming_on_other_data_is_refused_in_one_line(tmp_path):
+    data = easy(tmp_path)
+    recipe = tiny(data=data, train={"epochs": 1.0})
+    train(recipe, tmp_path / "run", quiet=True)
+    more = replace(recipe, train=replace(recipe.train, epochs=2.0))
+    with np.load(data["path"]) as arrays:
+        content = dict(arrays)
+    # Other test images change nothing that a step depends on; one other training pixel or label does.
+    np.savez(data["path"], **{**content, "test_images": 255 - content["test_images"]})
+    assert train(more, tmp_path / "run", resume=True, quiet=True).finished
+    for name in ("images", "labels"):
+        changed = content[name].copy()
+        changed.flat[0] = 3 - changed.flat[0] // 99
+        np.savez(data["path"], **{**content, name: changed})
+        with pytest.raises(
+            TrainingError, match=r"was started on other data \(fingerprint \w{12}, now \w{12}\)"
+        ) as caught:
+            train(more, tmp_path / "run", resume=True, quiet=True)
+        assert "\n" not in str(caught.value)
+    # A checkpoint of an earlier version names no data, and is accepted.
+    path = tmp_path / "run" / "checkpoint.safetensors"
+    edit_document(path, path, {"data_fingerprint": "none"})
+    assert train(more, tmp_path / "run", resume=True, quiet=True).finished
+
+
+def test_the_test_accuracy_at_the_end_is_that_of_the_model(tmp_path):
+    recipe = tiny(data=easy(tmp_path, validation=0), train={"epochs": 3.0})
+    outcome = train(recipe, tmp_path / "run", quiet=True)
+    assert outcome.test is not None and outcome.test.images == 40 and outcome.test.chance == 0.25
+    test = recipe.data.load().test
+    with torch.no_grad():
+        right = outcome.model.eval().scores(test.model_input()).argmax(1) == test.labels
+    assert outcome.test.accuracy == pytest.approx(float(right.double().mean()))
+
+
+def test_batches_come_from_a_thread_and_its_errors_reach_the_loop(tmp_path, monkeypatch):
+    seen = []
+
+    def failing(data, order, position, *rest, **more):
+        seen.append(threading.current_thread() is threading.main_thread())
+        if position.number == 3:
+            raise DataError("no such image")
+        return make_batch(data, order, position, *rest, **more)
+
+    monkeypatch.setattr("torchcaps.train.batches.make_batch", failing)
+    with pytest.raises(DataError, match="no such image"):
+        train(tiny(), tmp_path, quiet=True)
+    assert not any(seen) and not [t for t in threading.enumerate() if t.name.startswith("batches")]
 
 
 def test_options_may_be_lists(tmp_path):

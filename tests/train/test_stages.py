@@ -17,7 +17,7 @@ from support import staged_model as toy
 from support.staged_model import STAGES, STEPS, StagedConfig, events, mishaps, staged, staged_toml
 from support.tiny_recipe import edit_document
 from torchcaps.cli import main
-from torchcaps.errors import CheckpointError, DataError, RecipeError, TrainingError
+from torchcaps.errors import CheckpointError, RecipeError, TrainingError
 from torchcaps.models import MODELS
 from torchcaps.testing import assert_resumes
 from torchcaps.testing import resume as instrument
@@ -25,7 +25,7 @@ from torchcaps.train import load_run, total_steps, train
 from torchcaps.train.checkpoint import load as read_checkpoint
 from torchcaps.train.journal import read_journal
 from torchcaps.train.recipe import StageConfig, load_recipe, stage_of, with_all_stages
-from torchcaps.train.train_state import build_model, stage_seed
+from torchcaps.train.train_state import build_model, shrink_batches, stage_seed
 from torchcaps.utils.distributed import ProcessGroup, mean_over_processes
 from torchcaps.utils.random import permutation, seed_of
 
@@ -424,10 +424,13 @@ def test_a_model_of_one_stage_may_name_it_all():
         tiny(stages={"code": {}})
 
 
-def test_a_batch_is_refused_in_any_stage_before_anything_is_written(tmp_path, monkeypatch):
-    with pytest.raises(DataError, match="batch of 81"):
-        train(staged(stages={"moments": {"train": {"batch": 81}}}), tmp_path / "a", quiet=True)
+def test_a_batch_of_any_stage_shrinks_to_the_set(caplog):
+    recipe = shrink_batches(staged(stages={"moments": {"train": {"batch": 81}}}), 80)
+    assert recipe.stages["moments"].train.batch == 80
+    assert caplog.messages == ["stages.moments.train.batch = 81 is more than the 80 training images; 80 is used"]
 
+
+def test_a_batch_is_refused_in_any_stage_before_anything_is_written(tmp_path, monkeypatch):
     @contextmanager
     def four():
         yield ProcessGroup(size=4)

@@ -49,7 +49,6 @@ class _Notices(logging.StreamHandler[TextIO]):
 def _show_notices() -> None:
     """Let notices of the library (`utils.notices`) appear in the form of the commands' own lines, once."""
     logger = logging.getLogger("torchcaps")
-    logger.propagate = False
     if not any(isinstance(handler, _Notices) for handler in logger.handlers):
         logger.addHandler(_Notices())
 

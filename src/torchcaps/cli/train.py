@@ -17,6 +17,7 @@ from torchcaps.errors import RecipeError
 
 if TYPE_CHECKING:
     from torchcaps.train import Recipe
+    from torchcaps.train.validation import FinalScore
 
 __all__ = ["TRAIN_FLAGS", "Train"]
 
@@ -68,7 +69,7 @@ class Train:
             command = f"torchcaps train --resume {shlex.quote(str(folder))}"
             print(f"stopped at step {outcome.step}; go on with: {command}", file=sys.stderr)
             return 1
-        print(f"{folder}: {outcome.step} steps in {outcome.seconds:.0f} s")
+        print(f"{folder}: {outcome.step} steps in {outcome.seconds:.0f} s{_tested(outcome.test)}")
         suggest_next("evaluate", folder)
         return 0
 
@@ -102,14 +103,28 @@ TRAIN_FLAGS = {"--help"} | {
 """The flags of the command itself; all others are settings of the recipe."""
 
 
+def _tested(score: FinalScore | None) -> str:
+    """Return the test accuracy in words; one that is no better than chance is said aloud."""
+    from torchcaps.utils.notices import notice
+
+    if score is None:
+        return ""
+    if score.is_chance:
+        notice(
+            f"this run has learned nothing: the largest class alone is {score.chance:.0%} of the test images; try a "
+            "lower --optimizer.lr, more --train.epochs, or more images"
+        )
+    return f", test accuracy {score.accuracy:.1%} of {score.images} images"
+
+
 def _describe(recipe: Recipe) -> int:
     """Print what would be trained: every setting, the size of the model and the steps of each stage."""
     from torchcaps.train.recipe import stage_names, stage_of
-    from torchcaps.train.train_state import build_model, check_batches
+    from torchcaps.train.train_state import build_model, shrink_batches
 
     # The data is loaded, since the number of steps depends on the number of images
     train = recipe.data.load().train
-    check_batches(recipe, len(train))
+    recipe = shrink_batches(recipe, len(train))
     model = build_model(recipe, train.spec)
     for key, value in flatten(to_dict(recipe)).items():
         print(f"{key} = {value}")

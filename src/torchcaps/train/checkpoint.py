@@ -55,6 +55,8 @@ class CheckpointMeta:
         threads: The number of threads that trained it, if known.
         weights_only: True if the file holds the model alone, without what training needs to go on.
         class_names: Names of the classes, in files that are given away.
+        data_fingerprint: Names the training images (`Dataset.fingerprint`); None in files of earlier versions and of
+            runs whose data a loader gave.
     """
 
     recipe: Recipe
@@ -68,6 +70,7 @@ class CheckpointMeta:
     threads: NonNegativeInt | None = None
     weights_only: bool = False
     class_names: tuple[str, ...] = ()
+    data_fingerprint: str | None = None
 
     def __post_init__(self) -> None:
         # A file may claim anything: refuse what contradicts itself.

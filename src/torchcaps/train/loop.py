@@ -10,17 +10,19 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from torchcaps.data import Dataset, batch_position, epoch_order, make_batch
-from torchcaps.errors import TorchcapsError, TrainingError
+from torchcaps.data import Dataset, Splits
+from torchcaps.errors import DataError, RecipeError, TorchcapsError, TrainingError
 from torchcaps.models import Model
+from torchcaps.train.batches import BatchRequest, BatchSource, DatasetSource
 from torchcaps.train.journal import Journal
 from torchcaps.train.recipe import Recipe, TrainConfig, stage_names, stage_of
 from torchcaps.train.run import Resume, Run, load_run, open_run
@@ -32,21 +34,28 @@ from torchcaps.train.running_statistics import (
 from torchcaps.train.train_state import (
     TrainState,
     build_training,
-    check_batches,
     flushed_denormals,
     load_stage,
     restore_training,
+    shrink_batches,
     stage_seed,
     warm_start,
 )
-from torchcaps.train.validation import check_regularization, check_validation, validation_accuracy
+from torchcaps.train.validation import (
+    FinalScore,
+    check_regularization,
+    check_validation,
+    final_images,
+    final_score,
+    validation_accuracy,
+)
 from torchcaps.types import Batch
 from torchcaps.utils.distributed import ProcessGroup, process_group
 from torchcaps.utils.progress import TrainingProgress
 from torchcaps.utils.random import seed_of
 from torchcaps.utils.signals import StopFlag, stop_signal
 
-__all__ = ["Outcome", "train"]
+__all__ = ["Callback", "Outcome", "TrainingData", "train"]
 
 _VALIDATION_BATCHES = 32
 """Training batches on which running statistics of averaged weights are measured before a validation."""
@@ -57,16 +66,37 @@ class Outcome:
     """Where a run stands when the loop returns, all stages together.
 
     Attributes:
-        model: The model, trained so far.
-        step: The number of steps.
+        model: The model.
+        step: The number of steps, of all stages.
         seconds: How long training took.
         finished: False if it was interrupted.
+        test: How well a classifier that was trained to its end does on test images; None for others, and in processes
+            that do not write.
     """
 
     model: Model
     step: int
     seconds: float
     finished: bool
+    test: FinalScore | None = None
+
+
+Callback = Callable[[Model, int], Mapping[str, float] | None]
+"""Called after each epoch with the model, in evaluation mode, and the number of steps; its result is written down."""
+
+
+class TrainingData(NamedTuple):
+    """What a run is trained on, where a Python program gives it instead of the recipe.
+
+    Attributes:
+        source: Where batches come from.
+        validation: Images to validate by, if there are any.
+        test: Images to test on at the end, if there are any.
+    """
+
+    source: BatchSource
+    validation: Dataset | None = None
+    test: Dataset | None = None
 
 
 class _Objective(nn.Module):
@@ -86,12 +116,14 @@ class _Job:
 
     recipe: Recipe
     run: Run
-    data: Dataset
+    source: BatchSource
     validation: Dataset | None
+    test: Dataset | None
     group: ProcessGroup
     stop: StopFlag
     journal: Journal | None
     quiet: bool
+    callback: Callback | None = None
 
 
 def train(
@@ -102,6 +134,9 @@ def train(
     quiet: bool = False,
     tensorboard: bool = False,
     given: Mapping[str, nn.Module] = {},
+    data: TrainingData | None = None,
+    weights: nn.Module | None = None,
+    callback: Callback | None = None,
 ) -> Outcome:
     """Train a recipe into a folder: `checkpoint.safetensors`, `journal.jsonl`, `recipe.json`.
 
@@ -116,6 +151,9 @@ def train(
         tensorboard: Also write TensorBoard events.
         given: Names of stages -> modules trained elsewhere. Such a stage takes over the module's state and is not
             trained. A run that is resumed before it has got past that stage must be given it again.
+        data: What to train on instead of the recipe's data.
+        weights: A model of the same kind whose weights a new run starts from.
+        callback: Called after every epoch.
 
     Returns:
         The model and where the run stands.
@@ -127,12 +165,12 @@ def train(
         # Data, and whatever can be refused before anything is written.
         for name in stage_names(recipe.model):
             group.check_batch(stage_of(recipe, name).train.batch)
-        data, _, validation = recipe.data.load()
-        del _  # memory that training has no use for
-        check_batches(recipe, len(data))
+        source, validation, test = data or _loaded(recipe.data.load())
+        recipe = shrink_batches(recipe, source.images, group.size)
 
         # The model: fresh, or as the last checkpoint of this run or the run to start from left it.
-        training = build_training(recipe, data.spec, len(data), group.device)
+        training = build_training(recipe, source.spec, source.images, group.device)
+        training.data_fingerprint = source.fingerprint()
         check_validation(recipe, training.model, validation)
         check_regularization(recipe, training.model)
         # Refuse now what does not fit; each stage is filled again in its turn.
@@ -140,10 +178,12 @@ def train(
         run = _open(folder, recipe, resume, group)
         fingerprint = run.fingerprint
         if run.has_checkpoint:
-            training = restore_training(training, recipe, run.checkpoint())
+            training = restore_training(training, recipe, run.checkpoint(training.data_fingerprint))
         elif recipe.start is not None:
             before = load_run(recipe.start)
             warm_start(training, before.model, steps=before.step, seconds=before.seconds)
+        elif weights is not None:
+            warm_start(training, weights, steps=0, seconds=0.0)
         group.raise_on_any(None)  # nobody writes before all have read
 
         # The steps, with the folder locked.
@@ -152,7 +192,13 @@ def train(
             stop_signal() as stop,
             run.journal(training.steps, tensorboard, write=group.is_main) as journal,
         ):
-            return _all_stages(_Job(recipe, run, data, validation, group, stop, journal, quiet), training, given)
+            job = _Job(recipe, run, source, validation, test, group, stop, journal, quiet, callback)
+            return _all_stages(job, training, given)
+
+
+def _loaded(splits: Splits) -> TrainingData:
+    """Return the data of a recipe; of the test images, only those that are looked at in the end are kept."""
+    return TrainingData(DatasetSource(splits.train), splits.validation, final_images(splits.test))
 
 
 def _open(folder: Path, recipe: Recipe, resume: Resume, group: ProcessGroup) -> Run:
@@ -205,7 +251,10 @@ def _all_stages(job: _Job, training: TrainState, given: Mapping[str, nn.Module])
         if not training.finished or job.group.any(job.stop.is_set):
             break
     finished = training.finished and training.is_last
-    return Outcome(training.result, training.steps, training.seconds, finished)
+    model = training.result
+    is_tested = finished and job.group.is_main and model.is_classifier and job.test is not None
+    test = final_score(model.eval(), job.test, job.group.device) if is_tested and job.test is not None else None
+    return Outcome(model, training.steps, training.seconds, finished, test)
 
 
 def _one_stage(job: _Job, training: TrainState) -> None:
@@ -215,10 +264,10 @@ def _one_stage(job: _Job, training: TrainState) -> None:
     """
     # Settings of this stage, and how far it is.
     group = job.group
-    data = job.data
     seed = stage_seed(job.recipe.seed, training.stage_index)
     settings = stage_of(job.recipe, training.stage).train
-    total = settings.steps(len(data))
+    total = settings.steps(job.source.images)
+    per_epoch = max(1, job.source.images // settings.batch)
     ends = training.step >= total
     stopped = False
     # A finished stage is entered again only if it is the last one and its epochs were raised.
@@ -227,31 +276,15 @@ def _one_stage(job: _Job, training: TrainState) -> None:
     training.finished = False
     # Time of earlier sessions counts, so the clock starts in the past.
     started = time.monotonic() - training.seconds
-    with _display(job, training, settings.batch, total) as display:
+    # Order and augmentation are functions of seed and step, so that a resumed run gets the same batches.
+    pixels = training.stage_model.uses_images
+    request = BatchRequest(settings, seed, group, first=training.step, total=total, pixels=pixels)
+    with _display(job, training, settings.batch, total) as display, job.source.stream(request) as next_batch:
         # Preparation may take long, so the speed that is displayed counts only after it.
         objective = _prepare(job, training, seed)
         display.restart()
-        epoch = -1
-        order = torch.empty(0)
         while not ends and not stopped:
-            # Batch: order and augmentation are functions of seed and step, so that a resumed run gets the same.
-            place = batch_position(training.step, len(data), settings.batch)
-            if place.epoch != epoch:
-                epoch = place.epoch
-                order = epoch_order(seed, place.epoch, len(data))
-            batch = make_batch(
-                data,
-                order,
-                place,
-                settings.batch,
-                seed=seed,
-                max_shift=settings.max_shift,
-                mixup_alpha=settings.mixup_alpha,
-                label_smoothing=settings.label_smoothing,
-                rank=group.rank,
-                world_size=group.size,
-                pixels=training.stage_model.uses_images,
-            )
+            epoch, batch = next_batch()
 
             # Update: forward, backward, clip, optimizer, schedule.
             torch.manual_seed(seed_of(seed, 1, training.step, group.rank))
@@ -261,6 +294,8 @@ def _one_stage(job: _Job, training: TrainState) -> None:
 
             # Validation, and whether this step is the last one.
             checked = _check(job, training, settings, seed) if settings.validates_at(training.step) else {}
+            if job.callback is not None and training.step % per_epoch == 0:
+                checked |= _call_back(job.callback, training)
             logs = training.step % settings.log_every == 0
             ends = training.step >= total or training.stopped_early
             # Asking all processes costs a message, so several of them ask only when they log.
@@ -271,7 +306,7 @@ def _one_stage(job: _Job, training: TrainState) -> None:
             if logs or saves or ends or checked:
                 values = _report(terms, training, group) | checked
                 display.update(training.step, values, is_last=ends)
-                _write_down(job.journal, training, values, place.epoch)
+                _write_down(job.journal, training, values, epoch)
             if saves and not ends:
                 _save(job, training)
         # The end of the stage: its conclusions, and its last checkpoint.
@@ -297,7 +332,11 @@ def _prepare(job: _Job, training: TrainState, seed: int) -> nn.Module:
     # statistics for one.
     torch.manual_seed(seed_of(seed, 3))
     with torch.no_grad():
-        training.stage_model.prepare(job.data.cropped)
+        if job.source.dataset is not None:
+            training.stage_model.prepare(job.source.dataset.cropped)
+        elif type(training.stage_model).prepare is not Model.prepare:
+            kind = type(training.stage_model).__name__
+            raise DataError(f"{kind} looks at all images before its first step; give tensors or a Dataset, not batches")
     objective = _Objective(training.stage_model.train())
     # DistributedDataParallel averages gradients; without an optimizer there are none.
     return job.group.wrap(objective) if training.optimizer else objective
@@ -331,8 +370,10 @@ def _complete_average(job: _Job, training: TrainState, seed: int, count: int | N
     average.copy_buffers()
     if not has_running_statistics(average.model):
         return
+    if job.source.dataset is None:
+        raise RecipeError("train.ema_decay of batch normalization goes through all images; give tensors or a Dataset")
     settings = stage_of(job.recipe, training.stage).train
-    batches = training_batches(job.data, settings, seed, count=count, group=job.group)
+    batches = training_batches(job.source.dataset, settings, seed, count=count, group=job.group)
     moved = (_to(batch, job.group.device, settings.channels_last) for batch in batches)
     measure_running_statistics(average.model, moved)
 
@@ -374,6 +415,15 @@ def _check(job: _Job, training: TrainState, settings: TrainConfig, seed: int) ->
         training.stage_model.train()
     training.stopped_early = job.group.any(settings.stop_at is not None and found >= settings.stop_at)
     return {"validation_accuracy": found}
+
+
+def _call_back(callback: Callback, training: TrainState) -> dict[str, float]:
+    """Let the user measure the model, which is then as it was."""
+    training.eval_all()
+    with torch.no_grad():
+        found = callback(training.model, training.steps)
+    training.stage_model.train()
+    return {name: float(value) for name, value in (found or {}).items()}
 
 
 def _save(job: _Job, training: TrainState) -> None:

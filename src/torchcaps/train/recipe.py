@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 from torchcaps.config import (
     Choice,
     Count,
+    NonNegativeInt,
     PositiveFloat,
     Range,
     Share,
@@ -51,12 +52,15 @@ class TrainConfig:
     Every `validate_every` steps the accuracy on the validation images is written down; a stage ends at the first check
     that finds `stop_at` or more. With `stop_at` alone, a check is made every 200 steps.
 
+    Of few images, training takes `min_steps` steps, however many epochs these are.
+
     Against memorizing: `mixup_alpha` mixes each image with another by a share from Beta(alpha, alpha), 0 = none;
     `label_smoothing` divides that share of every label among all classes; with `ema_decay` the model is the exponential
     moving average of the weights of its steps.
     """
 
     epochs: PositiveFloat = 5.0
+    min_steps: NonNegativeInt = 0
     batch: Count = 128
     max_shift: Annotated[int, Range(0, 256)] = 0
     mixup_alpha: Share = 0.0
@@ -72,7 +76,7 @@ class TrainConfig:
 
     def steps(self, images: int) -> int:
         """How many steps the epochs are with so many training images; a last batch that is not full is left out."""
-        return max(1, round(self.epochs * (images // self.batch)))
+        return max(1, self.min_steps, round(self.epochs * (images // self.batch)))
 
     @property
     def validates(self) -> bool:

@@ -73,16 +73,21 @@ class Run:
             return None
         return found.st_mtime_ns, found.st_size
 
-    def checkpoint(self) -> Checkpoint:
+    def checkpoint(self, data_fingerprint: str | None) -> Checkpoint:
         """Read the last checkpoint.
+
+        Args:
+            data_fingerprint: Names the data that training would go on with; None if that cannot be known.
 
         Raises:
             CheckpointError: The file is not whole.
-            TrainingError: It was made by another recipe.
+            TrainingError: It was made by another recipe or on other data. A checkpoint that names no data, of a version
+                before these were named, is accepted.
         """
         path = checkpoint_path(self.folder)
         checkpoint = read_checkpoint(path)
         _check_same(checkpoint.meta.recipe, self.recipe, path)
+        _check_same_data(checkpoint.meta.data_fingerprint, data_fingerprint, self.folder)
         return checkpoint
 
     def lock(self) -> AbstractContextManager[None]:
@@ -274,6 +279,20 @@ def _schedule_of(recipe: Recipe, key: str) -> ScheduleConfig:
     """The schedule of the stage that a key such as `stages.NAME.train.epochs` belongs to."""
     tables = key.split(".")
     return stage_of(recipe, tables[1]).schedule if tables[0] == "stages" else recipe.schedule
+
+
+def _check_same_data(old: str | None, new: str | None, folder: Path) -> None:
+    """Refuse to go on with other data than a run was started on."""
+    if new is None:
+        raise TrainingError(
+            f"'{folder}' cannot be resumed on batches of a loader, whose order is unknown; give tensors or a Dataset, "
+            "or start another run from its weights"
+        )
+    if old is not None and old != new:
+        raise TrainingError(
+            f"'{folder}' was started on other data (fingerprint {old[:12]}, now {new[:12]}); put the old data back to "
+            "resume, or choose another --out"
+        )
 
 
 def _check_same(old: Recipe, new: Recipe, folder: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -12,25 +12,25 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from torchcaps.config import Table
-from torchcaps.data import batch_position
-from torchcaps.errors import CheckpointError, RecipeError, TrainingError, suggestion
+from torchcaps.errors import CheckpointError, DataError, RecipeError, TrainingError, suggestion
 from torchcaps.models import Model
 from torchcaps.train.checkpoint import Checkpoint, CheckpointMeta
-from torchcaps.train.recipe import Recipe, stage_names, stage_of
+from torchcaps.train.recipe import Recipe, TrainConfig, stage_names, stage_of
 from torchcaps.train.state_packing import pack_state, unpack_state
 from torchcaps.train.weight_average import WeightAverage
 from torchcaps.types import ImageSpec
+from torchcaps.utils.notices import notice
 from torchcaps.utils.random import seed_of
 
 __all__ = [
     "TrainState",
     "build_model",
     "build_training",
-    "check_batches",
     "flushed_denormals",
     "load_stage",
     "load_weights",
     "restore_training",
+    "shrink_batches",
     "stage_seed",
     "start_stage",
     "warm_start",
@@ -53,6 +53,7 @@ class TrainState:
         seconds: How long the whole run has taken so far.
         finished: True if the stage's `finish` has been called.
         stopped_early: True if the stage ended because the validation accuracy reached `train.stop_at`.
+        data_fingerprint: Names the training images; None where that cannot be known.
         average: The moving average of the weights, if `train.ema_decay` asks for one.
     """
 
@@ -67,6 +68,7 @@ class TrainState:
     seconds: float = 0.0
     finished: bool = False
     stopped_early: bool = False
+    data_fingerprint: str | None = None
     average: WeightAverage | None = None
 
     @property
@@ -123,6 +125,7 @@ class TrainState:
             finished=self.finished,
             stopped_early=self.stopped_early,
             threads=torch.get_num_threads(),
+            data_fingerprint=self.data_fingerprint,
         )
         return Checkpoint(tensors, meta, skeleton)
 
@@ -131,6 +134,7 @@ class TrainState:
         following = start_stage(recipe, self.model, self.stages, stage, self.images)
         following.steps_before = self.steps
         following.seconds = self.seconds
+        following.data_fingerprint = self.data_fingerprint
         return following
 
     def restore(self, checkpoint: Checkpoint) -> None:
@@ -211,10 +215,31 @@ def build_model(recipe: Recipe, spec: ImageSpec, device: torch.device | None = N
     return model
 
 
-def check_batches(recipe: Recipe, images: int) -> None:
-    """Refuse a batch that is larger than the number of training images."""
-    for name in stage_names(recipe.model):
-        batch_position(0, images, stage_of(recipe, name).train.batch)
+def shrink_batches(recipe: Recipe, images: int, processes: int = 1) -> Recipe:
+    """Return a recipe none of whose batches is larger than the number of training images; a change is said aloud.
+
+    Args:
+        recipe: The recipe.
+        images: The number of training images.
+        processes: The number of processes, each of which takes the same share of a batch.
+
+    Raises:
+        DataError: if there are fewer images than processes.
+    """
+    largest = images // processes * processes
+    if largest == 0:
+        raise DataError(f"{images} training images are fewer than the {processes} processes; use fewer processes")
+
+    def shrunk(train: TrainConfig, where: str) -> TrainConfig:
+        if train.batch <= largest:
+            return train
+        notice(f"{where}train.batch = {train.batch} is more than the {images} training images; {largest} is used")
+        return replace(train, batch=largest)
+
+    # The recipe's own settings are those of every stage that has none.
+    own = any(name not in recipe.stages for name in stage_names(recipe.model))
+    stages = {name: replace(s, train=shrunk(s.train, f"stages.{name}.")) for name, s in recipe.stages.items()}
+    return replace(recipe, train=shrunk(recipe.train, "") if own else recipe.train, stages=stages)
 
 
 def build_training(recipe: Recipe, spec: ImageSpec, images: int, device: torch.device | None = None) -> TrainState:
@@ -242,6 +267,7 @@ def restore_training(training: TrainState, recipe: Recipe, checkpoint: Checkpoin
     with _refusing_foreign():
         restored = start_stage(recipe, training.model, training.stages, checkpoint.meta.stage, training.images)
         restored.restore(checkpoint)
+    restored.data_fingerprint = training.data_fingerprint
     return restored
 
 

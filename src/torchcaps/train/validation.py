@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
-from torchcaps.data import Dataset
+from torchcaps.data import Dataset, subset
 from torchcaps.errors import RecipeError
 from torchcaps.models import Model
 from torchcaps.models.base import is_correct
 from torchcaps.train.recipe import Recipe, stage_names, stage_of
 
-__all__ = ["check_regularization", "check_validation", "validation_accuracy"]
+__all__ = [
+    "FinalScore",
+    "check_regularization",
+    "check_validation",
+    "final_images",
+    "final_score",
+    "validation_accuracy",
+]
 
 _BATCH = 250
 """Images that are floats at a time."""
+_MOST_TESTED = 5000
+"""Test images that are looked at when training ends; `torchcaps evaluate` looks at all."""
 
 
 def check_validation(recipe: Recipe, model: Model, data: Dataset | None) -> None:
@@ -54,3 +65,34 @@ def validation_accuracy(model: Model, data: Dataset, device: torch.device) -> fl
     rows = torch.split(torch.arange(len(data)), _BATCH)
     right = [is_correct(model.scores(data.model_input(some).to(device)).cpu(), data.labels[some]) for some in rows]
     return float(torch.cat(right).double().mean())
+
+
+class FinalScore(NamedTuple):
+    """How often a classifier is right on test images.
+
+    Attributes:
+        accuracy: Share of images that it is right about.
+        images: Number of images.
+        chance: Share of the most frequent class, which needs no network.
+    """
+
+    accuracy: float
+    images: int
+    chance: float
+
+    @property
+    def is_chance(self) -> bool:
+        """True if the accuracy is that of naming one class, or less."""
+        return self.accuracy <= self.chance
+
+
+def final_images(data: Dataset) -> Dataset:
+    """Return a set of test images that is quick to go through: all of a small one, evenly spaced ones of a large."""
+    n = len(data)
+    return data if n <= _MOST_TESTED else subset(data, torch.arange(_MOST_TESTED) * n // _MOST_TESTED)
+
+
+def final_score(model: Model, data: Dataset, device: torch.device) -> FinalScore:
+    """Measure a classifier in evaluation mode on test images; of several labels, all must be right."""
+    counts = torch.bincount(data.labels.flatten(), minlength=data.classes)
+    return FinalScore(validation_accuracy(model, data, device), len(data), float(counts.max() / counts.sum()))

@@ -53,7 +53,11 @@ def strip_to_weights(
     skeleton = checkpoint.state
     model = skeleton["model"] if isinstance(skeleton, dict) else None
     meta = replace(
-        checkpoint.meta, recipe=_anonymous(checkpoint.meta.recipe), weights_only=True, class_names=tuple(names)
+        checkpoint.meta,
+        recipe=_anonymous(checkpoint.meta.recipe),
+        weights_only=True,
+        class_names=tuple(names),
+        data_fingerprint=None,
     )
     state = {"model": model, "optimizer": None, "schedule": None}
     return Checkpoint(kept | dict(zip(EXAMPLES, examples or (), strict=False)), meta, state)

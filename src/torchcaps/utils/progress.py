@@ -63,6 +63,7 @@ class TrainingProgress:
         )
         self._task = self._bar.add_task(name, total=total, completed=done, told="", speed=0.0)
         self._accuracy: float | None = None
+        self._batch_accuracy: float | None = None
         self._lines = not quiet and not self._console.is_terminal
 
     def __enter__(self) -> TrainingProgress:
@@ -75,10 +76,16 @@ class TrainingProgress:
         self._start = self._last_line = time.monotonic()
 
     def update(self, step: int, values: Mapping[str, float], *, is_last: bool) -> None:
-        """The loss of a step, and the last validation accuracy that was measured, if one was."""
+        """The loss of a step, how often its classes were right, and the last validation accuracy, if there are any."""
+        if "accuracy" in values:
+            # One batch says little, so that the mean over about ten reports is shown
+            before = values["accuracy"] if self._batch_accuracy is None else self._batch_accuracy
+            self._batch_accuracy = 0.9 * before + 0.1 * values["accuracy"]
         self._accuracy = values.get("validation_accuracy", self._accuracy)
         # What both the bar and the lines say
         told = f"loss {values['loss']:.4f}"
+        if self._batch_accuracy is not None:
+            told += f", accuracy {self._batch_accuracy:.0%}"
         if self._accuracy is not None:
             told += f", validation {self._accuracy:.2%}"
         now = time.monotonic()

@@ -21,7 +21,7 @@ from torchcaps.train import train
 # %%
 # A folder of pictures
 # --------------------
-# Use your own instead. All pictures must have the same size, gray or color.
+# Use your own instead: pictures of any size, gray or color.
 
 folder = Path(tempfile.mkdtemp())
 numbers = np.random.default_rng(0)

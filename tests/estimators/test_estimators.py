@@ -10,6 +10,7 @@ import pytest
 import torch
 from sklearn.base import clone
 from sklearn.datasets import load_digits, load_iris
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.metrics import normalized_mutual_info_score
 from sklearn.model_selection import GridSearchCV, train_test_split
 from sklearn.utils.estimator_checks import check_estimator, parametrize_with_checks
@@ -17,6 +18,8 @@ from sklearn.utils.estimator_checks import check_estimator, parametrize_with_che
 import torchcaps
 from torchcaps.errors import DataError, RecipeError, ShapeError, TrainingError
 from torchcaps.estimators import CapsuleClassifier, PoECapsules
+from torchcaps.estimators.classifier import _Settings
+from torchcaps.estimators.preprocessing import check_settings
 
 
 def planted(n=300, p=22, rank=3, seed=0):
@@ -66,6 +69,12 @@ def test_unseen_rows_go_to_their_clusters(three):
     capsules, X, y = three
     assert normalized_mutual_info_score(y[300:], capsules.predict(X[300:])) >= 0.9
     assert np.array_equal(capsules.labels_, capsules.predict(X[:300]))
+
+
+def test_fit_predict_is_fit_and_the_labels():
+    X, _ = planted(60, seed=1)
+    found = PoECapsules(3, 2, epochs=4).fit_predict(X)
+    assert np.array_equal(found, PoECapsules(3, 2, epochs=4).fit(X).labels_)
 
 
 def test_poses_lead_back_to_unseen_rows_better_than_the_cluster_means(three):
@@ -316,6 +325,34 @@ def test_the_images_are_those_of_a_capsnet(seen):
         expected = net.scores(torch.from_numpy(X / 16).view(-1, 1, 8, 8))
     assert np.allclose(images.decision_function(X), expected, atol=1e-12)
     assert np.array_equal(images.predict(X.reshape(-1, 1, 8, 8)), images.predict(X))
+
+
+def test_channels_may_come_last():
+    draw = np.random.default_rng(0)
+    X = draw.integers(0, 256, (12, 3, 10, 9), dtype=np.uint8)
+    y = np.arange(12) % 2
+    sizes = {"pose_dim": 2, "child_dim": 2, "n_children": 2, "channels": 2, "epochs": 1}
+    first = CapsuleClassifier(image_shape=(3, 10, 9), **sizes).fit(X, y)
+    last = CapsuleClassifier(image_shape=(10, 9, 3), **sizes).fit(X.transpose(0, 2, 3, 1), y)
+    assert np.array_equal(first.decision_function(X), last.decision_function(X.transpose(0, 2, 3, 1)))
+    with pytest.raises(ShapeError, match=r"\[n 10 9 3\]"):
+        last.predict(X)
+
+
+def test_the_default_rate_falls_with_the_size_of_images():
+    def rate(shape: tuple[int, int, int] | None, learning_rate: float | None = None) -> float:
+        return check_settings(_Settings, CapsuleClassifier(image_shape=shape, learning_rate=learning_rate)).rate
+
+    assert rate(None) == rate((1, 8, 8)) == 0.01 and rate((3, 32, 32), 0.5) == 0.5
+    assert 0.0009 < rate((3, 32, 32)) == rate((32, 32, 3)) < 0.001 < rate((1, 28, 28)) < 0.003
+
+
+def test_a_classifier_that_learned_nothing_says_so():
+    X, y = load_iris(return_X_y=True)
+    with pytest.warns(
+        ConvergenceWarning, match=r"learned nothing: they are right about 33% .* try a lower learning_rate"
+    ):
+        CapsuleClassifier(2, 2, 2, epochs=1, learning_rate=1e-9).fit(np.zeros_like(X), y)
 
 
 def test_of_two_classes_the_decision_is_one_number_whose_sign_is_the_class():

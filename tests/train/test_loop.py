@@ -18,7 +18,7 @@ from torchcaps.data import make_batch
 from torchcaps.data.augment import SampleKey, shift
 from torchcaps.errors import CheckpointError, DataError, RecipeError, ShapeError, TrainingError
 from torchcaps.models.capsnet import CapsNet
-from torchcaps.train import load_run, total_steps, train
+from torchcaps.train import load_recipe, load_run, total_steps, train
 from torchcaps.train.journal import read_journal
 from torchcaps.train.run import recipe_in
 from torchcaps.train.train_state import build_model, flushed_denormals, shrink_batches
@@ -296,6 +296,14 @@ def test_of_few_images_training_takes_the_least_number_of_steps(tmp_path):
     settings = tiny(train={"epochs": 2.0, "batch": 8, "min_steps": 50}).train
     assert settings.steps(80) == 50 and settings.steps(800) == 200
     assert train(tiny(train={"min_steps": 21}), tmp_path, quiet=True).step == 21
+    # Who says how many epochs means them.
+    assert (
+        load_recipe("capsnet-folder").train.min_steps
+        > 0
+        == load_recipe("capsnet-folder", {"train": {"epochs": 3}}).train.min_steps
+    )
+    stages = load_recipe("poe-quick", {"stages": {"capsules": {"train": {"epochs": 1}}}}).stages
+    assert stages["capsules"].train.min_steps == 0 < stages["autoencoder"].train.min_steps
 
 
 def test_resuming_on_other_data_is_refused_in_one_line(tmp_path):

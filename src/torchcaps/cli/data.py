@@ -103,7 +103,7 @@ class Data:
 
         for line in fetch(name):
             print(line)
-        suggest_next("data", "show", self.name)
+        suggest_next("data", "show", name)
 
     def _clean(self) -> None:
         from torchcaps.data.prepared import clean

@@ -11,6 +11,7 @@ float64.
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -18,6 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
@@ -46,8 +48,16 @@ __all__ = ["CapsuleClassifier"]
 
 DECAY = 0.1
 """Final learning rate, relative to the initial one."""
+RATE = 0.01
+SMALL_IMAGE = 64
+RATE_EXPONENT = 0.6
+"""Initial learning rate of rows and of images of up to so many numbers; that of larger ones falls with this power."""
+CHANNELS = (1, 2, 3, 4)
+"""Numbers of channels that tell (h, w, c) from (c, h, w)."""
 MAX_INIT_STD = 0.5
 """Largest standard deviation of the initial W, for rows."""
+MOST_CHECKED = 1000
+"""Training rows on which a classifier is compared with chance."""
 MAX_KERNEL = 9
 """Largest side of the filters of both convolutions, for images (Sabour 2017)."""
 
@@ -66,7 +76,29 @@ class _Settings:
     reconstruction: NonNegativeFloat
     epochs: Count
     batch_size: Count
-    learning_rate: Annotated[float, Range(0, 1e30, open_low=True)]  # Adam divides it, in float32, by less than 1
+    learning_rate: Annotated[float, Range(0, 1e30, open_low=True)] | None  # Adam divides it, in float32, by less than 1
+
+    @property
+    def image_spec(self) -> tuple[int, int, int] | None:
+        """The shape (c, h, w) of images, which `image_shape` may give as (h, w, c); None for rows."""
+        if self.image_shape is None or not self.channels_are_last:
+            return self.image_shape
+        height, width, channels = self.image_shape
+        return channels, height, width
+
+    @property
+    def channels_are_last(self) -> bool:
+        """Whether `image_shape` is (h, w, c): its last number is one that channels have, and its first is not."""
+        return self.image_shape is not None and self.image_shape[2] in CHANNELS and self.image_shape[0] not in CHANNELS
+
+    @property
+    def rate(self) -> float:
+        """The learning rate at the start: as given or, for images, smaller the larger they are."""
+        if self.learning_rate is not None:
+            return self.learning_rate
+        pixels = SMALL_IMAGE if self.image_shape is None else math.prod(self.image_shape)
+        share: float = min(1.0, SMALL_IMAGE / pixels) ** RATE_EXPONENT
+        return RATE * share
 
     def build(self, columns: int, classes: int, seed: int = 0) -> Model:
         """Build the network before training; the global random state of torch is left as it was.
@@ -78,9 +110,10 @@ class _Settings:
         """
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            if self.image_shape is None:
+            shape = self.image_spec
+            if shape is None:
                 return _RowNetwork(self, columns, classes)
-            spec = ImageSpec(*self.image_shape, classes)
+            spec = ImageSpec(*shape, classes)
             return self._capsnet_config(min(spec.height, spec.width)).build(spec)
 
     def _capsnet_config(self, side: int) -> CapsNetConfig:
@@ -147,7 +180,7 @@ def _train(network: Model, inputs: Tensor, labels: Tensor, settings: _Settings, 
     n = len(inputs)
     batches = math.ceil(n / settings.batch_size)
     steps = settings.epochs * batches
-    optimizer = torch.optim.Adam(network.parameters(), lr=settings.learning_rate)
+    optimizer = torch.optim.Adam(network.parameters(), lr=settings.rate)
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, DECAY ** (1 / steps))
     # Batches of nearly equal size, so that no step averages over very few rows
     for epoch in range(settings.epochs):
@@ -160,7 +193,7 @@ def _train(network: Model, inputs: Tensor, labels: Tensor, settings: _Settings, 
             schedule.step()
     # Weights that diverged would predict NaN
     if not all(bool(p.isfinite().all()) for p in network.parameters()):
-        raise TrainingError(f"the capsules diverged at learning_rate={settings.learning_rate}; try a smaller one")
+        raise TrainingError(f"the capsules diverged at learning_rate={settings.rate}; try a smaller one")
     return steps
 
 
@@ -172,13 +205,15 @@ class CapsuleClassifier(ClassifierMixin, BaseEstimator):
         child_dim: d, numbers of a child.
         n_children: I, children of a row; for images, capsule types at each place.
         iterations: of dynamic routing.
-        image_shape: (c, h, w) if the rows are images, flattened or not, for a CapsNet; None for plain numbers.
+        image_shape: (c, h, w) or (h, w, c), as X has them, if the rows are images, flattened or not, for a CapsNet;
+            None for plain numbers. The last of three numbers is taken for the channels if it is 1 to 4 and the first is
+            not.
         channels: filters of the first convolution; for images only.
         kernel: side of the filters of both convolutions, None for a third of the image's, at most 9; for images only.
         reconstruction: weight of the reconstruction loss; for images only.
         epochs: passes over the rows.
         batch_size: rows a step.
-        learning_rate: of Adam, at the start; large images want a smaller one.
+        learning_rate: of Adam, at the start. None for 0.01, which falls with the size of images beyond 8x8.
         random_state: an integer makes `fit` a function of its input.
 
     Attributes:
@@ -208,7 +243,7 @@ class CapsuleClassifier(ClassifierMixin, BaseEstimator):
         reconstruction: float = 0.0005,
         epochs: int = 30,
         batch_size: int = 32,
-        learning_rate: float = 0.01,
+        learning_rate: float | None = None,
         random_state: RandomState = 0,
     ) -> None:
         self.pose_dim = pose_dim
@@ -228,7 +263,7 @@ class CapsuleClassifier(ClassifierMixin, BaseEstimator):
         """Train on labeled rows.
 
         Args:
-            X: rows [n p], or images [n c h w] or [n (c h w)].
+            X: rows [n p], or images [n c h w] (or [n h w c]) or [n (c h w)].
             y: [n] labels of any kind.
 
         Returns:
@@ -239,6 +274,9 @@ class CapsuleClassifier(ClassifierMixin, BaseEstimator):
             RecipeError: a parameter has the wrong type or is out of range.
             ShapeError: X does not fit `image_shape`.
             TrainingError: training diverged.
+
+        Warns:
+            ConvergenceWarning: the capsules tell the classes apart no better than by naming the most frequent one.
         """
         # Check parameters and data
         settings = check_settings(_Settings, self)
@@ -258,7 +296,22 @@ class CapsuleClassifier(ClassifierMixin, BaseEstimator):
         network = settings.build(rows.shape[1], len(self.classes_), seed)
         self.n_iter_ = _train(network, self._to_input(rows).float(), torch.from_numpy(labels), settings, seed)
         self.weights_ = {name: t.detach().double().numpy().copy() for name, t in network.state_dict().items()}
+        self._warn_at_chance(rows, labels)
         return self
+
+    def _warn_at_chance(self, rows: Rows, labels: NDArray[np.int64]) -> None:
+        """Say so if nothing was learned, which a mere low score would hide."""
+        some = np.linspace(0, len(rows) - 1, min(len(rows), MOST_CHECKED)).astype(int)
+        found = (self._lengths_of(rows[some]).argmax(1) == labels[some]).mean()
+        chance = np.bincount(labels[some]).max() / len(some)
+        if found <= chance:
+            warnings.warn(
+                f"the capsules have learned nothing: they are right about {found:.0%} of the training rows, and the "
+                f"most frequent class is {chance:.0%}; try a lower learning_rate than {self._settings.rate:.3g}, or "
+                "more epochs",
+                ConvergenceWarning,
+                stacklevel=3,
+            )
 
     def predict(self, X: ArrayLike) -> NDArray[np.generic]:
         """Return the class [n] whose capsule is longest, for each row of X."""
@@ -288,6 +341,10 @@ class CapsuleClassifier(ClassifierMixin, BaseEstimator):
         rows: Rows = validate_data(
             self, flatten_images(X, self._settings.image_shape), dtype=[np.float64, np.float32], reset=False
         )
+        return self._lengths_of(rows)
+
+    def _lengths_of(self, rows: Rows) -> FloatArray:
+        """Compute the lengths of the class capsules [n j] of checked rows."""
         # The network is rebuilt from its weights; rows are scored in float64
         network = self._settings.build(rows.shape[1], len(self.classes_)).double().eval()
         network.load_state_dict({name: torch.from_numpy(array) for name, array in self.weights_.items()})
@@ -301,4 +358,5 @@ class CapsuleClassifier(ClassifierMixin, BaseEstimator):
         if self._settings.image_shape is None:
             return torch.from_numpy(rows)
         # The network was trained on pixels in [0, 1]; darker and lighter ones than those of training are clipped
-        return torch.from_numpy(rows.clip(0, 1)).reshape(-1, *self._settings.image_shape)
+        images = torch.from_numpy(rows.clip(0, 1)).reshape(-1, *self._settings.image_shape)
+        return images.permute(0, 3, 1, 2).contiguous() if self._settings.channels_are_last else images

@@ -292,6 +292,11 @@ class PoECapsules(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         winners: NDArray[np.int64] = self._compute(self._check_rows(X), CapsuleEnergy.winners).numpy()
         return winners
 
+    def fit_predict(self, X: ArrayLike, y: object = None) -> NDArray[np.int64]:
+        """Train on rows [n p] and return the capsule [n] that wins each of them; `y` is not used."""
+        winners: NDArray[np.int64] = self.fit(X).labels_
+        return winners
+
     def score_samples(self, X: ArrayLike) -> FloatArray:
         """Return minus the free energy [n], sum_j m_j log(1 + |z_j|²): larger is more familiar, but no likelihood."""
         scores: FloatArray = self._compute(self._check_rows(X), _negative_free_energy).numpy()

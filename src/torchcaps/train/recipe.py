@@ -220,7 +220,7 @@ def load_recipe(name: str, overrides: Mapping[str, object] | None = None) -> Rec
     path = find_recipe(name)
     # A recipe without a name of its own is called like its file.
     tables = {"name": path.stem, **_read(path)}
-    merged = merge(tables, overrides or {})
+    merged = merge(tables, _as_long_as_said(overrides or {}))
     # The paper's numbers are of the recipe's own model and data: of others they would say nothing.
     if "paper" not in (overrides or {}) and any(_compared(merged, key) != _compared(tables, key) for key in FOLLOWED):
         merged.pop("paper", None)
@@ -249,7 +249,14 @@ def _read(path: Path, above: tuple[Path, ...] = ()) -> Table:
         return own
     # The base first, then this file over it.
     below = _read(_base_path(path, own.pop("base")), (*above, here))
-    return merge({key: value for key, value in below.items() if key not in NOT_INHERITED}, own)
+    inherited = {key: value for key, value in below.items() if key not in NOT_INHERITED}
+    return merge(inherited, _as_long_as_said(own))
+
+
+def _as_long_as_said(tables: Mapping[str, object]) -> Table:
+    """Return tables in which `epochs` stand alone: who says how many does not mean the `min_steps` of another."""
+    found = {key: _as_long_as_said(value) if isinstance(value, Mapping) else value for key, value in tables.items()}
+    return {"min_steps": 0, **found} if "epochs" in found else found
 
 
 def _base_path(path: Path, base: object) -> Path:

@@ -40,7 +40,21 @@ myst_heading_anchors = 3
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
-autodoc_default_options = {"members": True, "show-inheritance": True}
+autodoc_default_options = {"members": True}
+# Annotations that are checks keep their names in signatures
+autodoc_type_aliases = {
+    name: name
+    for name in (
+        "Count",
+        "Share",
+        "PositiveFloat",
+        "NonNegativeFloat",
+        "NonNegativeInt",
+        "RouterChoice",
+        "Options",
+        "Table",
+    )
+}
 python_use_unqualified_type_names = True
 python_maximum_signature_line_length = 100
 napoleon_google_docstring = True

@@ -23,7 +23,7 @@ import json
 import re
 import sys
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import mean, stdev
 
@@ -119,13 +119,20 @@ def systems_table(name: str, base: str = "") -> str:
                 one["data"],
                 "-" if paper is None else _number(metric, [paper]),
                 one.get("public", "-"),
-                f"{_value(result, metric, one['baseline'])}, {one['baseline']}" if "baseline" in one else "-",
+                _baseline(result, metric, one),
                 f"**{_value(result, metric, one.get('row'))}**",
                 f"{result.budget['seconds'] / 60:.0f}",
             ]
         )
     head, rule, *body = _lines(rows)
     return "\n".join([head, rule.replace("--:", "---", 1), *body]) + "\n"
+
+
+def _baseline(result: Result, metric: str, row: Mapping[str, str]) -> str:
+    """The number of the row's baseline and its name, or a dash if it has none."""
+    if "baseline" not in row:
+        return "-"
+    return f"{_value(result, metric, row['baseline'])}, {row.get('baseline_label', row['baseline'])}"
 
 
 def ratios_table(name: str) -> str:

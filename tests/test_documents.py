@@ -29,9 +29,10 @@ def name_of(page: Path) -> str:
 
 
 @pytest.fixture
-def clean_tables(monkeypatch):
-    """Forget routers, models and systems that a page registers; draw figures into memory."""
+def clean_tables(monkeypatch, tmp_path):
+    """Forget routers, models and systems that a page registers; draw figures into memory; leave the cache alone."""
     monkeypatch.setenv("MPLBACKEND", "Agg")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     tables = [(table, dict(table)) for table in (ROUTERS, MODELS, SYSTEMS)]
     yield
     for table, before in tables:
@@ -66,6 +67,29 @@ def test_examples_are_short_and_have_a_title_for_the_gallery(path):
     assert len(path.read_text().splitlines()) < (65 if path in EXAMPLES else 150)
     title, rule = ast.get_docstring(ast.parse(path.read_text())).splitlines()[:2]
     assert rule == "=" * len(title), f"{path.name}: its docstring begins with a title and a line of = below"
+
+
+@pytest.mark.parametrize(
+    ("target", "phrase"),
+    [
+        ("how-to/data.md", "## Your own images"),  # how do I train on my own pictures?
+        ("start/glossary.md", "**NMI**"),  # what is NMI here?
+        ("gallery/tutorials/plot_5_write_a_router.rst", "ROUTERS["),  # how do I add a router?
+        ("results/speed.md", "times faster"),  # is it faster than X?
+        ("results/index.md", "## Not reproduced, and why"),  # did you reproduce Y?
+        ("how-to/resume.md", "--resume runs/"),  # how do I resume?
+        ("how-to/scale.md", "## GPU"),  # can I use a GPU?
+        ("how-to/export.md", "## Get weights"),  # how do I get weights?
+        ("start/glossary.md", "**over**"),  # what does `over` mean?
+        ("start/faq.md", "### How do I cite it?"),
+        ("start/faq.md", "### Why is my loss NaN?"),
+        ("start/glossary.md", "**frame**"),  # what is the frame of a capsule?
+    ],
+)
+def test_questions_of_readers_are_answered_one_click_from_the_front_page(target, phrase):
+    assert re.search(rf"\]\({re.escape(target)}[#)]", (DOCS / "index.md").read_text())
+    source = DOCS / target.removeprefix("gallery/").replace(".rst", ".py")
+    assert phrase in source.read_text()
 
 
 def test_tables_are_fresh():

@@ -55,12 +55,12 @@ def dynamic_routing(votes, iterations=3):
 
 
 class CapsuleNetwork(nn.Module):
-    """20x20 image -> 8 types of children at 5x5 positions -> 10 class capsules of 12 numbers."""
+    """20x20 image -> 8 types of children at 4x4 positions -> 10 class capsules of 12 numbers."""
 
     def __init__(self):
         super().__init__()
-        self.conv = nn.Conv2d(1, 8 * 8, kernel_size=8, stride=3)
-        self.W = nn.Parameter(0.1 * torch.randn(200, 10, 12, 8))  # [i j k d]
+        self.conv = nn.Conv2d(1, 8 * 8, kernel_size=8, stride=4)
+        self.W = nn.Parameter(0.1 * torch.randn(128, 10, 12, 8))  # [i j k d]
 
     def children(self, images):
         x = self.conv(images).unflatten(1, (8, 8))  # [b type d h w]
@@ -87,8 +87,8 @@ torch.manual_seed(0)
 network = CapsuleNetwork()
 optimizer = torch.optim.Adam(network.parameters(), lr=3e-3)
 losses = []
-for _ in range(70):
-    chosen = torch.randint(len(images), (64,))
+for _ in range(60):
+    chosen = torch.randint(len(images), (50,))
     parents, _coupling = network(images[chosen])
     loss = margin_loss(parents.norm(dim=-1), labels[chosen])
     optimizer.zero_grad()

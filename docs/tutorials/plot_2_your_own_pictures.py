@@ -23,7 +23,8 @@ from torchcaps.train import train
 # --------------------
 # Use your own instead: pictures of any size, gray or color.
 
-folder = Path(tempfile.mkdtemp())
+place = tempfile.TemporaryDirectory()
+folder = Path(place.name)
 numbers = np.random.default_rng(0)
 
 

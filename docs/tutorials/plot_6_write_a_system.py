@@ -28,7 +28,7 @@ from torchcaps.train.recipe import recipe_of
 # model a classifier.
 
 
-class Shallow(Model):
+class Flat(Model):
     """Images -> primary capsules -> class capsules, without a convolution before them."""
 
     def __init__(self, config, spec):
@@ -52,14 +52,14 @@ class Shallow(Model):
 
 
 @dataclass(frozen=True)
-class ShallowConfig:
-    """Settings of `Shallow`."""
+class FlatConfig:
+    """Settings of `Flat`."""
 
     types: Count = 8
     dimension: Count = 16
 
     def build(self, spec):
-        return Shallow(self, spec)
+        return Flat(self, spec)
 
 
 # %%
@@ -68,15 +68,15 @@ class ShallowConfig:
 # For a classifier, a name and its models are enough.
 
 
-class ShallowSystem(System):
+class FlatSystem(System):
     """A classifier; metrics and controls are those of any classifier."""
 
-    name = "shallow"
-    models = ("shallow",)
+    name = "flat"
+    models = ("flat",)
 
 
-MODELS["shallow"] = ShallowConfig
-register(ShallowSystem())
+MODELS["flat"] = FlatConfig
+register(FlatSystem())
 
 # %%
 # Train and evaluate
@@ -85,17 +85,17 @@ register(ShallowSystem())
 
 recipe = recipe_of(
     {
-        "name": "shallow-glyphs",
-        "model": {"name": "shallow"},
-        "data": {"name": "glyphs", "train": 1000, "test": 200},
-        "train": {"epochs": 10, "batch": 64},
+        "name": "flat-glyphs",
+        "model": {"name": "flat"},
+        "data": {"name": "glyphs", "train": 800, "test": 200},
+        "train": {"epochs": 6, "batch": 40},
     }
 )
 with tempfile.TemporaryDirectory() as folder:
     train(recipe, Path(folder) / "run", quiet=True)
     result = evaluate_runs([Path(folder) / "run"])
 
-rows = {"shallow": result.metrics, **result.controls}
+rows = {"flat": result.metrics, **result.controls}
 errors = {name: 100 * row["test_error"][0] for name, row in rows.items()}
 print({name: f"{value:.0f} %" for name, value in errors.items()})
 fig, axis = plt.subplots(figsize=(5, 2))

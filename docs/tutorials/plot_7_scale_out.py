@@ -20,11 +20,12 @@ import torch
 import torchcaps
 from torchcaps.train import train
 
-folder = Path(tempfile.mkdtemp())
+place = tempfile.TemporaryDirectory()
+folder = Path(place.name)
 settings = {
-    "data": {"train": 600, "test": 50},
-    "model": {"channels": 8, "types": 2},
-    "train": {"epochs": 6, "batch": 50, "save_every": 5, "log_every": 1},
+    "data": {"train": 400, "test": 50},
+    "model": {"channels": 8, "types": 2, "decoder": [32]},
+    "train": {"epochs": 5, "batch": 50, "save_every": 5, "log_every": 1},
 }
 recipe = torchcaps.load_recipe("capsnet-glyphs", settings)
 
@@ -98,7 +99,7 @@ fig.tight_layout()
 
 model = torchcaps.load(folder / "whole")
 with torch.no_grad():
-    print(model.scores(torch.rand(3000, 1, 28, 28)).shape)
+    print(model.scores(torch.rand(1000, 1, 28, 28)).shape)
 
 # %%
 # More: :doc:`several processes or a GPU </how-to/scale>`, :doc:`resume </how-to/resume>`.

@@ -13,6 +13,7 @@ import time
 
 import pytest
 
+from support.processes import Forked, command
 from support.tiny_recipe import tiny_toml
 from torchcaps.cli import main
 from torchcaps.cli.demo import Demo
@@ -172,15 +173,13 @@ def test_unexpected_errors_are_one_line_unless_debug(capsys, monkeypatch):
 
 def test_ctrl_c_says_how_to_go_on_and_that_command_finishes(tmp_path):
     out, recipe = tmp_path / "run", str(tiny_toml(tmp_path))
-    words = [sys.executable, "-m", "torchcaps", "train", recipe, "--out", str(out), "--train.epochs", "400"]
-    process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    process = Forked(command, "train", recipe, "--out", str(out), "--train.epochs", "400")
     deadline = time.monotonic() + 60
     while not (out / "checkpoint.safetensors").exists() and time.monotonic() < deadline:
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 1
-    line = err.strip().splitlines()[-1]
+    assert process.wait() == 1
+    line = process.errors.strip().splitlines()[-1]
     assert line.endswith(f"go on with: torchcaps train --resume {out}")
     advice = line.split("torchcaps ", 1)[1].split()
     step = load_run(out).step
@@ -291,8 +290,8 @@ def _small_recipes(folder):
 TINY_POE = """
 [data]
 name = "glyphs"
-train = 160
-test = 60
+train = 80
+test = 40
 size = 16
 [model]
 name = "poe"

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
 import torch
 
 from support.easy_images import easy
+from support.processes import Forked, command
 from support.tiny_recipe import tiny_toml
 from sweep import load_sweep, main, sweep_files
 from torchcaps.train import load_run
@@ -68,8 +71,16 @@ def file(tmp_path_factory) -> Path:
 def trained(file: Path, tmp_path_factory) -> Path:
     """The folder of all runs of the sweep, after it ran once; results are beside them."""
     out = tmp_path_factory.mktemp("runs")
-    assert main([str(file), "--out", str(out), "--results", str(out / "results"), "--quiet"]) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sweep.subprocess.run", forked)
+        assert main([str(file), "--out", str(out), "--results", str(out / "results"), "--quiet"]) == 0
     return out
+
+
+def forked(words: list[str]) -> CompletedProcess[str]:
+    """Run `python -m torchcaps` in a process that is forked, which takes less time than one that imports torch."""
+    assert words[:3] == [sys.executable, "-m", "torchcaps"]
+    return CompletedProcess(words, Forked(command, *words[3:]).wait())
 
 
 def test_one_command_trains_everything_and_writes_the_results(trained: Path):

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor, nn
 
+from support.processes import run_group
 from torchcaps.errors import ShapeError
 from torchcaps.layers import CapsuleBatchNorm, PerTypeBatchNorm
 from torchcaps.types import Capsules
@@ -111,22 +111,22 @@ def test_mixed_precision_loses_no_digits_of_the_means() -> None:
     torch.testing.assert_close(PerTypeBatchNorm(4, 1)(x).mean((0, 2, 3)), torch.zeros(4), rtol=0, atol=1e-5)
 
 
-def _half(rank: int, folder: str) -> None:
+def _half(folder: Path) -> None:
     """A process with one half of the batch; the halves are unlike. Its loss is that of its half."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
     norm, x = PerTypeBatchNorm(3, -1).double(), drawn(6, 3)[3 * rank : 3 * rank + 3].requires_grad_()
     y = norm(x)
     (y**3).mean().backward()
     assert x.grad is not None and norm.scale.grad is not None
     record = {"y": y.tolist(), "x": x.grad.tolist(), "scale": norm.scale.grad.tolist()}
     record |= {"mean": norm.mean.tolist(), "variance": norm.variance.tolist()}
-    Path(folder, f"{rank}.json").write_text(json.dumps(record))
+    (folder / f"{rank}.json").write_text(json.dumps(record))
     dist.destroy_process_group()
 
 
 def test_two_processes_norm_as_one_with_the_whole_batch(tmp_path: Path) -> None:
-    mp.spawn(_half, (str(tmp_path),), nprocs=2)
+    run_group(_half, tmp_path)
     norm, x = PerTypeBatchNorm(3, -1).double(), drawn(6, 3).requires_grad_()
     y = norm(x)
     (y**3).mean().backward()

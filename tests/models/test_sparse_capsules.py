@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 
 from support import model_checks as networks
 from support.model_checks import assert_redraws_without_labels, assert_teaches_everything, batch, learned, refusal
+from support.processes import run_group
 from torchcaps.config import from_dict, to_dict
 from torchcaps.errors import RecipeError, ShapeError
 from torchcaps.layers import FrameDecoder, SharedCapsules
@@ -227,21 +227,21 @@ def test_the_objective_counts_the_capsules_inside_the_band() -> None:
 RELATIVE = replace(TINY, relative=True)
 
 
-def _one_of_two(rank: int, folder: str) -> None:
+def _one_of_two(folder: Path) -> None:
     """A process that sees its half of every batch; the halves are unlike, so alone it would learn other numbers."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
     model = build(RELATIVE)
     for n in range(6):
         whole = batch(b=8, seed=n)
         model.objective(Batch(*(part[4 * rank : 4 * rank + 4] for part in whole[:3])), n)
     state = {name: value.tolist() for name, value in model.mask.state_dict().items()}
-    Path(folder, f"{rank}.json").write_text(json.dumps(state))
+    (folder / f"{rank}.json").write_text(json.dumps(state))
     dist.destroy_process_group()
 
 
 def test_two_processes_have_the_statistics_of_one_with_the_whole_batch(tmp_path: Path) -> None:
-    mp.spawn(_one_of_two, (str(tmp_path),), nprocs=2)
+    run_group(_one_of_two, tmp_path)
     alone, half = build(RELATIVE), build(RELATIVE)
     for n in range(6):
         whole = batch(b=8, seed=n)

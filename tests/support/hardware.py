@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from functools import lru_cache
+import torch
 
-_PRODUCT = "import torch; torch.nn.Linear(160, 512).bfloat16()(torch.ones(32, 160).bfloat16())"
+from support.processes import Forked
 
 
-@lru_cache(maxsize=1)
 def multiplies_bfloat16() -> bool:
     """Return whether torch's bfloat16 matrix product works: some virtual machines announce AMX and do not allow it."""
-    return subprocess.run([sys.executable, "-c", _PRODUCT], capture_output=True, check=False).returncode == 0
+    return Forked(_multiply_bfloat16).wait() == 0
+
+
+def _multiply_bfloat16() -> None:
+    torch.nn.Linear(160, 512).bfloat16()(torch.ones(32, 160).bfloat16())

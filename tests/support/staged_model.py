@@ -1,18 +1,16 @@
-"""The smallest model trained in stages, as a recipe and, if run as a script, on the command line.
+"""The smallest model trained in stages, as a recipe, as a file, and on the command line of a process of its own.
 
     code     a convolution, dropout and a decoder, by gradients: redraw the image
     head     a classifier on the code of images, which it keeps from `prepare`, by gradients
     moments  the mean code, gathered into buffers without gradients; `finish` turns it into the offset
 
-`mishaps` maps (stage, step | "prepare" | "finish") to what is to happen there. As a script it runs the command line of
-torchcaps once for every moment in STAGED_KILL, such as "code:3 head:finish", until kill -9 there, and then to the end.
+`mishaps` maps (stage, step | "prepare" | "finish") to what is to happen there.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from torchcaps.cli import main
 from torchcaps.config import Count, Share, merge
 from torchcaps.models import MODELS
 from torchcaps.models.base import Model
@@ -181,24 +180,16 @@ def _finish_apart(self: Code) -> None:
         p += 1
 
 
-def _killed_at(moment: str) -> int:
-    """The signal that ended a process of its own; to fork spares it the time to import torch."""
-    stage, what = moment.split(":")
-    child = os.fork()
-    if child == 0:
-        mishaps[stage, int(what) if what.isdigit() else what] = lambda: os.kill(os.getpid(), signal.SIGKILL)
-        os._exit(main())
-    return os.WTERMSIG(os.waitpid(child, 0)[1])
-
-
-if __name__ == "__main__":
-    from torchcaps.cli import main
-
+def command(*words: str) -> int:
+    """Run the command line of torchcaps, which knows this model, in a process of its own."""
     MODELS["staged"] = StagedConfig
     if os.environ.get("RANK") == "1":
         Code.finish = _finish_apart
-    staged()  # imports what an optimizer needs, once for all
-    for moment in os.environ.get("STAGED_KILL", "").split():
-        if _killed_at(moment) != signal.SIGKILL:
-            sys.exit(f"not killed at {moment}")
-    sys.exit(main())
+    return main(list(words))
+
+
+def killed_command(moment: str, *words: str) -> int:
+    """Run the command line until kill -9 at a moment, such as "code:3" or "head:finish", in a process of its own."""
+    stage, what = moment.split(":")
+    mishaps[stage, int(what) if what.isdigit() else what] = lambda: os.kill(os.getpid(), signal.SIGKILL)
+    return command(*words)

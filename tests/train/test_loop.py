@@ -389,8 +389,9 @@ def test_a_whole_checkpoint_with_nonsense_inside_is_refused(tmp_path, change):
         load_run(tmp_path)
 
 
-@pytest.mark.skipif(not multiplies_bfloat16(), reason="torch's bfloat16 product is an illegal instruction here")
 def test_bfloat16_trains(tmp_path):
+    if not multiplies_bfloat16():
+        pytest.skip("torch's bfloat16 product is an illegal instruction here")
     outcome = train(tiny(train={"precision": "bfloat16", "epochs": 1.0}), tmp_path, quiet=True)
     assert outcome.finished
     assert all(p.dtype == torch.float32 and torch.isfinite(p).all() for p in outcome.model.parameters())

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -14,6 +12,7 @@ import torch
 from torch.nn import functional as F
 
 from support import staged_model as toy
+from support.processes import Forked, run_group
 from support.staged_model import STAGES, STEPS, StagedConfig, events, mishaps, staged, staged_toml
 from support.tiny_recipe import edit_document
 from torchcaps.cli import main
@@ -229,30 +228,21 @@ def test_ctrl_c_between_stages_stops_there(tmp_path, whole):
     assert_same_run(whole, tmp_path)
 
 
-def command(*words: str, kill: str = "") -> None:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "STAGED_KILL": kill}
-    done = subprocess.run([sys.executable, *words], env=environment, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr[-2000:]
-
-
 def test_kill_9_in_each_stage_changes_no_bit(tmp_path, whole):
-    words = [
-        toy.__file__,
-        "train",
-        str(staged_toml(tmp_path)),
-        "--out",
-        str(tmp_path / "run"),
-        "--quiet",
-        "--resume",
-        "auto",
-    ]
-    command(*words, kill="code:prepare code:6 code:finish head:6 head:finish moments:7 moments:finish")
+    """At the start, in the middle and at the end of stages, of which the first alone has no checkpoint at its start."""
+    words = ["train", str(staged_toml(tmp_path)), "--out", str(tmp_path / "run"), "--quiet", "--resume", "auto"]
+    for moment in ("code:prepare", "code:6", "code:finish", "head:6", "head:finish", "moments:7", "moments:finish"):
+        assert Forked(toy.killed_command, moment, *words).wait() == -signal.SIGKILL, moment
+    Forked(toy.command, *words).finish()
     assert_same_run(whole, tmp_path / "run")
 
 
 @pytest.mark.long
 def test_kills_at_random_moments_of_each_stage(tmp_path, monkeypatch):
-    monkeypatch.setattr(instrument, "COMMAND", (sys.executable, toy.__file__))
+    def start(recipe, out, words):
+        return Forked(toy.command, "train", recipe, "--out", str(out), "--quiet", *words)
+
+    monkeypatch.setattr(instrument, "_start", start)
     longer = [w for s in STAGES for w in (f"--stages.{s}.train.epochs", "40")]
     assert assert_resumes(str(staged_toml(tmp_path)), tmp_path, kills=9, words=longer) >= 5
 
@@ -268,10 +258,9 @@ def test_the_instrument_knows_where_the_stages_lie(whole):
 
 
 def test_two_processes_equal_one_in_every_stage(tmp_path):
-    """In the second process the first stage ends otherwise (see `staged`): the next starts from the first process's."""
+    """In the second process the first stage ends otherwise (see `toy.command`); the next starts from the first's."""
     words = ["train", str(staged_toml(tmp_path)), "--quiet", "--model.dropout", "0"]
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command(*torchrun, toy.__file__, *words, "--out", str(tmp_path / "two"))
+    run_group(toy.command, *words, "--out", str(tmp_path / "two"))
     train(load_recipe(words[1], {"model": {"dropout": 0}}), tmp_path / "one", quiet=True)
     one, two = state(tmp_path / "one"), state(tmp_path / "two")
     for stage in STAGES:
@@ -507,10 +496,9 @@ def test_the_journal_counts_on_and_names_the_stage(whole):
 
 def test_every_stage_has_a_bar_of_its_own(tmp_path, capsys):
     train(staged(), tmp_path)
-    lines = capsys.readouterr().err.splitlines()
-    assert [line.split(",")[0] for line in lines] == [
-        "staged: code: step 12/12", "staged: head: step 10/10", "staged: moments: step 10/10",
-    ]  # fmt: skip
+    steps = [line.split(",")[0] for line in capsys.readouterr().err.splitlines()]
+    last = dict(step.rsplit(" ", 1) for step in steps)  # a slow machine shows steps before the last, too
+    assert last == {"staged: code: step": "12/12", "staged: head: step": "10/10", "staged: moments: step": "10/10"}
 
 
 def test_tensorboard_keeps_stages_apart(tmp_path):
@@ -539,7 +527,8 @@ def test_a_model_of_one_stage_says_nothing_of_stages(tmp_path, capsys):
     from support.tiny_recipe import tiny, tiny_toml
 
     train(tiny(train={"epochs": 0.5}), tmp_path / "run")
-    assert capsys.readouterr().err.startswith("tiny: step 5/5")
+    lines = capsys.readouterr().err.splitlines()  # one alone unless the machine is slow
+    assert lines[-1].startswith("tiny: step 5/5") and all(line.startswith("tiny: step ") for line in lines)
     assert all("stage" not in e for e in read_journal(tmp_path / "run" / "journal.jsonl"))
     assert main(["list", str(tiny_toml(tmp_path))]) == 0
     assert "--stages" not in capsys.readouterr().out

@@ -1,17 +1,10 @@
-"""Products of expert capsules in training: three stages, no bit changed by kill -9, two processes as one.
-
-As a script, `test_training.py killed FOLDER` trains each of RUNS into a folder of its own with a kill -9 at each of
-MOMENTS (torch is imported once), and `test_training.py NAME FOLDER [RUN]`, under torchrun, trains that one without
-dropout, with the autoencoder of a run if one is named.
-"""
+"""Products of expert capsules in training: three stages, no bit changed by kill -9, two processes as one."""
 
 from __future__ import annotations
 
 import math
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from support.processes import Forked, run_group
 from torchcaps.config import from_dict, merge, to_dict
 from torchcaps.errors import CheckpointError, DataError, TorchcapsError, TrainingError
 from torchcaps.models.autoencoder import Autoencoder
@@ -77,15 +71,29 @@ def undropped(name: str) -> Recipe:
     return recipe(merge(RUNS[name], {"autoencoder": {"dropout": 0.0}}))
 
 
+def train_undropped(name: str, folder: Path, autoencoder_of: Path | None) -> None:
+    """Train one of RUNS without dropout, with the autoencoder of a run if there is one, in one process of a group."""
+    given = {} if autoencoder_of is None else {"autoencoder": load(autoencoder_of).autoencoder}
+    train(undropped(name), folder, quiet=True, given=given)
+
+
+def train_until(moment: str, name: str, folder: Path) -> None:
+    """Go on with one of RUNS until kill -9 just before a moment, in a process of its own."""
+    stage, what = moment.split(":")
+    method = "objective" if what.isdigit() else what
+    plain = getattr(STAGES[stage], method)
+
+    def deadly(self: Any, *words: Any) -> Any:
+        if not what.isdigit() or words[1] == int(what):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return plain(self, *words)
+
+    setattr(STAGES[stage], method, deadly)
+    train(recipe(RUNS[name]), folder / name, resume="auto", quiet=True)
+
+
 def state(folder: Path) -> dict[str, torch.Tensor]:
     return dict(load_run(folder).model.state_dict())
-
-
-def launch(*words: str) -> None:
-    """A process of its own, with one thread."""
-    alone = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, *words], env=alone, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr[-2000:]
 
 
 @pytest.fixture(scope="module")
@@ -161,8 +169,10 @@ def test_training_teaches(tmp_path: Path) -> None:
 
 
 def test_kill_9_in_each_stage_changes_no_bit(tmp_path: Path, whole: Path) -> None:
-    launch(__file__, "killed", str(tmp_path))
     for name in RUNS:
+        for moment in MOMENTS:
+            assert Forked(train_until, moment, name, tmp_path).wait() == -signal.SIGKILL, moment
+        train(recipe(RUNS[name]), tmp_path / name, resume="auto", quiet=True)
         instrument._assert_same(whole / name, tmp_path / name)
         one, other = (read_journal(folder / name / "journal.jsonl") for folder in (whole, tmp_path))
         assert [e["step"] for e in one if e["step"] % 2 == 0] == [e["step"] for e in other if e["step"] % 2 == 0]
@@ -189,10 +199,9 @@ def _toml(value: Any) -> str:
 def test_two_processes_equal_one_in_every_stage(tmp_path: Path, name: str) -> None:
     """To 1e-6. The stages after the first get the same autoencoder: features are kept in half precision, where one that
     differs in its last bit may be rounded the other way, a thousand times as far."""
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     train(undropped(name), tmp_path / "one", quiet=True)
-    launch(*torchrun, __file__, name, str(tmp_path / "two"))
-    launch(*torchrun, __file__, name, str(tmp_path / "given"), str(tmp_path / "one"))
+    run_group(train_undropped, name, tmp_path / "two", None)
+    run_group(train_undropped, name, tmp_path / "given", tmp_path / "one")
     one, two, given = (state(tmp_path / run) for run in ("one", "two", "given"))
     for part, other in zip(PARTS, (two, given, given), strict=True):
         apart = {key: _farthest(one[key], other[key]) for key in one if key.startswith(part)}
@@ -289,44 +298,3 @@ def test_a_stage_that_is_given_is_taken_over(tmp_path: Path, whole: Path) -> Non
         if not key.startswith("decoder"):
             assert torch.equal(mine[key], theirs[key])
     assert outcome.step == 8 and not torch.equal(mine["decoder.U"], theirs["decoder.U"])
-
-
-# --- As a script ------------------------------------------------------------------------------------------------------
-
-
-def _killed_at(moment: str, name: str, folder: Path) -> bool:
-    """Go on with a run in a process of its own, until kill -9 just before the moment."""
-    child = os.fork()
-    if child == 0:
-        stage, what = moment.split(":")
-        method = "objective" if what.isdigit() else what
-        plain = getattr(STAGES[stage], method)
-
-        def meant(self: Any, *words: Any) -> Any:
-            if not what.isdigit() or words[1] == int(what):
-                os.kill(os.getpid(), signal.SIGKILL)
-            return plain(self, *words)
-
-        setattr(STAGES[stage], method, meant)
-        train(recipe(RUNS[name]), folder / name, resume="auto", quiet=True)
-        os._exit(0)
-    return os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
-
-
-def _killed(folder: Path) -> None:
-    recipe()  # imports what an optimizer needs, once for all
-    for name in RUNS:
-        for moment in MOMENTS:
-            if not _killed_at(moment, name, folder):
-                sys.exit(f"not killed at {moment}")
-    for name in RUNS:
-        train(recipe(RUNS[name]), folder / name, resume="auto", quiet=True)
-
-
-if __name__ == "__main__":
-    out = Path(sys.argv[2])
-    if sys.argv[1] == "killed":
-        _killed(out)
-    else:
-        before = {"autoencoder": load(sys.argv[3]).autoencoder} if sys.argv[3:] else {}
-        train(undropped(sys.argv[1]), out, quiet=True, given=before)

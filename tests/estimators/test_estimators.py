@@ -41,7 +41,7 @@ def three():
 
 @parametrize_with_checks(
     [
-        PoECapsules(epochs=8),
+        PoECapsules(4, 4, 2, epochs=8),
         PoECapsules(3, 2, 2, mode="offset", epochs=4),
         PoECapsules(1, 1, 1, mode="paper", epochs=4),
         CapsuleClassifier(epochs=4),

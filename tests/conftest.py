@@ -11,6 +11,13 @@ import torch
 torch.set_num_threads(1)
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
+LONGEST = ("test_mypy_strict", "test_torchrun_equals_one_process")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Start the longest tests first, so that no worker is left alone with one of them at the end."""
+    items.sort(key=lambda item: item.name not in LONGEST)
+
 
 @pytest.fixture(autouse=True, scope="session")
 def prepared_images(tmp_path_factory: pytest.TempPathFactory) -> Path:

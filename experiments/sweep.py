@@ -204,8 +204,8 @@ def load_sweep(path: Path) -> Sweep:
 
 
 def sweep_files(folder: Path = EXPERIMENTS) -> list[Path]:
-    """List the sweep files of a folder."""
-    return sorted(folder.glob("*.toml"))
+    """List the sweep files of a folder; `overview.toml` holds the rows of a table."""
+    return sorted(path for path in folder.glob("*.toml") if path.name != "overview.toml")
 
 
 def find_recipe(name: str) -> Recipe:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from torchcaps.routing import EM, ROUTERS, Dynamic, route
-    from torchcaps.train import create, load, load_recipe
+    from torchcaps.train import create, fit, load, load_recipe
     from torchcaps.types import Batch, Capsules, ImageSpec, RoutingInfo
 
 __version__ = "0.2.0"
@@ -29,6 +29,7 @@ __all__ = [
     "RoutingInfo",
     "__version__",
     "create",
+    "fit",
     "load",
     "load_recipe",
     "route",
@@ -45,6 +46,7 @@ _MODULES = {
     "ROUTERS": "torchcaps.routing",
     "RoutingInfo": "torchcaps.types",
     "create": "torchcaps.train.run",
+    "fit": "torchcaps.train.own_data",
     "load": "torchcaps.train.run",
     "load_recipe": "torchcaps.train.recipe",
     "route": "torchcaps.routing",

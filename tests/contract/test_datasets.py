@@ -22,7 +22,7 @@ def test_it_is_a_frozen_table_of_a_recipe_with_a_line_about_it(name):
     assert is_dataclass(config) and config.__dataclass_params__.frozen
     assert (config.__doc__ or "").splitlines()[0].endswith((".", "]."))
     keys = {field.name for field in fields(config)}
-    assert "path" in keys or "data_dir" in keys or name in BUILT_IN
+    assert "path" in keys or "data_dir" in keys or name in (*BUILT_IN, "given")
     assert type(from_dict(Recipe, {"data": {"name": name}}).data) is config
 
 

@@ -352,7 +352,8 @@ def test_a_classifier_that_learned_nothing_says_so():
     with pytest.warns(
         ConvergenceWarning, match=r"learned nothing: they are right about 33% .* try a lower learning_rate"
     ):
-        CapsuleClassifier(2, 2, 2, epochs=1, learning_rate=1e-9).fit(np.zeros_like(X), y)
+        fitted = CapsuleClassifier(2, 2, 2, epochs=1, learning_rate=1e-9).fit(np.zeros_like(X), y)
+    assert fitted.n_iter_ == 5
 
 
 def test_of_two_classes_the_decision_is_one_number_whose_sign_is_the_class():

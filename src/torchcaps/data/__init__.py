@@ -20,7 +20,7 @@ from torchcaps.data.builtin import GlyphsConfig
 from torchcaps.data.preprocess import Preprocess
 from torchcaps.data.sets import AffnistConfig, Cifar10Config, FashionMnistConfig, MnistConfig, MultiMnistConfig
 from torchcaps.data.smallnorb import SmallNorbConfig
-from torchcaps.data.user_data import FolderConfig, NpzConfig
+from torchcaps.data.user_data import FolderConfig, GivenConfig, NpzConfig
 
 __all__ = [
     "DATASETS",
@@ -32,6 +32,7 @@ __all__ = [
     "Dataset",
     "FashionMnistConfig",
     "FolderConfig",
+    "GivenConfig",
     "GlyphsConfig",
     "MnistConfig",
     "MultiMnistConfig",
@@ -59,4 +60,5 @@ DATASETS: dict[str, type] = {
     "cifar10": Cifar10Config,
     "folder": FolderConfig,
     "npz": NpzConfig,
+    "given": GivenConfig,
 }

@@ -161,17 +161,29 @@ def _root() -> Path:
     return cache_dir() / "prepared"
 
 
+_BROKEN = (OSError, ValueError, KeyError, TypeError, RecursionError)
+"""What reading a file raises that is not whole, or not ours."""
+
+
 def _find(source: Path) -> Prepared | None:
     """Return images that are in the cache; whatever is not whole there counts as absent."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+    with contextlib.suppress(*_BROKEN):
         entry = _read_json(source)
-        digest = str(entry["content"])
-        folder = _root() / "content" / digest
-        if Path(digest).name != digest:
-            return None
-        stored = _read_json(folder / "record.json")
-        return Prepared(map_file(folder / "images.bin", stored["shape"]), stored["record"], digest, entry["report"])
+        return _stored(str(entry["content"]), entry["report"])
     return None
+
+
+def _stored(digest: str, report: Table) -> Prepared:
+    """Map the images of a name.
+
+    Raises:
+        OSError, ValueError, KeyError, TypeError, RecursionError: if they are not whole.
+    """
+    if Path(digest).name != digest:
+        raise ValueError(f"{digest!r} is no name of images")
+    folder = _root() / "content" / digest
+    stored = _read_json(folder / "record.json")
+    return Prepared(map_file(folder / "images.bin", stored["shape"]), stored["record"], digest, report)
 
 
 def _make(source: Path, make: Callable[[ImageWriter], Made]) -> Prepared:
@@ -187,18 +199,19 @@ def _make(source: Path, make: Callable[[ImageWriter], Made]) -> Prepared:
             made = make(writer)
             file.flush()
             os.fsync(file.fileno())
-        shape = [writer.count, *writer.shape]
-        stored = {"shape": shape, "record": made.record}
+        stored = {"shape": [writer.count, *writer.shape], "record": made.record}
         (folder / "record.json").write_text(json.dumps(stored), encoding="utf-8")
         digest = writer.digest(made.record)
-        # The same images may be there already, found by other names.
-        if not (content / digest).exists():
+        # The same images may be there already, found by other names; if they are not whole, these replace them.
+        try:
+            _stored(digest, made.report)
+        except _BROKEN:
+            shutil.rmtree(content / digest, ignore_errors=True)
             folder.replace(content / digest)
         write_atomically(source, [json.dumps({"content": digest, "report": made.report}).encode()])
+        return _stored(digest, made.report)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    images = map_file(content / digest / "images.bin", shape)
-    return Prepared(images, made.record, digest, made.report)
 
 
 def _read_json(path: Path) -> Table:

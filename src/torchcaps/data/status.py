@@ -16,7 +16,7 @@ __all__ = ["SetStatus", "fetch", "is_here", "overview"]
 GENERATED_FROM = {"affnist": "mnist", "multimnist": "mnist"}
 """Sets that are generated from another set's files."""
 BUILT_IN = ("glyphs",)
-USER_DATA = ("folder", "npz")
+USER_DATA = ("folder", "npz", "given")
 
 
 class SetStatus(NamedTuple):
@@ -65,7 +65,8 @@ def _status(name: str, data_dir: Path | None) -> SetStatus:
     if name in BUILT_IN:
         return SetStatus(name, about, "built in", "no file", "MIT")
     if name in USER_DATA:
-        return SetStatus(name, about, "your own: [data] path = ...", "no file", "yours")
+        where = "torchcaps.fit" if name == "given" else "[data] path = ..."
+        return SetStatus(name, about, f"your own: {where}", "no file", "yours")
     source = GENERATED_FROM.get(name, name)
     try:
         found = "here" if is_here(name, data_dir) else f"missing: fetch {source}"

@@ -18,7 +18,7 @@ from torchcaps.data.sets import as_tensor
 from torchcaps.errors import DataError
 from torchcaps.utils.notices import notice
 
-__all__ = ["FolderConfig", "NpzConfig"]
+__all__ = ["FolderConfig", "GivenConfig", "NpzConfig"]
 
 TestShare = Annotated[float, Range(0.001, 0.999)]
 
@@ -135,6 +135,22 @@ class NpzConfig:
             return hold_out(Splits(train, test), self.validation)
         rows = split_rows(train.labels, (), self.test, self.drawn)
         return hold_out(Splits(subset(train, rows.train), subset(train, rows.test)), self.validation)
+
+
+@dataclass(frozen=True)
+class GivenConfig:
+    """Data that a Python program gave to `torchcaps.fit`, which alone can load them."""
+
+    def load(self) -> Splits:
+        """Refuse: there is nothing to load from.
+
+        Raises:
+            DataError: always; the text says what to do.
+        """
+        raise DataError(
+            "this run was trained by torchcaps.fit on data of a Python program; use its model there, or train on files "
+            "with --data.name folder --data.path FOLDER"
+        )
 
 
 _FOLDER_WANTED = "a folder with a folder for each class, such as pictures/cat/1.png"

@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from torchcaps.errors import DataError, ShapeError
+from torchcaps.errors import DataError, RecipeError, ShapeError
 from torchcaps.types import Batch, ImageSpec
 
 __all__ = ["Model", "ModelConfig", "check_classes", "check_images", "check_spec", "is_correct"]
@@ -53,6 +53,30 @@ class Model(nn.Module):
             Name -> scalar; "loss" is the one that training lowers.
         """
         raise TypeError(f"{type(self).__name__} states no objective to train by")
+
+    def loss(self, images: Tensor, labels: Tensor | None = None, step: int = 0) -> Tensor:
+        """Return the loss of a batch, for a training loop of your own.
+
+        Args:
+            images: Floats [b c h w] in [0, 1].
+            labels: Class numbers [b]; None for models that learn without labels.
+            step: Number of the training step, for losses that change in the course of training.
+
+        Returns:
+            A scalar, to call `backward` on.
+
+        Raises:
+            RecipeError: if the model is trained in stages: each stage of `stages()` has a loss.
+            ShapeError: if the images are not of the model's shape, or there is not one label for each.
+        """
+        names = list(self.stages())
+        if len(names) > 1:
+            kind = type(self).__name__
+            raise RecipeError(f"{kind} is trained in stages ({', '.join(names)}); use torchcaps.fit, or stages()")
+        given = torch.zeros(len(images), dtype=torch.int64, device=images.device) if labels is None else labels
+        if given.shape[:1] != images.shape[:1]:
+            raise ShapeError(f"labels {list(given.shape)} for images {list(images.shape)}; one label each is wanted")
+        return self.objective(Batch(images, given, torch.arange(len(images))), step)["loss"]
 
     def scores(self, images: Tensor) -> Tensor:
         """Return scores [b j] of images [b c h w], one number a class, larger = more likely.

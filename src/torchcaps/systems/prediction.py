@@ -17,6 +17,7 @@ from torchcaps.data import (
     Dataset,
     FashionMnistConfig,
     FolderConfig,
+    GivenConfig,
     GlyphsConfig,
     MnistConfig,
     MultiMnistConfig,
@@ -46,6 +47,7 @@ NAMES: dict[type, tuple[str, ...]] = {
     AffnistConfig: (),
     MultiMnistConfig: (),
     NpzConfig: (),
+    GivenConfig: (),
 }
 """The class names of data that need not be loaded for them; none where numbers are the names."""
 

@@ -1,6 +1,7 @@
 """Training: recipes, the loop, checkpoints, runs."""
 
 from torchcaps.train.loop import Outcome, train
+from torchcaps.train.own_data import fit
 from torchcaps.train.recipe import Recipe, load_recipe, recipe_names, total_steps
 from torchcaps.train.run import Run, TrainedRun, create, load, load_run
 
@@ -10,6 +11,7 @@ __all__ = [
     "Run",
     "TrainedRun",
     "create",
+    "fit",
     "load",
     "load_recipe",
     "load_run",

@@ -152,11 +152,13 @@ class LoaderSource:
         batches: Starts one pass over the data, each batch (images, labels).
         images: Images of one pass.
         spec: Shape of the images, and classes.
+        first_batch: Images in the first batch.
     """
 
     batches: Callable[[], Iterable[object]]
     images: int
     spec: ImageSpec
+    first_batch: int
 
     @property
     def dataset(self) -> None:

@@ -13,11 +13,12 @@ from torch.nn.functional import binary_cross_entropy
 
 from support import poe_reference as paper
 from torchcaps.math.squash import squash
-from torchcaps.models.poe import DecoderConfig, EnergyConfig
+from torchcaps.models.poe import DecoderConfig, EnergyConfig, stages
 from torchcaps.models.poe.decoder import EXAMPLES, CapsuleDecoder, decoder_coupling, paper_update
 from torchcaps.models.poe.encoder import CapsuleEnergy
 from torchcaps.models.poe.stages import DecoderStage, collect
 from torchcaps.types import Batch
+from torchcaps.utils.mapped import is_mapped
 
 B, I, J, K, D = 8, 4, 3, 2, 3
 
@@ -224,6 +225,19 @@ def test_the_gradient_rule_lowers_the_loss_of_the_pixels() -> None:
     terms = stage.objective(batch, 30)
     near(terms["loss"].detach(), binary_cross_entropy(drawn, batch.images))
     near(terms["mse"], (drawn - batch.images).square().mean())
+
+
+def test_features_beyond_a_bound_go_to_a_mapped_file(tmp_path, monkeypatch) -> None:
+    bytes_ = torch.arange(3 * I * D, dtype=torch.uint8).view(3, 1, I, D).repeat(400, 1, 1, 1)
+    wanted = collect(features_of, bytes_)
+    monkeypatch.setattr(stages, "IN_MEMORY", 1000)
+    monkeypatch.setattr(stages, "cache_dir", lambda: tmp_path)
+    found = collect(features_of, bytes_)
+    assert is_mapped(found) and not is_mapped(wanted) and torch.equal(found, wanted)
+    assert list((tmp_path / "scratch").iterdir()) == []
+    monkeypatch.setattr(stages, "cache_dir", lambda: tmp_path / "scratch" / "file")
+    (tmp_path / "scratch" / "file").write_text("")
+    assert torch.equal(collect(features_of, bytes_), wanted), "where the cache cannot be written, in memory"
 
 
 def test_features_are_collected_in_parts() -> None:

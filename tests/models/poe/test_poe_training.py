@@ -275,9 +275,9 @@ def test_another_shape_is_refused_in_one_line(tmp_path: Path, whole: Path) -> No
     with refused(TrainingError, "stage 'autoencoder' does not fit"):
         given = {"autoencoder": trained.stages()["autoencoder"]}
         train(recipe({"autoencoder": {"channels": [4, 4]}}), tmp_path / "a", quiet=True, given=given)
-    with refused(DataError, "batch of 8 is more than the 3 training images"):
-        train(recipe(data={"train": 3}), tmp_path / "a", quiet=True)
     assert not (tmp_path / "a").exists()
+    with refused(DataError, "3 training images for 4 capsules; at least one each is wanted"):
+        train(recipe(data={"train": 3}), tmp_path / "a", quiet=True)
 
 
 @pytest.mark.parametrize("change", [{"capsules": 5}, {"dimension": 2}, {"decoder": {"rule": "gradient"}}])

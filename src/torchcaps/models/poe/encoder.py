@@ -15,6 +15,7 @@ from torchcaps.models.poe.config import EnergyConfig
 from torchcaps.routing import Dynamic, route
 from torchcaps.types import Capsules
 from torchcaps.utils.distributed import mean_over_processes
+from torchcaps.utils.mapped import take
 from torchcaps.utils.random import normal, uniform
 
 __all__ = ["CapsuleEnergy", "CapsuleState", "SampleDraws"]
@@ -328,12 +329,13 @@ class CapsuleEnergy(nn.Module):
     def fit_offset(self, features: Tensor, chunk: int = 1000) -> None:
         """Fit offset and power to all training features [n i d], and start the persistent chains."""
         n = len(features)
-        chunks = torch.split(features, chunk)
+        chunks = [slice(start, start + chunk) for start in range(0, n, chunk)]
         # Sums in float64, a chunk of the half-precision features at a time
         if self.config.mode != "paper":
-            self.offset.copy_(torch.stack([rows.double().sum(0) for rows in chunks]).sum(0) / n)
+            self.offset.copy_(torch.stack([take(features, rows).double().sum(0) for rows in chunks]).sum(0) / n)
         # Power of the centered children
-        power = sum(float(self.visible(rows.to(self.offset.dtype)).square().sum()) for rows in chunks) / n
+        read = (take(features, rows).to(self.offset.dtype) for rows in chunks)
+        power = sum(float(self.visible(rows).square().sum()) for rows in read) / n
         self.power.fill_(power if power > 1e-12 else 1.0)  # images that are all alike have none
         # Chains that have not started yet start at the first images
         if len(self.particles) and not bool(self.particles.any()):

@@ -15,6 +15,9 @@ from torchcaps.models.poe.encoder import CapsuleEnergy, CapsuleState, SampleDraw
 from torchcaps.models.poe.frames import Frame, into_frame
 from torchcaps.types import Batch
 from torchcaps.utils.distributed import mean_over_processes
+from torchcaps.utils.files import cache_dir
+from torchcaps.utils.mapped import release, scratch, take
+from torchcaps.utils.notices import notice
 
 __all__ = ["CapsuleStage", "DecoderStage", "collect"]
 
@@ -22,17 +25,42 @@ CHUNK = 500
 """Images whose features are computed at once."""
 
 
+IN_MEMORY = 1 << 30
+"""Bytes of features that are kept in memory; more go to a mapped file in the cache."""
+
+
 def collect(features: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
     """Compute the features of all images, a chunk at a time, in half precision: 553 MB for all of MNIST.
 
     Args:
         features: Images [b c h w] in [0, 1] -> features [b i d].
-        images: [n c h w] as bytes.
+        images: [n c h w] as bytes, in memory or mapped from a file.
 
     Returns:
-        [n i d].
+        [n i d], in a file without a name if there are more than `IN_MEMORY` bytes; its space is free again when the
+        tensor is gone.
     """
-    return torch.cat([features(to_float(chunk)).half() for chunk in torch.split(images, CHUNK)])
+    n = len(images)
+    stored: Tensor | None = None
+    for start in range(0, n, CHUNK):
+        chunk = features(to_float(take(images, slice(start, start + CHUNK)))).half()  # [b i d]
+        if stored is None:
+            stored = _features_like(chunk, n)
+        stored[start : start + CHUNK] = chunk
+        release(stored)
+    assert stored is not None, "a data set has images"
+    return stored
+
+
+def _features_like(chunk: Tensor, n: int) -> Tensor:
+    """Make room for the features of n images, on the disk if they are large and it can be written."""
+    shape = (n, *chunk.shape[1:])
+    if chunk[0].nbytes * n > IN_MEMORY and chunk.device.type == "cpu":
+        try:
+            return scratch(cache_dir() / "scratch", shape, chunk.dtype)
+        except OSError as error:
+            notice(f"the cache cannot hold the features ({error.strerror or error}); they stay in memory")
+    return chunk.new_empty(shape)
 
 
 class CapsuleStage(Model):
@@ -71,7 +99,7 @@ class CapsuleStage(Model):
 
     def _cached_features(self, batch: Batch) -> Tensor:
         assert self._cache is not None, "a stage is prepared before its first step"
-        return self._cache[batch.indices].to(self.energy.W.dtype)
+        return take(self._cache, batch.indices).to(self.energy.W.dtype)
 
 
 class DecoderStage(Model):

@@ -11,7 +11,11 @@ import torch
 torch.set_num_threads(1)
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
-LONGEST = ("test_mypy_strict", "test_torchrun_equals_one_process")
+LONGEST = (
+    "test_mypy_strict",
+    "test_the_site_builds_links_searches_and_documents_every_public_name",
+    "test_torchrun_equals_one_process",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

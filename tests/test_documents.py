@@ -44,14 +44,14 @@ def clean_tables(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize(("page", "block"), BLOCKS, ids=[f"{name_of(p)}-{n}" for n, (p, _) in enumerate(BLOCKS)])
 def test_code_blocks_run(page, block, capsys, clean_tables):
-    exec(compile(block, str(page), "exec"), {"__name__": "__main__"})
+    exec(compile(block, str(page), "exec", dont_inherit=True), {"__name__": "__main__"})
     assert capsys.readouterr().out or "print" not in block
 
 
 def test_the_readme_has_its_quick_start_and_prints_shapes(capsys):
     first = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)[1]
     assert sum(bool(line) for line in first.splitlines()) == 5
-    exec(compile(first, "README.md", "exec"), {})
+    exec(compile(first, "README.md", "exec", dont_inherit=True), {})
     expected = "torch.Size([2, 10, 16]) torch.Size([2, 10]) torch.Size([3, 2, 1152, 10])"
     assert expected in capsys.readouterr().out
 
@@ -123,6 +123,11 @@ def test_the_readme_is_short_and_its_tables_are_narrow():
     assert max(line.count("|") - 1 for line in lines if line.startswith("|")) <= 7
     commands = "\n".join(lines[:25])
     assert "    make demo" in commands and "    make test" in commands
+
+
+def test_every_page_of_the_api_has_an_example():
+    pages = [page for page in (DOCS / "api").glob("*.md") if page.stem != "index"]
+    assert pages and all("```python\n" in page.read_text() for page in pages)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

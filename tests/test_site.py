@@ -61,8 +61,11 @@ def build(folder: Path) -> Path:
     from sphinx.cmd.build import main
 
     shutil.copytree(ROOT / "docs", folder / "docs", ignore=shutil.ignore_patterns("_build", "gallery"))
-    for name in ("examples", "src", "README.md", "CONTRIBUTING.md", "CHANGELOG.md"):
+    for name in ("examples", "src"):
         (folder / name).symlink_to(ROOT / name)
+    # Copied: links of an included page are resolved from where its file really lies
+    for name in ("CONTRIBUTING.md", "CHANGELOG.md"):
+        shutil.copyfile(ROOT / name, folder / name)
     site = folder / "site"
     words = ["-W", "--keep-going", "-q", "-b", "html", "-D", "plot_gallery=0", str(folder / "docs"), str(site)]
     assert main(words) == 0

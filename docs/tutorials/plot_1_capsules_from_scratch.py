@@ -109,10 +109,11 @@ print(f"loss {losses[0]:.3f} -> {losses[-1]:.3f}, accuracy on new images {accura
 
 fig, axes = plt.subplots(1, 3, figsize=(8, 3.4), sharey=True)
 for axis, coupling, number in zip(axes, history, range(1, 4), strict=True):
-    axis.imshow(coupling[0], aspect="auto", vmin=0, vmax=0.3, cmap="viridis")
+    axis.imshow(coupling[0], aspect="auto", vmin=0, vmax=float(history[-1][0].max()))
     axis.set(title=f"iteration {number}", xlabel="class")
 axes[0].set_ylabel("child")
 fig.suptitle(f"Coupling of one image, a {splits.test.labels[0].item()}")
+fig.tight_layout()
 
 # %%
 # The same with the library

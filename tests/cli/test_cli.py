@@ -13,6 +13,7 @@ import time
 
 import pytest
 
+from support.cli import is_suggestion
 from support.processes import Forked, command
 from support.tiny_recipe import tiny_toml
 from torchcaps.cli import main
@@ -311,3 +312,9 @@ batch = 20
 name = "SGD"
 lr = 0.5
 """
+
+
+@pytest.mark.parametrize("words", [("list",), ("list", "capsnet-glyphs"), ("data", "list")])
+def test_the_end_of_a_command_says_what_to_do_next(capsys, words):
+    code, _, err = run(capsys, *words)
+    assert code == 0 and is_suggestion(err)

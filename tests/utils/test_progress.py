@@ -1,0 +1,26 @@
+"""What training says into a log file: loss, speed and time left, once a minute and at the end."""
+
+from __future__ import annotations
+
+import re
+
+from torchcaps.utils import progress
+from torchcaps.utils.progress import TrainingProgress
+
+
+def test_a_log_file_gets_one_line_a_minute_and_one_at_the_end(capsys, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    with TrainingProgress("run", total=40, done=0, batch=10) as shown:
+        for step in range(1, 41):
+            now[0] += 5.0
+            shown.update(step, {"loss": 1 / step}, is_last=step == 40)
+    lines = capsys.readouterr().err.splitlines()
+    assert [re.search(r"step (\d+)/40", line)[1] for line in lines] == ["13", "26", "39", "40"]
+    assert lines[0] == "run: step 13/40, loss 0.0769, 2 images/s, 135 s left"
+
+
+def test_quiet_training_says_nothing(capsys):
+    with TrainingProgress("run", total=1, done=0, batch=10, quiet=True) as shown:
+        shown.update(1, {"loss": 1.0}, is_last=True)
+    assert capsys.readouterr().err == ""

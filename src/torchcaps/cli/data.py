@@ -20,12 +20,12 @@ __all__ = ["Data"]
 class Data:
     """List the data sets, download one, verify what is there, draw a grid of images, or empty the cache.
 
-    Your own data are named by --data.path FOLDER or --data.path FILE.npz; every other key of their [data] table can be
-    set as well, such as --data.size 32.
-
     Example: torchcaps data fetch mnist && torchcaps data show mnist --out mnist.png
 
     Example: torchcaps data check --data.path pictures --data.size 32
+
+    Your own data are named by --data.path FOLDER or --data.path FILE.npz; every other key of their [data] table can be
+    set as well, such as --data.size 32.
     """
 
     action: tyro.conf.Positional[Literal["list", "fetch", "check", "show", "clean"]]

@@ -25,8 +25,9 @@ A sweep file holds the rows of one table. `[[runs]]` is a recipe of its own:
     the rest  tables and keys of a recipe, over those of `base`: `train.epochs = 3`
 
 `[[results]]` evaluates the seeds of `run` beside `controls` (`torchcaps evaluate`); `[[attacks]]` attacks `run` and the
-runs in `against` (`torchcaps attack`). Each may have a table `options`, the flags of the command. `[[validations]]`
-compares `runs` on the images that they hold out (`validation_table.py`), those that are finished.
+runs in `against` (`torchcaps attack`). Each may have a table `options`, the flags of the command. `weights = true` of a
+result also keeps the weights of every seed, in half precision, in RESULTS/weights/NAME-SEED.safetensors.
+`[[validations]]` compares `runs` on the images that they hold out (`validation_table.py`), those that are finished.
 """
 
 from __future__ import annotations
@@ -77,6 +78,7 @@ class ResultConfig:
     run: str
     controls: tuple[str, ...] = ()
     options: Options = field(default_factory=dict)
+    weights: bool = False
 
 
 @dataclass(frozen=True)
@@ -354,6 +356,9 @@ def commands(sweep: Sweep, out: Path, results: Path) -> Iterator[tuple[list[str]
         if result.controls:
             words += ["--control", *(folder for name in result.controls for folder in folders(name))]
         yield [result.run, *result.controls], [*words, *_flags(result.options), "--results", str(results)]
+        for folder in folders(result.run) if result.weights else ():
+            file = results / "weights" / f"{Path(folder).name}.safetensors"
+            yield [result.run], ["export", folder, str(file), "--half", "--force"]
     for attack in sweep.attacks:
         words = ["attack", folders(attack.run)[0]]
         if attack.against:
@@ -417,6 +422,8 @@ def measure(sweep: Sweep, arguments: argparse.Namespace) -> int:
             continue
         print(shlex.join(["torchcaps", *words]), flush=True)
         if not arguments.dry_run:
+            if words[0] == "export":
+                (arguments.results / "weights").mkdir(parents=True, exist_ok=True)
             # A process of its own, so that the peak memory in the result is that of the evaluation alone.
             failed |= subprocess.run([sys.executable, "-m", "torchcaps", *words]).returncode
     # Validations take what is there: a choice is made run by run.

@@ -57,6 +57,7 @@ options = { views = 1 }
 
 [[results]]
 run = "mean"
+weights = true
 """
 
 
@@ -89,6 +90,10 @@ def test_one_command_trains_everything_and_writes_the_results(trained: Path):
     result = json.loads((trained / "results" / "first.json").read_text())
     assert result["seeds"] == [3, 4] and "control" in result["controls"]
     assert (trained / "results" / "mean.json").exists()
+    kept = load_run(trained / "results" / "weights" / "mean-5.safetensors").model.state_dict()
+    for name, value in load_run(trained / "mean-5").model.state_dict().items():
+        torch.testing.assert_close(kept[name], value, rtol=1e-3, atol=1e-4)
+    assert [path.name for path in (trained / "results" / "weights").iterdir()] == ["mean-5.safetensors"]
 
 
 def test_a_run_starts_from_the_one_it_names_with_the_seed_at_the_same_place(trained: Path):

@@ -510,5 +510,6 @@ def test_config_itself_needs_neither_torch_nor_numpy() -> None:
     )
     folder = str(Path(config.__file__).parents[1])
     done = subprocess.run([sys.executable, "-c", code, folder], capture_output=True, text=True, check=True)
+    files = ["torchcaps.utils", "torchcaps.utils.files"]
     inner = [f"torchcaps.config.{name}" for name in ("convert", "formatting", "loading", "schema")]
-    assert done.stdout.split() == ["torchcaps", "torchcaps.config", *inner, "torchcaps.errors"]
+    assert done.stdout.split() == ["torchcaps", "torchcaps.config", *inner, "torchcaps.errors", *files]

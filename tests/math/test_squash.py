@@ -283,3 +283,39 @@ def test_the_cosine_broadcasts_a_parent_over_its_votes() -> None:
     found = cosine(votes, parent.unsqueeze(1))
     assert found.shape == (2, 3, 4)
     assert float(found[1, 2, 3]) == pytest.approx(float(cosine(votes[1, 2, 3], parent[1, 3])), abs=1e-6)
+
+
+HUGE = {torch.float64: 1e300, torch.float32: 1e30, torch.bfloat16: 1e30, torch.float16: 3e4}
+
+
+@pytest.mark.parametrize("dtype", HUGE)
+def test_lengths_whose_squares_overflow_are_finite_and_so_are_gradients(dtype) -> None:
+    """Before, float32 and bfloat16 beyond 1e18 gave infinite lengths and a squash of 0."""
+    size = HUGE[dtype]
+    x = torch.tensor([[3.0, 4.0], [-0.3, 0.4], [0.0, 0.0]], dtype=dtype) * (size / 4)
+    x.requires_grad_()
+    expected = torch.tensor([5.0, 0.5, 0.0], dtype=torch.float64) * (size / 4)
+    tolerance = 4 * torch.finfo(dtype).eps
+    torch.testing.assert_close(norm(x).double(), expected, rtol=tolerance, atol=1e-3)
+    direction = torch.tensor([[0.6, 0.8], [-0.6, 0.8], [0.0, 0.0]], dtype=torch.float64)
+    torch.testing.assert_close(squash(x).double(), direction, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(
+        cosine(x, x).double(), torch.tensor([1.0, 1.0, 0.0]).double(), rtol=0, atol=2 * tolerance
+    )
+    for value in (norm(x).sum(), squash(x).sum(), cosine(x[:2], x[:2].flip(0)).sum()):
+        (gradient,) = torch.autograd.grad(value, x)
+        assert torch.isfinite(gradient).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_ordinary_lengths_are_computed_to_the_bit_as_without_scaling(dtype) -> None:
+    x = torch.randn(64, 8, dtype=dtype, generator=torch.Generator().manual_seed(0)) * 10
+    floor = 1e-200 if dtype == torch.float64 else 1e-24
+    length = torch.sqrt((x * x).sum(-1, keepdim=True) + floor)
+    assert torch.equal(norm(x, keepdim=True), length)
+    assert torch.equal(squash(x), x * (length / (1 + length * length)))
+
+
+def test_infinite_and_undefined_numbers_stay_what_they_are() -> None:
+    x = torch.tensor([[float("inf"), 1.0], [float("nan"), 1.0]])
+    assert norm(x)[0] == float("inf") and norm(x)[1].isnan()

@@ -1,4 +1,4 @@
-"""What this machine can do, found out in a process of its own, since a missing instruction ends the process."""
+"""What this machine can do."""
 
 from __future__ import annotations
 

@@ -7,14 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 import torch
 
 from support.easy_images import easy
 from support.processes import command, run_group
 from support.tiny_recipe import tiny_toml
 from torchcaps.cli import main
-from torchcaps.errors import TrainingError
 from torchcaps.train import load_recipe, load_run, train
 from torchcaps.train.checkpoint import load as read_checkpoint
 from torchcaps.train.run import checkpoint_path
@@ -103,8 +101,3 @@ def test_a_team_of_one_changes_nothing():
     assert team.is_main and team.wrap(module) is module
     assert team.mean(torch.tensor([1.0, 2.0])).tolist() == [1.0, 2.0]
     assert team.any(True) and not team.any(False)
-
-
-def test_a_batch_that_cannot_be_shared_is_refused():
-    with pytest.raises(TrainingError, match="multiple"):
-        ProcessGroup(size=3).check_batch(8)

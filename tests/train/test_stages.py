@@ -420,12 +420,24 @@ def test_a_batch_of_any_stage_shrinks_to_the_set(caplog):
 
 
 def test_a_batch_is_refused_in_any_stage_before_anything_is_written(tmp_path, monkeypatch):
+    class OneOfFour(ProcessGroup):
+        """A process whose fellows say what it says."""
+
+        def mean(self, values):
+            return values
+
+        def send(self, data=b""):
+            return data
+
+        def _gather_lines(self, text):
+            return [text] * 4
+
     @contextmanager
     def four():
-        yield ProcessGroup(size=4)
+        yield OneOfFour(size=4)
 
     monkeypatch.setattr("torchcaps.train.loop.process_group", four)
-    with pytest.raises(TrainingError, match="batch of 18 cannot be shared by 4"):
+    with pytest.raises(RecipeError, match="batch of 18 cannot be shared by 4"):
         train(staged(stages={"head": {"train": {"batch": 18}}}), tmp_path / "a", quiet=True)
     assert list(tmp_path.iterdir()) == []
 

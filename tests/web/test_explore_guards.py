@@ -7,6 +7,7 @@ import time
 import pytest
 
 from support.explorer_server import ask, connect, raw_request, read_all, served, tiny_run
+from torchcaps.explore import server
 from torchcaps.explore.middleware import HEADERS, MAX_BODY, MAX_DISCARDED, allowed_hosts, is_loopback
 from torchcaps.explore.run_registry import find_runs
 
@@ -123,3 +124,19 @@ def test_nonsense_on_the_wire(address):
     with connect(address, b"GET / HTTP/1.1\r\nX: " + b"x" * 70_000) as connection:
         assert read_all(connection).startswith(b"HTTP/1.1 400 ")
     assert ask(address, "GET", "/api/runs")[0] == 200
+
+
+def test_idle_connections_turn_nobody_away(tmp_path, monkeypatch):
+    """Before, as many idle connections as the server takes made everybody else wait until they were cut."""
+    monkeypatch.setattr(server, "CONNECTIONS", 30)
+    monkeypatch.setattr(server, "IDLE_CONNECTIONS", 20)
+    with served(find_runs([tiny_run(tmp_path / "a")]), timeout=600) as address:
+        idle = [connect(address, *([b"POST / HTTP/1.1\r\n"] if n % 2 else [])) for n in range(60)]
+        assert [ask(address, "GET", "/")[0] for _ in range(3)] == [200] * 3
+        # The oldest were cut to make room, the youngest are still there
+        assert read_all(idle[0]) == b""
+        idle[-1].settimeout(0.05)
+        with pytest.raises(TimeoutError):
+            idle[-1].recv(1)
+        for one in idle:
+            one.close()

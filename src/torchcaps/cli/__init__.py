@@ -61,6 +61,7 @@ def _explain(error: Exception) -> int:
     expected = isinstance(error, TorchcapsError | OSError)
     if not expected:
         text = f"unexpected {type(error).__name__}: {text} (--debug shows where)"
-    if os.environ.get("RANK", "0") == "0":  # of several processes, one speaks
+    # Of the processes of a machine one says what all of them met; what nobody expected, each says
+    if not expected or os.environ.get("LOCAL_RANK", "0") == "0":
         print(f"torchcaps: {text}", file=sys.stderr)
     return 2 if expected else 1

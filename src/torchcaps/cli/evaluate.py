@@ -23,6 +23,7 @@ class Evaluate:
     Example: torchcaps evaluate runs/capsnet-glyphs-0 --control runs/cnn-glyphs-0 --results results
     Products of expert capsules: torchcaps evaluate runs/poe-quick --only paper "local PCA"
     Sparse capsules: torchcaps evaluate runs/sparse-affnist-small-0 --control runs/dense-affnist-small-0
+    Images shared by two processes, each of which reads the runs: torchrun --nproc-per-node 2 -m torchcaps evaluate RUN
     """
 
     runs: tyro.conf.Positional[tuple[Path, ...]]
@@ -52,19 +53,24 @@ class Evaluate:
         from torchcaps.systems import evaluate_runs
         from torchcaps.systems.papers import paper_notes, paper_tables
         from torchcaps.systems.report import rows_of, text_table
+        from torchcaps.utils.distributed import process_group, sharing_rows
 
         if not self.runs:
             raise RecipeError(
                 "no run to evaluate; name the folder of one, as in: torchcaps evaluate runs/capsnet-glyphs-0"
             )
-        result = evaluate_runs(
-            self.runs,
-            self.control,
-            images=self.images,
-            only=KEYWORDS.get(self.only, self.only),
-            reference=self.reference,
-            views=self.views,
-        )
+        with process_group() as group, sharing_rows():
+            result = evaluate_runs(
+                self.runs,
+                self.control,
+                images=self.images,
+                only=KEYWORDS.get(self.only, self.only),
+                reference=self.reference,
+                views=self.views,
+            )
+        # Every process has the whole result; process 0 says it
+        if not group.is_main:
+            return 0
         # Write the file before printing: a closed pipe must not lose what took minutes to measure
         if self.results:
             path = write_result(self.results, result)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -54,13 +55,17 @@ class Train:
     overrides: tyro.conf.Suppress[tuple[str, ...]] = ()
 
     def run(self) -> int:
-        from torchcaps.train import train
+        from torchcaps.train import Recipe, train
+        from torchcaps.utils.distributed import restart_count
 
         recipe, folder = self._recipe_and_folder()
         if self.dry_run:
-            return _describe(recipe)
+            return _describe(recipe if isinstance(recipe, Recipe) else recipe())
         # "auto" starts or resumes; any other value, also the empty one, is the wish to resume
         resume: bool | Literal["auto"] = "auto" if self.resume == "auto" else self.resume is not None
+        # After a process died, torchrun starts all of them again with the same words: go on from the last checkpoint
+        if restart_count() > 0:
+            resume = "auto"
         outcome = train(recipe, folder, resume=resume, quiet=self.quiet, tensorboard=self.tensorboard)
         # Of several processes, only the first prints
         if os.environ.get("RANK", "0") != "0":
@@ -73,8 +78,8 @@ class Train:
         suggest_next("evaluate", folder)
         return 0
 
-    def _recipe_and_folder(self) -> tuple[Recipe, Path]:
-        """The recipe by its name or out of the folder to go on with, and the folder of the run."""
+    def _recipe_and_folder(self) -> tuple[Recipe | Callable[[], Recipe], Path]:
+        """The recipe by its name or how to read it out of the folder to go on with, and the folder of the run."""
         from torchcaps.train import load_recipe
         from torchcaps.train.recipe import recipe_of
         from torchcaps.train.run import recipe_in
@@ -94,7 +99,8 @@ class Train:
             raise RecipeError(
                 "no recipe is named; write torchcaps train RECIPE, or to go on: torchcaps train --resume FOLDER"
             )
-        return recipe_of(merge(to_dict(recipe_in(folder)), changes), where=str(folder)), folder
+        # Read when process 0 asks for it: the others may have no such folder
+        return lambda: recipe_of(merge(to_dict(recipe_in(folder)), changes), where=str(folder)), folder
 
 
 TRAIN_FLAGS = {"--help"} | {
@@ -119,13 +125,14 @@ def _tested(score: FinalScore | None) -> str:
 
 def _describe(recipe: Recipe) -> int:
     """Print what would be trained: every setting, the size of the model and the steps of each stage."""
+    from torchcaps.train.model_sizes import model_outline
     from torchcaps.train.recipe import stage_names, stage_of
-    from torchcaps.train.train_state import build_model, shrink_batches
+    from torchcaps.train.train_state import shrink_batches
 
     # The data is loaded, since the number of steps depends on the number of images
     train = recipe.data.load().train
     recipe = shrink_batches(recipe, len(train))
-    model = build_model(recipe, train.spec)
+    model = model_outline(recipe, train.spec)
     for key, value in flatten(to_dict(recipe)).items():
         print(f"{key} = {value}")
     print(f"\n{sum(parameter.numel() for parameter in model.parameters()):,} parameters, {len(train):,} images")

@@ -10,7 +10,7 @@ from dataclasses import MISSING, is_dataclass, replace
 from typing import Literal, TypeVar, Union, cast, get_args, get_origin
 
 from torchcaps.config.formatting import SCALARS, Place, key_text, short, show, type_text, value_text
-from torchcaps.config.schema import Choice, Range, Table, choice_in, default_of, hints_of, split_marks
+from torchcaps.config.schema import Choice, Length, Range, Table, choice_in, default_of, hints_of, split_marks
 from torchcaps.errors import RecipeError, suggestion
 
 __all__ = ["RENAMED", "check", "describe", "from_dict", "to_dict"]
@@ -125,7 +125,7 @@ def _convert(hint: object, value: object, at: Place, start: object = None) -> ob
     if origin in (Union, types.UnionType):
         return _union(args, value, at, start)
     if origin is tuple:
-        return _tuple(args, value, at)
+        return _tuple(args, value, at, marks)
     if origin is dict and args[0] is str:
         return {key: _convert(args[1], item, at.key(key)) for key, item in _mapping(value, at).items()}
     # What is left is a dataclass: plain data build one, in Python it is there already
@@ -152,6 +152,8 @@ def _scalar(base: type, value: object, at: Place, marks: tuple[object, ...]) -> 
     for mark in marks:
         if isinstance(mark, Range) and isinstance(value, int | float) and value not in mark:
             raise at.error(f"{at.path} = {show(value)} must be {mark}{at.also}")
+        if isinstance(mark, Range) and mark.limit is not None and isinstance(value, int | float) and value > mark.limit:
+            raise at.error(f"{at.path} = {show(value)} is beyond {mark.limit}, the most that is allowed; lower it")
     return value
 
 
@@ -175,9 +177,12 @@ def _union(args: tuple[object, ...], value: object, at: Place, start: object) ->
     raise at.wrong(value, " or ".join(map(type_text, members)))
 
 
-def _tuple(args: tuple[object, ...], value: object, at: Place) -> tuple[object, ...]:
+def _tuple(args: tuple[object, ...], value: object, at: Place, marks: tuple[object, ...]) -> tuple[object, ...]:
     if not isinstance(value, tuple if at.built else (list, tuple)):
         raise at.wrong(value, "a tuple" if at.built else "a list in [ ]")
+    for mark in marks:
+        if isinstance(mark, Length) and len(value) > mark.high:
+            raise at.error(f"{at.path} holds {len(value)} values; at most {mark.high} are allowed")
     # tuple[X, ...] takes any number of X
     hints = (args[0],) * len(value) if args[-1:] == (...,) else args
     if len(value) != len(hints):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,6 +11,7 @@ from pathlib import Path
 from torchcaps.config.formatting import Place, key_text, parse_value, quote, show
 from torchcaps.config.schema import Table
 from torchcaps.errors import RecipeError
+from torchcaps.utils.files import read_regular
 
 __all__ = ["flatten", "merge", "parse_overrides", "read_toml"]
 
@@ -35,15 +37,13 @@ def read_toml(path: Path) -> Table:
     """
     at = Place(str(path))
     try:
-        # One byte more than allowed tells a file that is too large, without reading the rest
-        with path.open("rb") as file:
-            raw = file.read(MAX_BYTES + 1)
+        raw = read_regular(path, MAX_BYTES)
     except FileNotFoundError:
         raise at.error("no such file; give the path of a .toml recipe") from None
     except (OSError, ValueError) as error:
+        if getattr(error, "errno", None) == errno.EFBIG:
+            raise at.error(f"larger than {MAX_BYTES} bytes; a recipe holds settings, not data") from None
         raise at.error(f"cannot be read: {getattr(error, 'strerror', None) or error}") from error
-    if len(raw) > MAX_BYTES:
-        raise at.error(f"larger than {MAX_BYTES} bytes; a recipe holds settings, not data")
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -16,11 +16,14 @@ class Range:
         low: The lower bound.
         high: The upper bound; None for none.
         open_low: If True, the lower bound itself is refused.
+        limit: An upper bound that no sensible setting reaches: it keeps mistyped and hostile numbers away from memory
+            and loops, and is not part of the description of the setting.
     """
 
     low: float
     high: float | None = None
     open_low: bool = False
+    limit: float | None = None
 
     def __contains__(self, x: float) -> bool:
         # A NaN compares false with everything, so no range contains it
@@ -49,8 +52,24 @@ class Choice:
         return next((name for name, cls in self.options.items() if cls is type(instance)), None)
 
 
-Count = Annotated[int, Range(1)]
-NonNegativeInt = Annotated[int, Range(0)]
+@dataclass(frozen=True)
+class Length:
+    """Bound how many values a list may hold: `Annotated[tuple[Size, ...], Length(64)]`."""
+
+    high: int
+
+
+Count = Annotated[int, Range(1, limit=10**9)]
+"""Images, steps and other things that are counted."""
+NonNegativeInt = Annotated[int, Range(0, limit=2**63 - 1)]
+Seed = Annotated[int, Range(0, limit=2**64 - 1)]
+"""Random numbers depend on a seed modulo 2^64 (`utils.random`), so larger ones would repeat smaller ones."""
+Size = Annotated[int, Range(1, limit=2**16)]
+"""One axis of a layer: channels, units, capsules, pixels."""
+Sizes = Annotated[tuple[Size, ...], Length(64)]
+"""The units of consecutive layers."""
+Iterations = Annotated[int, Range(1, limit=100)]
+"""Repetitions inside of one forward pass."""
 Share = Annotated[float, Range(0, 1)]
 PositiveFloat = Annotated[float, Range(0, open_low=True)]
 NonNegativeFloat = Annotated[float, Range(0)]

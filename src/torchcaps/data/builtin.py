@@ -10,6 +10,7 @@ import torch
 from torchcaps.config import Count, NonNegativeInt, Range
 from torchcaps.data.base import Dataset, Splits
 from torchcaps.data.glyphs import glyphs
+from torchcaps.utils.memory import check_image_memory
 
 __all__ = ["GlyphsConfig"]
 
@@ -35,6 +36,7 @@ class GlyphsConfig:
 
     def load(self) -> Splits:
         """Draw the training and test images."""
+        check_image_memory(self.train + self.test, self.size**2)
         return Splits(self._draw(0, self.train), self._draw(_FIRST_TEST_INDEX, self.test))
 
     def _draw(self, first: int, count: int) -> Dataset:

@@ -23,6 +23,7 @@ from torchcaps.data.multimnist import multimnist
 from torchcaps.data.preprocess import Preprocess
 from torchcaps.data.readers import read_cifar_archive, read_idx
 from torchcaps.errors import DataError
+from torchcaps.utils.memory import check_image_memory
 
 __all__ = ["AffnistConfig", "Cifar10Config", "FashionMnistConfig", "MnistConfig", "MultiMnistConfig"]
 
@@ -126,6 +127,7 @@ class AffnistConfig:
         """Read MNIST and generate the set from it."""
         if self.placed_shift and self.train_on == "affnist":
             raise DataError("placed_shift moves placed digits; those of train_on = 'affnist' are moved, so leave it 0")
+        check_image_memory(self.train + self.test, self.size**2)
         mnist = MnistConfig(data_dir=self.data_dir).load()
         if self.train_on == "mnist":
             train = self._on_canvas(mnist.train)
@@ -183,6 +185,8 @@ class MultiMnistConfig:
 
     def load(self) -> Splits:
         """Read MNIST and generate the set from it."""
+        # A pair is stored three times: as it is, and each digit alone
+        check_image_memory(self.train + self.test + self.validation, 3 * self.size**2)
         digits = MnistConfig(validation=self.validation, data_dir=self.data_dir).load()
         train = self._dataset(digits.train, 0, self.train, _TRAIN_STREAM)
         if self.fresh:

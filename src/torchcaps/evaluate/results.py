@@ -19,12 +19,15 @@ import torch
 
 from torchcaps import __version__
 from torchcaps.errors import DataError
-from torchcaps.utils.files import make_folder, write_atomically
+from torchcaps.utils.files import make_folder, parse_json, read_regular, write_atomically
 
 __all__ = ["UNFINISHED", "UNFINISHED_LABEL", "Metrics", "Result", "gather", "read_result", "versions", "write_result"]
 
 Metrics = dict[str, list[float]]
 """Metric name -> values over the seeds."""
+
+_MAX_BYTES = 1 << 28
+"""Of a results file."""
 
 UNFINISHED = "unfinished_runs"
 """Entry of a result's budget: how many of its runs were not trained to their end. Absent if all were."""
@@ -105,7 +108,7 @@ def read_result(path: Path) -> Result:
     """
     names = {f.name for f in fields(Result)}
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = parse_json(read_regular(path, _MAX_BYTES))
     except (OSError, ValueError) as error:
         raise DataError(f"cannot read results '{path}': {error}") from None
     # A missing or additional field means that another program or version wrote the file.

@@ -5,7 +5,6 @@ A request names a run by its number in the registry. No path comes from a reques
 
 from __future__ import annotations
 
-import json
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from torchcaps.systems import SYSTEMS, model_name, system_of
 from torchcaps.systems.explorer_view import ExplorerView
 from torchcaps.train.checkpoint import load as read_checkpoint
 from torchcaps.train.run import TrainedRun, checkpoint_path, load_run
+from torchcaps.utils.files import parse_json, read_regular
 
 __all__ = ["MAX_OPEN", "OpenRun", "RunEntry", "RunRegistry", "find_runs", "shipped_run"]
 
@@ -167,9 +167,8 @@ def _model_name(path: Path) -> str:
     if not recipe_path.is_file():
         return model_name(read_checkpoint(checkpoint_path(path)).meta.recipe.model)
     try:
-        with recipe_path.open("rb") as file:
-            # Only the model's name is read: a list of runs needs no valid recipes
-            recipe = json.loads(file.read(_MAX_RECIPE_BYTES))
+        # Only the model's name is read: a list of runs needs no valid recipes
+        recipe: Any = parse_json(read_regular(recipe_path, _MAX_RECIPE_BYTES))
         return str(recipe["model"]["name"])
-    except (KeyError, TypeError, RecursionError, OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (KeyError, TypeError, IndexError, OSError, ValueError) as error:
         raise RecipeError(f"'{path}' is not the run of a recipe known here: {error!r}") from None

@@ -15,10 +15,13 @@ from torchcaps.explore.queue import Queue
 from torchcaps.explore.routes import build_application
 from torchcaps.explore.run_registry import RunRegistry
 
-__all__ = ["CONNECTIONS", "build_server", "listen", "serve", "url_of"]
+__all__ = ["CONNECTIONS", "IDLE_CONNECTIONS", "build_server", "listen", "serve", "url_of"]
 
 CONNECTIONS = 512
 """Connections at a time; requests on further ones are answered with 503 at once."""
+
+IDLE_CONNECTIONS = CONNECTIONS // 2
+"""Connections up to which idle ones may stay; with more, each new one ends the one that has been idle for longest."""
 
 
 class _TimedProtocol(H11Protocol):
@@ -30,10 +33,14 @@ class _TimedProtocol(H11Protocol):
     """
 
     _timer: asyncio.TimerHandle | None = None
+    _idle_since: float | None = None  # None while the application works on a request
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._restart_timer()
+        # Clients of one machine have one address, so that no limit for each could tell them apart
+        if len(self.connections) > IDLE_CONNECTIONS:
+            self._end_longest_idle()
 
     def handle_events(self) -> None:
         # A new cycle is a request whose head is complete; single bytes of it do not count as progress
@@ -65,8 +72,20 @@ class _TimedProtocol(H11Protocol):
             self._timer.cancel()
         # A paused write means that the client does not read, so time runs although the response is not complete
         working = self.cycle is not None and not self.cycle.response_complete and not self.flow.write_paused
+        self._idle_since = None if working else self.loop.time()
         if not working:
             self._timer = self.loop.call_later(self.timeout_keep_alive, self.transport.abort)
+
+    def _end_longest_idle(self) -> None:
+        """Cut the connection, other than this one, whose client has let the server wait for longest."""
+        idle = [
+            (other._idle_since, number, other)
+            for number, other in enumerate(self.connections)
+            if isinstance(other, _TimedProtocol) and other._idle_since is not None and other is not self
+            if not other.transport.is_closing()
+        ]
+        if idle:
+            min(idle)[2].transport.abort()
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -32,13 +32,16 @@ _modes: list[str] = []
 def kernels_enabled() -> bool:
     """Return whether fast paths may be taken; read at every call, so that a test or a notebook can switch.
 
+    Inside of `torch.func.grad`, `vmap` and their like they may not: torch's operators have no rules for these.
+
     Raises:
         RecipeError: If the environment variable is neither "fast" nor "plain".
     """
     value = _modes[-1] if _modes else os.environ.get(SWITCH, "fast")
     if value not in ("fast", "plain"):
         raise RecipeError(f"{SWITCH}={value}{suggestion(value, ('fast', 'plain'))}; 'fast' or 'plain' is wanted")
-    return value == "fast"
+    transformed = not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None
+    return value == "fast" and not transformed
 
 
 @contextmanager

@@ -27,8 +27,28 @@ def _floor(dtype: torch.dtype) -> float:
     return {torch.float64: 1e-200, torch.float16: 1e-7}.get(dtype, 1e-24)
 
 
+def _largest_squarable(dtype: torch.dtype) -> float:
+    """Up to this size, numbers can be squared and added up without overflow."""
+    return {torch.float64: 1e150, torch.float16: 64.0}.get(dtype, 1e15)
+
+
+def _scaled(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return (x / m, m [... 1]): m is the largest element where squares would overflow, and exactly 1 elsewhere."""
+    largest = x.detach().abs().amax(-1, keepdim=True)
+    overflows = (largest > _largest_squarable(x.dtype)) & (largest < torch.inf)
+    m = torch.where(overflows, largest, torch.ones_like(largest))
+    return x / m, m
+
+
+def _length(x: Tensor, *, keepdim: bool) -> Tensor:
+    """Return the length of vectors whose squares do not overflow."""
+    return torch.sqrt((x * x).sum(-1, keepdim=keepdim) + _floor(x.dtype))
+
+
 def norm(x: Tensor, *, keepdim: bool = False) -> Tensor:
     """Return the Euclidean length over the last axis; value and gradient are finite at 0, where the gradient is 0.
+
+    Long vectors are scaled before they are squared, as `math.hypot` does: no length that the type holds overflows.
 
     Args:
         x: [... k].
@@ -37,7 +57,8 @@ def norm(x: Tensor, *, keepdim: bool = False) -> Tensor:
     Returns:
         [...], or [... 1] with `keepdim`.
     """
-    return torch.sqrt((x * x).sum(-1, keepdim=keepdim) + _floor(x.dtype))
+    u, m = _scaled(x)
+    return _length(u, keepdim=keepdim) * (m if keepdim else m.squeeze(-1))
 
 
 def squash(z: Tensor) -> Tensor:
@@ -49,8 +70,10 @@ def squash(z: Tensor) -> Tensor:
     Returns:
         [... k] of length below 1.
     """
-    length = norm(z, keepdim=True)
-    return z * (length / (1 + length * length))
+    u, m = _scaled(z)
+    length = _length(u, keepdim=True)
+    # Where z was scaled, its squash is its direction to the last digit, and u is at least 1 long
+    return u * torch.where(m > 1, 1 / length.clamp_min(1), length / (1 + length * length))
 
 
 def unsquash(x: Tensor) -> Tensor:
@@ -80,6 +103,11 @@ def cosine(x: Tensor, y: Tensor) -> Tensor:
     Returns:
         [...] in [-1, 1].
     """
-    x = x / norm(x, keepdim=True)
-    y = y / norm(y, keepdim=True)
+    x = _direction(x)
+    y = _direction(y)
     return (x * y).sum(-1)
+
+
+def _direction(x: Tensor) -> Tensor:
+    u, _ = _scaled(x)
+    return u / _length(u, keepdim=True)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, conv_transpose2d, dropout, leaky_relu
 
-from torchcaps.config import Count, NonNegativeFloat, Share, check
+from torchcaps.config import NonNegativeFloat, Share, Size, check
 from torchcaps.errors import DataError, ShapeError
 from torchcaps.layers import Convolution
 from torchcaps.math.grid import Grid
@@ -43,9 +43,9 @@ class AutoencoderConfig:
         biases: Whether there are biases; the paper names none.
     """
 
-    channels: tuple[Count, Count] = (128, 128)
-    kernel: Count = 9
-    stride: Count = 2
+    channels: tuple[Size, Size] = (128, 128)
+    kernel: Size = 9
+    stride: Size = 2
     slope: NonNegativeFloat = 0.2
     dropout: Share = 0.1
     biases: bool = True

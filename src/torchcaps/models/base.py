@@ -38,6 +38,9 @@ class Model(nn.Module):
     takes_shares: bool = False
     """If True, `objective` reads `batch.targets`, and so can be trained with mixup and label smoothing."""
 
+    needs_whole_batch: bool = False
+    """If True, `objective` is no mean over images: it uses statistics of the batch, which micro-batches change."""
+
     uses_images: bool = True
     """If False, `objective` reads only `batch.indices`, and training prepares no pixels for it: `batch.images` is
     empty."""

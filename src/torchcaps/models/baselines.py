@@ -8,7 +8,7 @@ from itertools import pairwise
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from torchcaps.config import Count, Share
+from torchcaps.config import Share, Size, Sizes
 from torchcaps.errors import RecipeError
 from torchcaps.losses import cross_entropy_loss, multi_hot
 from torchcaps.models.base import Model, check_classes, check_images, check_spec, is_correct
@@ -31,10 +31,10 @@ class CNNConfig:
         several: Images may show several classes, so that each has a logistic unit of its own instead of a softmax.
     """
 
-    widths: tuple[Count, ...] = (32, 64)
-    kernel: Count = 5
-    pool: Count = 2
-    hidden: tuple[Count, ...] = (128,)
+    widths: Sizes = (32, 64)
+    kernel: Size = 5
+    pool: Size = 2
+    hidden: Sizes = (128,)
     dropout: Share = 0.5
     several: bool = False
 
@@ -50,9 +50,9 @@ class CNNConfig:
 class ConvNetConfig(CNNConfig):
     """The network that Sabour 2017 compares with: no pooling, two hidden layers; 35.4 M parameters on 28x28 images."""
 
-    widths: tuple[Count, ...] = (256, 256, 128)
-    pool: Count = 1
-    hidden: tuple[Count, ...] = (328, 192)
+    widths: Sizes = (256, 256, 128)
+    pool: Size = 1
+    hidden: Sizes = (328, 192)
 
 
 class CNN(Model):

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from torch import Tensor
 from torch.nn.functional import relu
 
-from torchcaps.config import Count, NonNegativeFloat
+from torchcaps.config import NonNegativeFloat, Size, Sizes
 from torchcaps.errors import ShapeError
 from torchcaps.layers import DenseDecoder, mask_all_but
 from torchcaps.losses import margin_loss, multi_hot, reconstruction_loss
@@ -41,19 +41,19 @@ class CapsNetConfig:
         decoder: Units of its hidden layers.
     """
 
-    channels: Count = 256
-    kernel: Count = 9
-    stride: Count = 1
-    types: Count = 32
-    type_dimension: Count = 8
-    primary_kernel: Count = 9
-    primary_stride: Count = 2
-    dimension: Count = 16
+    channels: Size = 256
+    kernel: Size = 9
+    stride: Size = 1
+    types: Size = 32
+    type_dimension: Size = 8
+    primary_kernel: Size = 9
+    primary_stride: Size = 2
+    dimension: Size = 16
     shared: bool = False
     coordinates: NonNegativeFloat = 0.02
     routing: RouterChoice = field(default_factory=Dynamic)
     reconstruction: NonNegativeFloat = 0.0005
-    decoder: tuple[Count, ...] = (512, 1024)
+    decoder: Sizes = (512, 1024)
 
     def build(self, spec: ImageSpec) -> CapsNet:
         return CapsNet(self, spec)
@@ -67,12 +67,12 @@ class SmallCapsNetConfig(CapsNetConfig):
     multiply-adds.
     """
 
-    channels: Count = 64
-    stride: Count = 2
-    types: Count = 16
-    primary_kernel: Count = 5
-    primary_stride: Count = 1
-    decoder: tuple[Count, ...] = (256, 512)
+    channels: Size = 64
+    stride: Size = 2
+    types: Size = 16
+    primary_kernel: Size = 5
+    primary_stride: Size = 1
+    decoder: Sizes = (256, 512)
 
 
 class CapsNetOutput(NamedTuple):

@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 from torchcaps.errors import TorchcapsError
 from torchcaps.kernels.threads import kernels_enabled, split_range
 from torchcaps.types import Capsules
+from torchcaps.utils.distributed import row_shares, sharing_rows
 
 __all__ = ["BUDGET", "in_chunks", "is_chunked"]
 
@@ -49,17 +50,27 @@ def in_chunks(method: Callable[Concatenate[M, P], R]) -> Callable[Concatenate[M,
         def call(given: _Arguments) -> R:
             return method(model, *given.positional, **given.named)  # type: ignore[arg-type]
 
-        # Measure a chunk, and call once if all samples fit into it
+        # Several processes that evaluate together take a share each, and exchange the results
         given = _Arguments(args, kwargs)
-        n = given.samples()
-        chunk = _chunk_size(model, method, call, given) if n > 1 else 1
-        if n <= chunk:
-            return call(given)
-        # Chunks of about equal size: a last one of few samples would waste a call
-        return _concatenate([call(given.rows(start, stop)) for start, stop in split_range(n, -(-n // chunk))])
+        shares = row_shares(given.samples())
+        if shares is None:
+            return _by_chunks(model, method, call, given)
+        with sharing_rows(False):
+            own = _by_chunks(model, method, call, given.rows(*shares.own))
+        return _map(shares.gather, own)
 
     _CHUNKED.add(chunked)
     return chunked
+
+
+def _by_chunks(model: nn.Module, method: Hashable, call: Callable[[_Arguments], R], given: _Arguments) -> R:
+    """Call a method once if all samples fit into a chunk, else chunk by chunk."""
+    n = given.samples()
+    chunk = _chunk_size(model, method, call, given) if n > 1 else 1
+    if n <= chunk:
+        return call(given)
+    # Chunks of about equal size: a last one of few samples would waste a call
+    return _concatenate([call(given.rows(start, stop)) for start, stop in split_range(n, -(-n // chunk))])
 
 
 _CHUNKED: WeakSet[Callable[..., object]] = WeakSet()
@@ -102,6 +113,13 @@ def _tensors(values: Iterable[object]) -> list[Tensor]:
     # `Capsules` is a tuple of two tensors; other tuples are not looked into
     flat = [x for value in values for x in (value if isinstance(value, Capsules) else (value,))]
     return [x for x in flat if isinstance(x, Tensor)]
+
+
+def _map(function: Callable[[Tensor], Tensor], result: R) -> R:
+    """Apply a function to a tensor, or to both tensors of capsules."""
+    if isinstance(result, Capsules):
+        return Capsules(function(result.pose), function(result.activation))
+    return function(result)
 
 
 def _concatenate(results: Sequence[R]) -> R:

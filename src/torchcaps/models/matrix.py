@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
-from torchcaps.config import Count, NonNegativeFloat, PositiveFloat, check
+from torchcaps.config import Count, NonNegativeFloat, PositiveFloat, Size, check
 from torchcaps.errors import RecipeError
 from torchcaps.layers import CapsuleBatchNorm, ClassCapsules, ConvCapsules, PerTypeBatchNorm, PrimaryCapsules
 from torchcaps.losses import LOSSES, spread_loss, spread_margin
@@ -99,11 +99,11 @@ class MatrixConfig:
         RecipeError: If a setting is out of range, or `norm` does not go with the router.
     """
 
-    sizes: tuple[Count, Count, Count, Count] = (32, 32, 32, 32)
-    kernel: Count = 5
-    stride: Count = 2
-    capsule_kernel: Count = 3
-    capsule_strides: tuple[Count, Count] = (2, 1)
+    sizes: tuple[Size, Size, Size, Size] = (32, 32, 32, 32)
+    kernel: Size = 5
+    stride: Size = 2
+    capsule_kernel: Size = 3
+    capsule_strides: tuple[Size, Size] = (2, 1)
     pose: Literal["matrix", "vector"] = "matrix"
     routing: RouterChoice = field(default_factory=_authors_routing)
     class_cooling: PositiveFloat = 4.0
@@ -148,7 +148,7 @@ class MatrixConfig:
 class SmallMatrixConfig(MatrixConfig):
     """The smaller network of Hinton 2018, section 5: 68,754 parameters on 32x32 stereo pairs, 68 K in the paper."""
 
-    sizes: tuple[Count, Count, Count, Count] = (64, 8, 16, 16)
+    sizes: tuple[Size, Size, Size, Size] = (64, 8, 16, 16)
 
 
 @dataclass(frozen=True)
@@ -158,9 +158,9 @@ class TinyMatrixConfig(MatrixConfig):
     Its activation biases start where capsules switch on at once; the authors' keep them off for thousands of steps.
     """
 
-    sizes: tuple[Count, Count, Count, Count] = (8, 2, 4, 4)
-    capsule_strides: tuple[Count, Count] = (1, 1)
-    kernel: Count = 3
+    sizes: tuple[Size, Size, Size, Size] = (8, 2, 4, 4)
+    capsule_strides: tuple[Size, Size] = (1, 1)
+    kernel: Size = 3
     routing: RouterChoice = field(default_factory=lambda: EM(2, 0.1))
     class_cooling: PositiveFloat = 1.0
     margin: Literal["sigmoid", "linear"] = "linear"
@@ -231,6 +231,7 @@ class MatrixCaps(Model):
         check_spec(spec, smallest=config.smallest)
         self.config = config
         self.spec = spec
+        self.needs_whole_batch = config.norm
         # Types of capsules, layer by layer: convolution, primary, two convolutional
         A, B, C, D = config.sizes
         init = config.init

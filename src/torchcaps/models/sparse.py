@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import relu
 
-from torchcaps.config import Count, NonNegativeFloat, NonNegativeInt, PositiveFloat, Share, check
+from torchcaps.config import Count, NonNegativeFloat, NonNegativeInt, PositiveFloat, Share, Size, Sizes, check
 from torchcaps.errors import RecipeError
 from torchcaps.layers import DenseDecoder, FrameDecoder, SparseMask
 from torchcaps.losses import reconstruction_loss
@@ -63,7 +63,7 @@ class SparseConfigBase:
         RecipeError: If a setting is out of range.
     """
 
-    capsules: Count = 16
+    capsules: Size = 16
     sparse: bool = True
     gamma: NonNegativeFloat = 12.0
     cut: Share = 0.01
@@ -74,7 +74,7 @@ class SparseConfigBase:
     relative: bool = False
     ramp: NonNegativeInt = 0
     reconstruction: PositiveFloat = 0.005
-    decoder: tuple[Count, ...] = (512, 1024)
+    decoder: Sizes = (512, 1024)
     routing: RouterChoice = field(default_factory=Dynamic)
 
     def __post_init__(self) -> None:
@@ -98,18 +98,18 @@ class SparseConfig(SparseConfigBase):
         side: Pixels of such a picture; of `frames` alone.
     """
 
-    dimension: Count = 16
-    channels: Count = 256
-    kernel: Count = 9
-    stride: Count = 1
-    types: Count = 32
-    type_dimension: Count = 8
-    primary_kernel: Count = 9
-    primary_stride: Count = 2
+    dimension: Size = 16
+    channels: Size = 256
+    kernel: Size = 9
+    stride: Size = 1
+    types: Size = 32
+    type_dimension: Size = 8
+    primary_kernel: Size = 9
+    primary_stride: Size = 2
     shared: bool = False
     coordinates: NonNegativeFloat = 0.02
     frames: bool = False
-    side: Count = 28
+    side: Size = 28
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -124,11 +124,11 @@ class SparseConfig(SparseConfigBase):
 class SmallSparseConfig(SparseConfig):
     """Sized for two cores: both convolutions take steps of two pixels, so that 40x40 images have 6x6 places."""
 
-    channels: Count = 64
-    stride: Count = 2
-    types: Count = 16
-    primary_kernel: Count = 5
-    decoder: tuple[Count, ...] = (256, 512)
+    channels: Size = 64
+    stride: Size = 2
+    types: Size = 16
+    primary_kernel: Size = 5
+    decoder: Sizes = (256, 512)
 
 
 class SparseOutput(NamedTuple):
@@ -219,6 +219,7 @@ class SparseModel(Model):
 
     config: SparseConfigBase
     mask: SparseMask
+    needs_whole_batch = True  # the share of images in which each capsule comes first
     decoder: DenseDecoder | FrameDecoder
 
     @in_chunks

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from torchcaps.config import Count, NonNegativeFloat, PositiveFloat
+from torchcaps.config import NonNegativeFloat, PositiveFloat, Size
 from torchcaps.layers import DenseDecoder
 from torchcaps.math.pose import MATRIX
 from torchcaps.models.base import check_spec
@@ -36,11 +36,11 @@ class SparseMatrixConfig(SparseConfigBase):
     """
 
     reconstruction: PositiveFloat = 0.0005
-    sizes: tuple[Count, Count, Count, Count] = (32, 8, 8, 8)
-    kernel: Count = 5
-    stride: Count = 2
-    capsule_kernel: Count = 3
-    capsule_strides: tuple[Count, Count] = (2, 1)
+    sizes: tuple[Size, Size, Size, Size] = (32, 8, 8, 8)
+    kernel: Size = 5
+    stride: Size = 2
+    capsule_kernel: Size = 3
+    capsule_strides: tuple[Size, Size] = (2, 1)
     routing: RouterChoice = field(default_factory=lambda: MatrixConfig().routing)
     class_cooling: PositiveFloat = 4.0
     coordinates: NonNegativeFloat = 0.01

@@ -117,6 +117,9 @@ def route(
     check_input(children, weights, pose, window, offset, chosen.learned)
     if validate:
         check_values(children)
+    # Variances and densities of EM leave the range of float16: compute in float32, and return the caller's type.
+    if weights.dtype == torch.float16 and isinstance(chosen.settings, EM):
+        return _route_in_float32(children, weights, chosen, pose, window, offset, trace)
     initial = chosen.router.learned.items()
     learned = {name: weights.new_full(weights.shape[1:2], value) for name, value in initial} | chosen.learned
 
@@ -133,6 +136,30 @@ def route(
         votes = votes + offset.unsqueeze(1)
     parents, info = chosen.router.route(votes, flat.activation, chosen.settings, compete, trace, **learned)
     return (parents, info) if window is None else _fold(parents, info, window)
+
+
+def _route_in_float32(
+    children: Capsules,
+    weights: Tensor,
+    chosen: _Chosen,
+    pose: str,
+    window: Window | None,
+    offset: Tensor | None,
+    trace: bool,
+) -> tuple[Capsules, RoutingInfo]:
+    """Route half-precision children in single precision; the record stays in single precision."""
+    parents, info = route(
+        Capsules(children.pose.float(), children.activation.float()),
+        weights.float(),
+        chosen.settings,
+        pose=pose,
+        window=window,
+        offset=None if offset is None else offset.float(),
+        trace=trace,
+        validate=False,
+        **{name: value.float() for name, value in chosen.learned.items()},
+    )
+    return Capsules(parents.pose.to(weights.dtype), parents.activation.to(weights.dtype)), info
 
 
 def router_of(settings: object) -> Router:

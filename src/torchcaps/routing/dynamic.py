@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from torchcaps.config import Count
+from torchcaps.config import Iterations
 from torchcaps.math.squash import cosine, norm, squash
 from torchcaps.routing.base import Compete, Router, stack_info
 from torchcaps.types import Capsules, RoutingInfo
@@ -34,7 +34,7 @@ class Dynamic:
         gradient: Through "all" iterations or only the "last" one, the coupling then counting as a constant.
     """
 
-    iterations: Count = 3
+    iterations: Iterations = 3
     agreement: Literal["dot", "cosine"] = "dot"
     over: Literal["parents", "children"] = "parents"
     logits: Literal["accumulated", "replaced"] = "accumulated"

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from torchcaps.config import Count, PositiveFloat, Range, Share
+from torchcaps.config import Iterations, PositiveFloat, Range, Share
 from torchcaps.math.gaussian import LOG_2PI, diagonal_log_density, weighted_mean, weighted_variance
 from torchcaps.math.logspace import log_floor
 from torchcaps.routing.base import Compete, Router, places_of, stack_info
@@ -54,7 +54,7 @@ class EM:
             activation assigned to it, as a share of that of all parents of the layer; it learns nothing.
     """
 
-    iterations: Count = 3
+    iterations: Iterations = 3
     final_inverse_temperature: PositiveFloat = 0.01
     decay: Annotated[float, Range(0, 0.999)] = 0.95  # 1 would leave lambda at 0
     min_variance: Annotated[float, Range(1e-9)] = 5e-4

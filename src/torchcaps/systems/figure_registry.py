@@ -5,8 +5,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -19,7 +18,7 @@ from torchcaps.systems.registry import SYSTEMS, system_of
 from torchcaps.systems.run_folders import find_run
 from torchcaps.systems.sparse.figures import RANKINGS
 from torchcaps.train.journal import read_journal
-from torchcaps.train.run import TrainedRun, load_run
+from torchcaps.train.run import TrainedRun, load_run, recipe_in
 
 __all__ = ["CURVES", "PlannedFigure", "figures_of"]
 
@@ -153,6 +152,5 @@ def _earlier_journals(start: str | None) -> dict[str, JournalLines]:
         if entries := read_journal(folder / "journal.jsonl"):
             # The earliest run comes first.
             found = {folder.name: entries, **found}
-            recipe: Mapping[str, str | None] = json.loads((folder / "recipe.json").read_text(encoding="utf-8"))
-            start = recipe.get("start")
+            start = recipe_in(folder).start
     return found

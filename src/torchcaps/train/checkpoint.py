@@ -28,7 +28,17 @@ from torchcaps.train.recipe import Recipe, stage_names
 from torchcaps.types import ImageSpec
 from torchcaps.utils.files import write_atomically
 
-__all__ = ["Checkpoint", "CheckpointMeta", "TensorFile", "load", "read_tensors", "save", "write_tensors"]
+__all__ = [
+    "Checkpoint",
+    "CheckpointMeta",
+    "TensorFile",
+    "decode",
+    "encode",
+    "load",
+    "read_tensors",
+    "save",
+    "write_tensors",
+]
 
 # Version of the document; a file with any other number is refused.
 FORMAT = 2
@@ -110,7 +120,16 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
         CheckpointError: A tensor cannot be stored.
         TrainingError: The disk refuses.
     """
-    write_tensors(path, checkpoint.tensors, {"meta": to_dict(checkpoint.meta), "state": checkpoint.state})
+    write_atomically(path, [encode(checkpoint)])
+
+
+def encode(checkpoint: Checkpoint) -> bytes:
+    """Return the bytes of the file that `save` writes.
+
+    Raises:
+        CheckpointError: A tensor cannot be stored.
+    """
+    return _encode_tensors(checkpoint.tensors, {"meta": to_dict(checkpoint.meta), "state": checkpoint.state})
 
 
 def load(path: Path) -> Checkpoint:
@@ -119,7 +138,27 @@ def load(path: Path) -> Checkpoint:
     Raises:
         CheckpointError: There is no file, it is not a checkpoint, or any of its bytes has changed.
     """
-    tensors, document = read_tensors(path)
+    return _checkpoint(read_tensors(path), path)
+
+
+def decode(data: bytes) -> Checkpoint:
+    """Return the checkpoint that another process encoded; its digest is checked as that of a file.
+
+    Raises:
+        CheckpointError: It did not come as it was sent.
+    """
+    origin = Path("the checkpoint of process 0")
+    try:
+        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+        return _checkpoint(_decode_tensors(data, header["__metadata__"], origin), origin)
+    except (SafetensorError, RuntimeError, ValueError, KeyError) as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise CheckpointError(f"{str(origin)!r} did not come whole: {_line(error)}; start again") from error
+
+
+def _checkpoint(content: TensorFile, path: Path) -> Checkpoint:
+    tensors, document = content
     try:
         meta = from_dict(CheckpointMeta, _mapping(document.get("meta")))
     except RecipeError as error:
@@ -139,6 +178,11 @@ class TensorFile(NamedTuple):
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], document: Mapping[str, object]) -> None:
     """Write tensors and a JSON document (inf and nan are allowed) as one safetensors file, atomically."""
+    write_atomically(path, [_encode_tensors(tensors, document)])
+
+
+def _encode_tensors(tensors: Mapping[str, Tensor], document: Mapping[str, object]) -> bytes:
+    """Return the bytes of a safetensors file with a document and a digest of ours."""
     if "__metadata__" in tensors:
         raise CheckpointError("a tensor cannot be called '__metadata__': safetensors keeps that name")
     try:
@@ -147,10 +191,9 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], document: Mapping[s
         # Metadata of safetensors are text, so the document goes into them as JSON inside of JSON.
         text = _compact({"format": FORMAT, **document})
         entry = _compact({"sha256": _digest(rows, text), "document": text})
-        data = safetensors.torch.save(rows, {ENTRY: entry})
+        return safetensors.torch.save(rows, {ENTRY: entry})
     except (SafetensorError, AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
         raise CheckpointError(f"cannot store this checkpoint: {_line(error)}; wanted dense tensors and JSON") from error
-    write_atomically(path, [data])
 
 
 def read_tensors(path: Path) -> TensorFile:
@@ -166,12 +209,9 @@ def read_tensors(path: Path) -> TensorFile:
         # Opening compares every size in the header with that of the file, before anything is allocated.
         with path.open("rb") as file, safetensors.safe_open(path, framework="pt") as checked:
             metadata = checked.metadata() or {}
-            document = _document(metadata, path)
+            _document(metadata, path)  # refuses other programs' files before they are read
             data = file.read()
-        # The entry is made again from what was read; equal text means equal bytes.
-        stored = safetensors.torch.load(data)
-        text = _compact(document)
-        entry = _compact({"sha256": _digest(stored, text), "document": text})
+        return _decode_tensors(data, metadata, path)
     except CheckpointError:
         raise
     except (OSError, MemoryError) as error:
@@ -179,6 +219,15 @@ def read_tensors(path: Path) -> TensorFile:
         raise CheckpointError(f"cannot read checkpoint {str(path)!r}: {reason}; check the path") from error
     except (SafetensorError, RuntimeError, ValueError, KeyError, OverflowError) as error:
         raise CheckpointError(f"{str(path)!r} is no whole safetensors file: {_line(error)}; use another one") from error
+
+
+def _decode_tensors(data: bytes, metadata: Mapping[str, str], path: Path) -> TensorFile:
+    """Return the content of a file's bytes, if they are those that its digest was made of."""
+    # The entry is made again from what was read; equal text means equal bytes.
+    document = _document(metadata, path)
+    stored = safetensors.torch.load(data)
+    text = _compact(document)
+    entry = _compact({"sha256": _digest(stored, text), "document": text})
     if metadata[ENTRY] != entry or not _is_canonical(data):
         raise CheckpointError(f"{str(path)!r} is damaged: its bytes do not match its sha256; use another one")
     # Cloned into memory that is aligned as torch's own, so that a resumed run computes with the same bits.

@@ -11,21 +11,28 @@ from typing import Any
 
 from torchcaps.config import Table
 from torchcaps.errors import RecipeError, TrainingError
-from torchcaps.utils.files import write_atomically
+from torchcaps.utils.files import parse_json, read_regular, write_atomically
 
 __all__ = ["Journal", "read_journal"]
+
+_MAX_BYTES = 1 << 30
+"""Of a journal; a line has about 200 bytes."""
 
 
 def read_journal(path: Path) -> list[Table]:
     """The lines of a journal; a last line cut short by a crash is left out."""
     if not path.exists():
         return []
+    try:
+        text = read_regular(path, _MAX_BYTES).decode("utf-8", errors="replace")
+    except OSError as error:
+        raise TrainingError(f"cannot read the journal '{path}': {error.strerror}; move it away") from None
     lines = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+    for line in text.splitlines():
         # Nothing after a broken line can be trusted.
         try:
-            entry = json.loads(line)
-        except json.JSONDecodeError:
+            entry = parse_json(line)
+        except ValueError:
             break
         if isinstance(entry, dict) and isinstance(entry.get("step"), int):
             lines.append(entry)

@@ -8,22 +8,29 @@ each ends with a checkpoint.
 
 from __future__ import annotations
 
+import json
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
+from torchcaps import __version__
+from torchcaps.config import flatten, from_dict, to_dict
 from torchcaps.data import Dataset, Splits
 from torchcaps.errors import DataError, RecipeError, TorchcapsError, TrainingError
 from torchcaps.models import Model
 from torchcaps.train.batches import BatchRequest, BatchSource, DatasetSource
+from torchcaps.train.checkpoint import decode, encode
 from torchcaps.train.journal import Journal
+from torchcaps.train.model_sizes import refusing_lack_of_memory
+from torchcaps.train.precision import check_precision
 from torchcaps.train.recipe import Recipe, TrainConfig, stage_names, stage_of
 from torchcaps.train.run import Resume, Run, load_run, open_run
 from torchcaps.train.running_statistics import (
@@ -127,7 +134,7 @@ class _Job:
 
 
 def train(
-    recipe: Recipe,
+    recipe: Recipe | Callable[[], Recipe],
     folder: Path,
     *,
     resume: Resume = False,
@@ -143,8 +150,8 @@ def train(
     Ctrl-C and SIGTERM finish the step, save, and return with `finished=False`.
 
     Args:
-        recipe: What is trained.
-        folder: Where the run is written.
+        recipe: What is trained; or a function that reads it, which is called in process 0 alone.
+        folder: Where the run is written; of several processes, only process 0 reads or writes there.
         resume: False refuses a folder that holds a run. True goes on from its last checkpoint (or from the start, if it
             has none yet) and refuses a folder without a run. "auto" goes on or starts, as the folder is.
         quiet: Show no progress bar.
@@ -161,30 +168,34 @@ def train(
     Raises:
         TorchcapsError: Something in the recipe, the data or the folder is wrong, or the loss is not finite.
     """
-    with flushed_denormals(), process_group() as group:
-        # Data, and whatever can be refused before anything is written.
-        for name in stage_names(recipe.model):
-            group.check_batch(stage_of(recipe, name).train.batch)
-        source, validation, test = data or _loaded(recipe.data.load())
-        recipe = shrink_batches(recipe, source.images, group.size)
+    with flushed_denormals(), refusing_lack_of_memory(), process_group() as group:
+        # Process 0 decides what is trained; a process that would train something else is refused.
+        recipe = _agreed_recipe(recipe, group)
+        with group.raising_together():
+            # Data, and whatever can be refused before anything is written.
+            for name in stage_names(recipe.model):
+                settings = stage_of(recipe, name).train
+                settings.micro_batches(group.size)
+                check_precision(settings.precision, group.device)
+            source, validation, test = data or _loaded(recipe.data.load())
+            recipe = shrink_batches(recipe, source.images, group.size)
 
-        # The model: fresh, or as the last checkpoint of this run or the run to start from left it.
-        training = build_training(recipe, source.spec, source.images, group.device)
-        training.data_fingerprint = source.fingerprint()
-        check_validation(recipe, training.model, validation)
-        check_regularization(recipe, training.model)
-        # Refuse now what does not fit; each stage is filled again in its turn.
-        load_stage(training.stages, given)
-        run = _open(folder, recipe, resume, group)
-        fingerprint = run.fingerprint
-        if run.has_checkpoint:
-            training = restore_training(training, recipe, run.checkpoint(training.data_fingerprint))
-        elif recipe.start is not None:
-            before = load_run(recipe.start)
-            warm_start(training, before.model, steps=before.step, seconds=before.seconds)
-        elif weights is not None:
-            warm_start(training, weights, steps=0, seconds=0.0)
-        group.raise_on_any(None)  # nobody writes before all have read
+            # The model with its initial weights.
+            training = build_training(recipe, source.spec, source.images, group.device)
+            training.data_fingerprint = source.fingerprint()
+            check_validation(recipe, training.model, validation)
+            check_regularization(recipe, training.model)
+            _check_micro_batches(recipe, training)
+            # Refuse now what does not fit; each stage is filled again in its turn.
+            load_stage(training.stages, given)
+            # Only process 0 has or needs the folder.
+            run = open_run(folder, recipe, resume=resume) if group.is_main else Run(folder, recipe)
+        fingerprint = run.fingerprint if group.is_main else None
+        group.check_same(_data_facts(source, training.data_fingerprint))
+
+        # The weights as the last checkpoint of this run or the run to start from left them.
+        training = _starting_state(training, recipe, run, group, weights)
+        group.check_same({"the stage": training.stage, "the step": training.steps})
 
         # The steps, with the folder locked.
         with (
@@ -201,17 +212,62 @@ def _loaded(splits: Splits) -> TrainingData:
     return TrainingData(DatasetSource(splits.train), splits.validation, final_images(splits.test))
 
 
-def _open(folder: Path, recipe: Recipe, resume: Resume, group: ProcessGroup) -> Run:
-    """Let process 0 examine the folder; the others start only when it has."""
-    run = Run(folder, recipe)
-    error = None
-    if group.is_main:
-        try:
-            run = open_run(folder, recipe, resume=resume)
-        except TorchcapsError as caught:
-            error = caught
-    group.raise_on_any(error)
-    return run
+def _agreed_recipe(recipe: Recipe | Callable[[], Recipe], group: ProcessGroup) -> Recipe:
+    """Return the recipe of process 0; a process with other settings or versions is refused, one without gets it."""
+    own = recipe if isinstance(recipe, Recipe) else None
+    with group.raising_together():
+        if own is None and (group.is_main or group.size == 1):
+            own = recipe()  # type: ignore[operator]
+    sent = group.send(json.dumps(to_dict(own)).encode() if own is not None else b"")
+    agreed = own or from_dict(Recipe, json.loads(sent))
+    group.check_same({"the version of torchcaps": __version__, "that of torch": torch.__version__, **_shared(agreed)})
+    return agreed
+
+
+def _shared(recipe: Recipe) -> dict[str, object]:
+    """Return the settings in which processes must agree: all that decide what a step does, and no paths."""
+    settings = flatten(to_dict(recipe))
+    own = ("about", "start", "data.data_dir", "data.path")
+    return {key: value for key, value in settings.items() if key not in own and not key.startswith("paper.")}
+
+
+def _data_facts(source: BatchSource, fingerprint: str | None) -> dict[str, object]:
+    """Return in which respects the training images must be the same in all processes."""
+    facts: dict[str, object] = {"the number of training images": source.images, "their shape": list(source.spec)}
+    return facts | {"the fingerprint of the data": fingerprint}
+
+
+def _check_micro_batches(recipe: Recipe, training: TrainState) -> None:
+    """Refuse micro-batches where a step would not do the same as with the whole batch."""
+    for name, stage in training.stages.items():
+        whole = stage.needs_whole_batch or not stage.by_gradient
+        if whole and stage_of(recipe, name).train.micro_batch is not None:
+            raise RecipeError(
+                f"train.micro_batch does not go with {type(stage).__name__}, which uses statistics of the whole batch; "
+                "leave it out, and lower train.batch if memory is short"
+            )
+
+
+def _starting_state(
+    training: TrainState, recipe: Recipe, run: Run, group: ProcessGroup, weights: nn.Module | None
+) -> TrainState:
+    """Let process 0 restore the last checkpoint or the run to start from, and give its whole state to the others."""
+    state = b""
+    with group.raising_together():
+        if group.is_main and run.has_checkpoint:
+            training = restore_training(training, recipe, run.checkpoint(training.data_fingerprint))
+        elif group.is_main and recipe.start is not None:
+            before = load_run(recipe.start)
+            warm_start(training, before.model, steps=before.step, seconds=before.seconds)
+        elif weights is not None:
+            warm_start(training, weights, steps=0, seconds=0.0)
+        if group.is_main and group.size > 1 and (run.has_checkpoint or recipe.start is not None):
+            state = encode(training.checkpoint(recipe))
+    state = group.send(state)
+    # Nothing was sent where every process starts with the same weights, those of the seed.
+    if state and not group.is_main:
+        training = restore_training(training, recipe, decode(state))
+    return training
 
 
 @contextmanager
@@ -283,12 +339,13 @@ def _one_stage(job: _Job, training: TrainState) -> None:
         # Preparation may take long, so the speed that is displayed counts only after it.
         objective = _prepare(job, training, seed)
         display.restart()
+        parts = settings.micro_batches(group.size)
         while not ends and not stopped:
             epoch, batch = next_batch()
+            batches = _micro_batches(job, training, seed, batch, parts)
 
             # Update: forward, backward, clip, optimizer, schedule.
-            torch.manual_seed(seed_of(seed, 1, training.step, group.rank))
-            terms = _step(settings, objective, training, _to(batch, group.device, settings.channels_last))
+            terms = _step(settings, objective, training, batches, parts)
             training.step += 1
             training.seconds = time.monotonic() - started
 
@@ -378,20 +435,43 @@ def _complete_average(job: _Job, training: TrainState, seed: int, count: int | N
     measure_running_statistics(average.model, moved)
 
 
-def _step(settings: TrainConfig, objective: nn.Module, training: TrainState, batch: Batch) -> dict[str, Tensor]:
+def _micro_batches(job: _Job, training: TrainState, seed: int, batch: Batch, parts: int) -> Iterator[Batch]:
+    """Yield the parts of this process's share of a batch, one unless `train.micro_batch` is set.
+
+    Random numbers of a part depend on its number in the whole batch, so that they are the same on any number of
+    processes.
+    """
+    settings = stage_of(job.recipe, training.stage).train
+    rows = torch.arange(len(batch.labels)).tensor_split(parts)
+    for number, some in enumerate(rows):
+        part = _rows(batch, some) if parts > 1 else batch
+        torch.manual_seed(seed_of(seed, 1, training.step, job.group.rank * parts + number))
+        yield _to(part, job.group.device, settings.channels_last)
+
+
+def _step(
+    settings: TrainConfig, objective: nn.Module, training: TrainState, batches: Iterable[Batch], parts: int
+) -> dict[str, Tensor]:
     """One update, of parameters by the optimizer or of buffers by the objective itself."""
-    device = batch.images.device.type
     optimizer = training.optimizer
-    # Forward pass; a stage without an optimizer updates its own buffers here.
-    with (
-        torch.autocast(device, torch.bfloat16, enabled=settings.precision == "bfloat16"),
-        torch.set_grad_enabled(optimizer is not None),
-    ):
-        terms: dict[str, Tensor] = objective(batch, training.step)
-    # Backward pass outside of autocast, as torch advises.
     if optimizer:
         optimizer.zero_grad(set_to_none=True)
-        torch.autograd.backward(terms["loss"])
+    results: list[dict[str, Tensor]] = []
+    for number, batch in enumerate(batches):
+        # Gradients of the parts add up; processes exchange them once, with the last part.
+        is_last = number == parts - 1
+        with nullcontext() if is_last or not isinstance(objective, DistributedDataParallel) else objective.no_sync():
+            # Forward pass; a stage without an optimizer updates its own buffers here.
+            with (
+                torch.autocast(batch.images.device.type, torch.bfloat16, enabled=settings.precision == "bfloat16"),
+                torch.set_grad_enabled(optimizer is not None),
+            ):
+                terms: dict[str, Tensor] = objective(batch, training.step)
+            # Backward pass outside of autocast, as torch advises.
+            if optimizer:
+                torch.autograd.backward(terms["loss"] / parts if parts > 1 else terms["loss"])
+        results.append({name: value.detach() for name, value in terms.items()})
+    if optimizer:
         if settings.clip is not None:
             nn.utils.clip_grad_norm_(training.stage_model.parameters(), settings.clip)
         optimizer.step()
@@ -399,7 +479,7 @@ def _step(settings: TrainConfig, objective: nn.Module, training: TrainState, bat
         training.average.update(training.step)
     if training.schedule:
         training.schedule.step()
-    return terms
+    return {name: torch.stack([one[name] for one in results]).mean(0) for name in results[0]}
 
 
 def _check(job: _Job, training: TrainState, settings: TrainConfig, seed: int) -> dict[str, float]:
@@ -430,6 +510,12 @@ def _save(job: _Job, training: TrainState) -> None:
     if job.group.is_main:
         training.check_weights()
         job.run.save(training.checkpoint(job.run.recipe))
+
+
+def _rows(batch: Batch, rows: Tensor) -> Batch:
+    components = None if batch.components is None else batch.components[rows]
+    shares = None if batch.shares is None else batch.shares[rows]
+    return Batch(batch.images[rows], batch.labels[rows], batch.indices[rows], components, shares)
 
 
 def _to(batch: Batch, device: torch.device, channels_last: bool) -> Batch:

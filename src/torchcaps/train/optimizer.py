@@ -91,7 +91,7 @@ class OptimizerConfig:
         """
         try:
             return OPTIMIZERS[self.name](parameters, lr=self.lr, **self.options)
-        except (TypeError, ValueError, RuntimeError) as error:
+        except (TypeError, ValueError, RuntimeError, OverflowError) as error:
             raise _refused(f"optimizer {self.name}", self.options, error) from None
 
 
@@ -149,7 +149,7 @@ class ScheduleConfig:
             options["pct_start"] = _rise(self.options.get("pct_start", 0.3), steps)
         try:
             return SCHEDULES[self.name](optimizer, **options)
-        except (TypeError, ValueError, ZeroDivisionError) as error:
+        except (TypeError, ValueError, ZeroDivisionError, OverflowError) as error:
             raise _refused(f"schedule {self.name}", self.options, error) from None
 
 

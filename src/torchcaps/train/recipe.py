@@ -15,6 +15,7 @@ from torchcaps.config import (
     NonNegativeInt,
     PositiveFloat,
     Range,
+    Seed,
     Share,
     Table,
     from_dict,
@@ -57,11 +58,15 @@ class TrainConfig:
     Against memorizing: `mixup_alpha` mixes each image with another by a share from Beta(alpha, alpha), 0 = none;
     `label_smoothing` divides that share of every label among all classes; with `ema_decay` the model is the exponential
     moving average of the weights of its steps.
+
+    `batch` counts the images of one update over all processes. With `micro_batch` they go through the model so many at
+    a time and gradients add up: memory depends on `micro_batch`, and a step does the same on any number of processes.
     """
 
-    epochs: PositiveFloat = 5.0
+    epochs: Annotated[float, Range(0, open_low=True, limit=1e6)] = 5.0
     min_steps: NonNegativeInt = 0
     batch: Count = 128
+    micro_batch: Count | None = None
     max_shift: Annotated[int, Range(0, 256)] = 0
     mixup_alpha: Share = 0.0
     label_smoothing: Share = 0.0
@@ -73,6 +78,27 @@ class TrainConfig:
     log_every: Count = 10
     stop_at: Share | None = None
     validate_every: Count | None = None
+
+    def __post_init__(self) -> None:
+        if self.micro_batch is not None and self.batch % self.micro_batch:
+            raise RecipeError(f"micro_batch = {self.micro_batch} does not divide batch = {self.batch}; take a divisor")
+
+    def micro_batches(self, processes: int) -> int:
+        """How many micro-batches each of so many processes takes in a step.
+
+        Raises:
+            RecipeError: The batch cannot be divided into equal shares.
+        """
+        if self.micro_batch is None:
+            if self.batch % processes:
+                raise RecipeError(f"a batch of {self.batch} cannot be shared by {processes} processes; use a multiple")
+            return 1
+        whole = self.batch // self.micro_batch
+        if whole % processes:
+            raise RecipeError(
+                f"{whole} micro-batches of {self.micro_batch} cannot be shared by {processes} processes; use a multiple"
+            )
+        return whole // processes
 
     def steps(self, images: int) -> int:
         """How many steps the epochs are with so many training images; a last batch that is not full is left out."""
@@ -137,7 +163,7 @@ class Recipe:
 
     name: str = "unnamed"
     about: str = ""
-    seed: Annotated[int, Range(0)] = 0
+    seed: Seed = 0
     start: str | None = None
     data: Annotated[DataConfig, Choice(DATASETS)] = field(default_factory=GlyphsConfig)
     model: Annotated[ModelConfig, Choice(MODELS)] = field(default_factory=CapsNetConfig)

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, cast
 
 from torch import Tensor
 
-from torchcaps.config import flatten, from_dict, to_dict
+from torchcaps.config import Table, flatten, from_dict, to_dict
 from torchcaps.errors import CheckpointError, TrainingError
 from torchcaps.models import Model
 from torchcaps.train.checkpoint import Checkpoint
@@ -20,9 +20,9 @@ from torchcaps.train.checkpoint import load as read_checkpoint
 from torchcaps.train.checkpoint import save as write_checkpoint
 from torchcaps.train.journal import Journal
 from torchcaps.train.recipe import Recipe, ScheduleConfig, load_recipe, stage_of, with_all_stages
-from torchcaps.train.train_state import build_model, load_weights
+from torchcaps.train.train_state import build_model, check_sizes, load_weights
 from torchcaps.types import ImageSpec
-from torchcaps.utils.files import folder_lock, make_folder, write_atomically
+from torchcaps.utils.files import folder_lock, make_folder, parse_json, read_regular, write_atomically
 
 __all__ = [
     "Resume",
@@ -37,6 +37,8 @@ __all__ = [
     "recipe_in",
     "run_of",
 ]
+
+_MAX_RECIPE_BYTES = 1 << 20
 
 Resume = bool | Literal["auto"]
 
@@ -148,9 +150,12 @@ def recipe_in(folder: Path) -> Recipe:
     if not path.exists():
         raise TrainingError(f"'{folder}' holds no run to go on with; name another folder, or start one: --resume auto")
     try:
-        return from_dict(Recipe, json.loads(path.read_text(encoding="utf-8")), where=str(path))
+        # Whether it is a table at all, `from_dict` checks.
+        tables = cast(Table, parse_json(read_regular(path, _MAX_RECIPE_BYTES)))
+        return from_dict(Recipe, tables, where=str(path))
     except (OSError, ValueError) as error:
-        raise TrainingError(f"cannot read '{path}': {error}") from None
+        reason = getattr(error, "strerror", None) or error
+        raise TrainingError(f"cannot read '{path}': {reason}; name another folder") from None
 
 
 class TrainedRun(NamedTuple):
@@ -234,6 +239,7 @@ def run_of(checkpoint: Checkpoint) -> TrainedRun:
     """Build the model of a checkpoint and fill in its weights; the state of the optimizer is not read."""
     # Everything that the model depends on stands in the checkpoint; recipe.json is not read.
     meta = checkpoint.meta
+    check_sizes(checkpoint)
     model = build_model(meta.recipe, meta.image_spec)
     load_weights(model, checkpoint)
     return TrainedRun(

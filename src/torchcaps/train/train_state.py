@@ -12,9 +12,10 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from torchcaps.config import Table
-from torchcaps.errors import CheckpointError, DataError, RecipeError, TrainingError, suggestion
+from torchcaps.errors import CheckpointError, DataError, RecipeError, TorchcapsError, TrainingError, suggestion
 from torchcaps.models import Model
 from torchcaps.train.checkpoint import Checkpoint, CheckpointMeta
+from torchcaps.train.model_sizes import check_memory, check_stored, model_outline
 from torchcaps.train.recipe import Recipe, TrainConfig, stage_names, stage_of
 from torchcaps.train.state_packing import pack_state, unpack_state
 from torchcaps.train.weight_average import WeightAverage
@@ -26,6 +27,7 @@ __all__ = [
     "TrainState",
     "build_model",
     "build_training",
+    "check_sizes",
     "flushed_denormals",
     "load_stage",
     "load_weights",
@@ -226,11 +228,14 @@ def shrink_batches(recipe: Recipe, images: int, processes: int = 1) -> Recipe:
     Raises:
         DataError: if there are fewer images than processes.
     """
-    largest = images // processes * processes
-    if largest == 0:
-        raise DataError(f"{images} training images are fewer than the {processes} processes; use fewer processes")
 
     def shrunk(train: TrainConfig, where: str) -> TrainConfig:
+        unit = processes * (train.micro_batch or 1)
+        largest = images // unit * unit
+        if largest == 0:
+            raise DataError(
+                f"{images} training images are fewer than the {unit} of the {processes} processes; use fewer"
+            )
         if train.batch <= largest:
             return train
         notice(f"{where}train.batch = {train.batch} is more than the {images} training images; {largest} is used")
@@ -244,6 +249,7 @@ def shrink_batches(recipe: Recipe, images: int, processes: int = 1) -> Recipe:
 
 def build_training(recipe: Recipe, spec: ImageSpec, images: int, device: torch.device | None = None) -> TrainState:
     """Build a fresh model at the start of its first stage; `images` is the number of training images."""
+    check_memory(model_outline(recipe, spec), device or torch.device("cpu"))
     model = build_model(recipe, spec, device)
     stages = model.stages()
     return start_stage(recipe, model, stages, next(iter(stages)), images)
@@ -269,6 +275,22 @@ def restore_training(training: TrainState, recipe: Recipe, checkpoint: Checkpoin
         restored.restore(checkpoint)
     restored.data_fingerprint = training.data_fingerprint
     return restored
+
+
+def check_sizes(checkpoint: Checkpoint) -> None:
+    """Refuse a checkpoint whose recipe asks for other tensors than it holds, before anything is allocated for them.
+
+    Raises:
+        CheckpointError: It does, or its recipe cannot be built at all.
+    """
+    meta = checkpoint.meta
+    try:
+        outline = model_outline(meta.recipe, meta.image_spec)
+    except TorchcapsError as error:
+        raise CheckpointError(f"the recipe in the checkpoint cannot be built: {error}") from None
+    with _refusing_foreign():
+        stored = _unpack_entry(checkpoint, "model")
+    check_stored(outline, stored)
 
 
 def load_weights(model: Model, checkpoint: Checkpoint) -> None:

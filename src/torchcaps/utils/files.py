@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import json
 import os
 import re
+import stat
 import sys
 import threading
 from collections.abc import Iterable, Iterator
@@ -12,13 +15,46 @@ from pathlib import Path
 
 from torchcaps.errors import TrainingError
 
-__all__ = ["cache_dir", "folder_lock", "make_folder", "write_atomically"]
+__all__ = ["cache_dir", "folder_lock", "make_folder", "parse_json", "read_regular", "write_atomically"]
 
 
 def cache_dir() -> Path:
     """Return the folder of what can be made or downloaded again: $XDG_CACHE_HOME/torchcaps, or ~/.cache/torchcaps."""
     named = Path(os.environ.get("XDG_CACHE_HOME", ""))
     return (named if named.is_absolute() else Path.home() / ".cache") / "torchcaps"
+
+
+def read_regular(path: Path, limit: int) -> bytes:
+    """Read a regular file of at most `limit` bytes; a pipe, a device or a folder is refused instead of waited for.
+
+    Args:
+        path: The file.
+        limit: The most bytes that it may hold.
+
+    Raises:
+        OSError: There is no such file, it is no regular file or larger, or it cannot be read.
+    """
+    # Not blocking, since opening a pipe waits for a writer; a pipe's size is 0, so its kind is asked, not its size.
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    with os.fdopen(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+        data = file.read(limit + 1)
+    if len(data) > limit:
+        raise OSError(errno.EFBIG, f"it is larger than {limit} bytes", str(path))
+    return data
+
+
+def parse_json(text: str | bytes) -> object:
+    """Parse JSON, whatever it is.
+
+    Raises:
+        ValueError: It is not JSON, holds a number of thousands of digits, or nests too deeply.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it nests too deeply") from None
 
 
 def write_atomically(path: Path, chunks: Iterable[bytes]) -> None:

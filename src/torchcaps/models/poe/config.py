@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from torchcaps.config import Count, NonNegativeFloat, NonNegativeInt, PositiveFloat, Share, check
+from torchcaps.config import Count, Iterations, NonNegativeFloat, NonNegativeInt, PositiveFloat, Share, Size, check
 from torchcaps.errors import RecipeError
 from torchcaps.models.autoencoder import AutoencoderConfig
 from torchcaps.routing import Dynamic, RouterChoice, router_of
@@ -58,8 +58,8 @@ class EnergyConfig:
     routing: RouterChoice = field(default_factory=_uniform)
     magnitudes: Literal["mean", "bernoulli"] = "mean"
     chain: Literal["data", "persistent"] = "data"
-    steps: Count = 1
-    particles: Count = 128
+    steps: Iterations = 1
+    particles: Size = 128
     gradient: Literal["closed", "autograd"] = "closed"
     init: PositiveFloat = 0.0007
     bias: NonNegativeFloat = 2.0
@@ -123,9 +123,9 @@ class PoEConfig:
 
     STAGES: ClassVar[tuple[str, ...]] = ("autoencoder", "capsules", "decoder")
 
-    capsules: Count = 20
-    dimension: Count = 16
-    child_dimension: Count = 8
+    capsules: Size = 20
+    dimension: Size = 16
+    child_dimension: Size = 8
     children: Literal["features", "edges"] = "features"
     frames: Literal["none", "moments"] = "none"
     autoencoder: AutoencoderConfig = field(default_factory=AutoencoderConfig)

@@ -72,6 +72,7 @@ class CapsuleStage(Model):
     """
 
     uses_images = False
+    needs_whole_batch = True  # how often each capsule wins, and the chains of the negative phase
 
     def __init__(self, energy: CapsuleEnergy, features: Callable[[Tensor], Tensor]) -> None:
         super().__init__()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 from dataclasses import replace
@@ -16,7 +17,7 @@ from torchcaps.models import CapsNet, PoE, SparseCaps
 from torchcaps.systems import figure_registry
 from torchcaps.systems.capsnet.system import CapsNetSystem
 from torchcaps.systems.poe.system import PoESystem
-from torchcaps.train import train
+from torchcaps.train import load_run, train
 from torchcaps.train.recipe import recipe_of
 
 ALL = {
@@ -59,6 +60,21 @@ def sparse(tmp_path_factory) -> Path:
 
 
 run, refused = talk("generate")
+predict, _ = talk("predict")
+
+
+def test_predict_says_which_capsule_a_picture_is_in(capsys, folder, tmp_path):
+    images = recipe_of({"data": {"name": "glyphs", "train": 96, "test": 12, "size": 16}}).data.load().test.images
+    for n in range(2):
+        Image.fromarray(images[n, 0].numpy()).save(tmp_path / f"{n}.png")
+    code, out, err = predict(capsys, folder, tmp_path / "0.png", tmp_path / "1.png", "--all")
+    head, *rows = [line.split() for line in out.splitlines()]
+    assert (code, err) == (0, "") or "next:" in err
+    assert head == ["picture", "capsule", "score", "0", "1", "2"] and len(rows) == 2
+    on = load_run(folder).model.encode(images[:2].float() / 255).activation
+    assert [row[1] for row in rows] == [str(int(j)) for j in on.argmax(1)]
+    [entry] = json.loads(predict(capsys, folder, tmp_path / "0.png", "--json")[1])
+    assert entry["capsules"][0]["capsule"] == rows[0][1]
 
 
 def drawn(capsys, *words: object) -> dict[str, bytes]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -83,6 +84,26 @@ def test_arrays(tmp_path):
         NpzConfig(str(path)).load()
     with pytest.raises(DataError, match=r"none\.npz': there is no such file"):
         NpzConfig(str(tmp_path / "none.npz")).load()
+
+
+def test_the_check_of_a_folder_says_what_is_in_it(folder, capsys):
+    (folder / "cat" / "broken.png").write_text("hello")
+    assert main(["data", "check", "--data.path", str(folder), "--data.size", "6"]) == 0
+    out, err = capsys.readouterr()
+    assert "21: 20 PNG, 1 that cannot be read" in out and "1x6x6 (channels x height x width), 20 resized" in out
+    assert "train        16: cat 8, dog 8" in out and "skipped      cat/broken.png" in out
+    assert "torchcaps: 1 of 21 files cannot be read" in err
+    assert main(["data", "check", "--data-dir", str(folder), "--json", "folder"]) == 0
+    assert json.loads(capsys.readouterr().out)["counts"]["test"] == {"cat": 2, "dog": 2}
+    for words, text in (
+        (["--data.strict"], "broken.png': is damaged or of another format"),
+        (["--data.sizes", "3"], "unknown key 'sizes'; did you mean 'size'"),
+        (["--train.batch", "3"], "does not know '--train'"),
+        (["--data.fit", "stretch"], "is not one of crop, letterbox, random-crop"),
+    ):
+        assert main(["data", "check", "--data.path", str(folder), *words]) == 2
+        err = capsys.readouterr().err
+        assert text in err and err.count("\n") == 1
 
 
 IMAGES = np.zeros((6, 4, 4), np.uint8)

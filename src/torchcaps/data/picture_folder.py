@@ -74,7 +74,7 @@ class FolderReport:
             named = [f"{path} ({reason})" for path, reason in list(self.skipped.items())[:_NAMED]]
             more = f" and {len(self.skipped) - _NAMED} more" if len(self.skipped) > _NAMED else ""
             count = f"{len(self.skipped)} of {self.files} files cannot be read and are skipped"
-            lines.append(f"{count}: {', '.join(named)}{more}; --data.strict true refuses them")
+            lines.append(f"{count}: {', '.join(named)}{more}; --data.strict refuses them")
         return lines
 
 

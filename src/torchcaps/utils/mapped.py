@@ -23,8 +23,8 @@ __all__ = ["RELEASE", "is_mapped", "map_file", "release", "scratch", "take"]
 RELEASE = 1 << 26
 """Bytes that may be touched before the pages of a mapping are given back."""
 
-_AROUND = 1 << 16
-"""Bytes that the system maps around a page that is touched."""
+_AROUND = 1 << 21
+"""Bytes that the system may map around a page that is touched: systems with large pages of files map a whole one."""
 
 
 class _Mapping(mmap.mmap):

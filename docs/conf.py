@@ -85,6 +85,7 @@ html_title = f"torchcaps {release}"
 html_copy_source = False
 html_show_sourcelink = False
 html_show_sphinx = False
+html_show_search_summary = False  # it fetches pages, which a browser refuses for pages that are opened as files
 
 # Names of torch that signatures use, and the pages that explain them. The inventory is written here, because the build
 # has no network; links are followed by the reader only.

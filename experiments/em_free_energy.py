@@ -16,8 +16,8 @@ from pathlib import Path
 import torch
 
 from torchcaps.evaluate.results import Result, gather, versions, write_result
+from torchcaps.kernels.votes import DenseVotes
 from torchcaps.routing import EM
-from torchcaps.routing.base import compete_at_one_place
 from torchcaps.routing.em import Problem, free_energy, init, step
 
 SEEDS = [0, 1, 2]
@@ -34,7 +34,7 @@ def rising_share(settings: EM, seed: int) -> float:
     # Uniform start, then one step at a time, with the free energy after each.
     beta_a = votes.new_full((4,), 1.0)
     beta_u = votes.new_full((4,), 1.5)
-    problem = Problem(votes, activation, beta_a, beta_u, settings, compete_at_one_place)
+    problem = Problem(DenseVotes.at_one_place(votes, activation), beta_a, beta_u, settings)
     state = init(problem)
     energies = [free_energy(problem, state, settings.final_inverse_temperature)]
     for t in range(1, ITERATIONS):

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from torchcaps.math.grid import Grid, Window
-from torchcaps.routing import EM, ROUTERS, Dynamic, route, router_of
+from torchcaps.routing import EM, ROUTERS, VB, Attention, Dynamic, Uniform, route, router_of
 from torchcaps.testing import assert_finite, variants
 from torchcaps.types import Capsules
 
@@ -45,7 +45,24 @@ def any_em(pick: Pick) -> EM:
     )
 
 
-SETTINGS: dict[str, Callable[[Pick], Any]] = {"dynamic": any_dynamic, "em": any_em}
+def any_vb(pick: Pick) -> VB:
+    choice: VB = pick(variants(VB))
+    return replace(
+        choice,
+        iterations=pick([1, 2, 3, 4, 5]),
+        alpha=pick([0.01, 1.0, 100.0]),
+        kappa=pick([1e-6, 1.0, 100.0]),
+        background=pick([-1e4, -25.0, 0.0]),
+    )
+
+
+SETTINGS: dict[str, Callable[[Pick], Any]] = {
+    "dynamic": any_dynamic,
+    "em": any_em,
+    "vb": any_vb,
+    "attention": lambda pick: Attention(pick([0.01, 1.0, 100.0])),
+    "uniform": lambda pick: Uniform(),
+}
 
 
 @dataclass(frozen=True)
@@ -94,8 +111,8 @@ def assert_stays_finite(layer: Layer, x: Tensor, a: Tensor, make: torch.Generato
     """Route, then pull random gradients back to poses, activations, weights and learned scalars."""
     W = torch.randn(layer.children, layer.parents, layer.k, layer.d, generator=make).to(layer.dtype)
     learned: dict[str, Any] = {
-        name: (beta * torch.randn(layer.parents, generator=make)).to(layer.dtype).requires_grad_()
-        for name in router_of(layer.settings).learned
+        name: (beta * torch.randn(value.shape, generator=make)).to(layer.dtype).requires_grad_()
+        for name, value in router_of(layer.settings).initial(layer.children, layer.parents).items()
     }
     given = {"pose": x.requires_grad_(), "activation": a.requires_grad_(), "weights": W.requires_grad_(), **learned}
     parents, info = route(Capsules(x, a), W, layer.settings, window=layer.window, trace=True, **learned)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import pytest
@@ -16,10 +15,10 @@ from torch import Tensor
 from support.tensor_sizes import Largest, pairwise
 from torchcaps.kernels import em as kernel
 from torchcaps.kernels.em import em_routing
+from torchcaps.kernels.votes import DenseVotes, Slots, VotesInput
 from torchcaps.math.grid import Grid, Window
-from torchcaps.math.pose import add_coordinates, matrix_votes
+from torchcaps.math.pose import add_coordinates
 from torchcaps.routing import EM, em
-from torchcaps.routing.base import compete_at_one_place
 from torchcaps.testing import assert_finite, variants
 
 BY_COST: list[EM] = [choice for choice in variants(EM) if choice.switch == "cost"]
@@ -65,22 +64,12 @@ def task(
 def plain(job: Task, choice: EM) -> tuple[Tensor, Tensor, Tensor]:
     """The readable router on stored votes: mean [b p j 16], activation [b p j], R [b p c j]; no kernel."""
     pose, activation, W, offset, beta_a, beta_u = job.inputs
-    compete: Any = compete_at_one_place
-    if job.window is None:
-        flat, a = pose.flatten(1, 2), activation.flatten(1, 2)
-        W = W.repeat(flat.shape[1] // len(W), 1, 1, 1)
-    else:
-        grid = (job.window.grid.height, job.window.grid.width)
-        flat = job.window.gather(pose.unflatten(1, grid)).flatten(0, 1)
-        a = job.window.gather(activation.unflatten(1, grid).unsqueeze(-1)).flatten(0, 1).squeeze(-1)
-        compete = partial(job.window.log_share, types=pose.shape[2])
-    votes = matrix_votes(flat, W)
-    votes = votes if offset is None else votes + offset.unsqueeze(1)
-    parents, info = em.route(votes, a, choice, compete, False, beta_a, beta_u)
-    p = len(job.seen)
-    found = (parents.pose, parents.activation, info.coupling[0])
-    mean, on, R = (x.reshape(len(pose), p, *x.shape[1:]) for x in found)
-    return mean, on, R
+    types = pose.shape[2]
+    cpu = pose.device
+    slots = Slots.at_one_place(types, cpu) if job.window is None else Slots.of_window(job.window, types, cpu)
+    given = VotesInput(pose.flatten(1, 2), activation.flatten(1, 2), W, slots=slots, matrix=True, offset=offset)
+    parents, info = em.route(DenseVotes.cast(given), choice, False, beta_a, beta_u)
+    return parents.pose, parents.activation, info.coupling[0]
 
 
 def taken(choice: EM) -> dict[str, Any]:

@@ -52,7 +52,7 @@ class Given(NamedTuple):
     weights: Tensor
     log_weight: Tensor  # [b p i j]
     mean: Tensor  # [b p j k]
-    precision: Tensor
+    scale: Tensor
     bias: Tensor  # [b p j]
 
 
@@ -85,7 +85,7 @@ def problem(case: Case, dtype: torch.dtype = torch.float64) -> Problem:
         weights=0.5 * normal(rows, j, *kind),
         log_weight=normal(b, p, slots.size, j),
         mean=normal(b, p, j, k),
-        precision=normal(b, p, j, k).exp(),
+        scale=normal(b, p, j, k).exp(),
         bias=normal(b, p, j),
     )
     return Problem(given, slots, normal(slots.size, k) if case.offset else None, case.matrix)
@@ -93,13 +93,13 @@ def problem(case: Case, dtype: torch.dtype = torch.float64) -> Problem:
 
 def results(votes: Votes, given: Given) -> dict[str, Tensor]:
     """Every operation, its results as [b p ...]."""
-    log_weight, mean, precision, bias = map(votes.split_batch, given[3:])
+    log_weight, mean, scale, bias = map(votes.split_batch, given[3:])
     moments = votes.moments(log_weight)
     found = {
         "log mass": moments.log_mass + votes.log_scale,
         "mean": moments.mean,
         "variance": moments.variance,
-        "log likelihood": votes.log_likelihood(mean, precision, bias),
+        "log likelihood": votes.log_likelihood(mean, scale, bias),
         "total": votes.total(log_weight),
         "dot": votes.dot(mean),
         "squared lengths": votes.squared_lengths(),
@@ -225,10 +225,10 @@ def test_an_empty_batch_has_empty_results(kind):
 
 
 @pytest.mark.parametrize("kind", [DenseVotes.cast, *IMPLEMENTATIONS])
-@pytest.mark.parametrize("scale", [0.0, 1e-20, 1e6])
-def test_results_are_finite_for_children_that_are_off_and_votes_of_any_size(kind, scale):
+@pytest.mark.parametrize("size", [0.0, 1e-20, 1e6])
+def test_results_are_finite_for_children_that_are_off_and_votes_of_any_size(kind, size):
     given = problem(Case(matrix=True), torch.float32)
-    own = leaves(given.given._replace(pose=given.given.pose * scale, activation=given.given.activation * 0))
+    own = leaves(given.given._replace(pose=given.given.pose * size, activation=given.given.activation * 0))
     found = results(given.votes(kind, own), own)
     assert all(torch.isfinite(value).all() for value in found.values())
     for name, by in gradients(found, own).items():
@@ -243,9 +243,9 @@ def operators() -> list[tuple[Callable[..., object], tuple[object, ...]]]:
     votes = given.votes(CompiledVotes, leaves(given.given))
     assert isinstance(votes, CompiledVotes)
     layer = tuple(x.detach().requires_grad_(n < 2) if isinstance(x, Tensor) else x for n, x in enumerate(votes._layer))
-    log_weight, mean, precision, bias = map(votes.split_batch, given.given[3:])
+    log_weight, mean, scale, bias = map(votes.split_batch, given.given[3:])
     pairs = compiled._pairs(log_weight).requires_grad_()
-    parents = [compiled._samples_last(x).requires_grad_() for x in (mean, precision, bias)]
+    parents = [compiled._samples_last(x).requires_grad_() for x in (mean, scale, bias)]
     log_a = votes._log_a.detach().requires_grad_()
     return [
         (compiled._moments, (*layer, pairs, log_a)),

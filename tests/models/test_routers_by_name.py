@@ -16,17 +16,20 @@ from support.small_models import SMALL, SPEC, images
 from support.tiny_recipe import tiny_toml
 from torchcaps.config import PositiveFloat, describe, flatten, from_dict, merge, parse_overrides, to_dict
 from torchcaps.errors import RecipeError
+from torchcaps.kernels.votes import Votes
 from torchcaps.math.squash import norm, squash
 from torchcaps.models import MODELS, MatrixConfig
 from torchcaps.models.base import Model
-from torchcaps.routing import EM, ROUTERS, Compete, Dynamic, Router, stack_info
+from torchcaps.routing import EM, ROUTERS, Dynamic, Router, stack_info
 from torchcaps.train.recipe import Recipe, load_recipe
 from torchcaps.types import Batch, Capsules, RoutingInfo
 
 ROUTED = [name for name in MODELS if any("routing.name" in key for key, _, _ in describe(MODELS[name]()))]
 REFUSED = {
     ("poe", "em"): "beta_a, beta_u would never learn",
-    ("matrix-small", "dynamic"): "norm = true does not go with",
+    ("poe", "vb"): "beta would never learn",
+    ("poe", "attention"): "prior would never learn",
+    **{("matrix-small", router): "norm = true does not go with" for router in ("dynamic", "attention", "uniform")},
 }
 
 
@@ -37,13 +40,11 @@ class Mine:
     sharpness: PositiveFloat = 2.0
 
 
-def route_mine(
-    votes: Tensor, activation: Tensor, settings: Mine, compete: Compete, trace: bool, beta: Tensor
-) -> tuple[Capsules, RoutingInfo]:
+def route_mine(votes: Votes, settings: Mine, trace: bool, beta: Tensor | float) -> tuple[Capsules, RoutingInfo]:
     """One step of attention to the mean vote, with a learned bias for each parent."""
-    logits = settings.sharpness * torch.einsum("bijk,bjk->bij", votes, votes.mean(1)) + beta
-    coupling = compete(logits).exp()
-    pose = torch.einsum("bij,bi,bijk->bjk", coupling, activation, votes)
+    mean = votes.total(votes.new_pairs(1 / votes.children))
+    coupling = votes.compete(settings.sharpness * votes.dot(mean) + beta).exp()
+    pose = votes.total(coupling * votes.log_activation.exp().unsqueeze(-1))
     parents = Capsules(pose, norm(squash(pose)))
     return parents, stack_info([RoutingInfo(coupling, parents=parents if trace else None)])
 
@@ -93,7 +94,8 @@ def test_these_are_all_models_with_capsules() -> None:
 @pytest.mark.parametrize("router", ROUTERS)
 @pytest.mark.parametrize("model", ROUTED)
 def test_every_model_takes_every_router_by_name(model: str, router: str) -> None:
-    flags = (flag(model, "name"), router, flag(model, "iterations"), "2")
+    iterates = hasattr(ROUTERS[router].settings, "iterations")
+    flags = (flag(model, "name"), router, *((flag(model, "iterations"), "2") if iterates else ()))
     if (model, router) in REFUSED:
         with pytest.raises(RecipeError, match=REFUSED[model, router]) as caught:
             recipe_by_flags(model, *flags)
@@ -101,7 +103,7 @@ def test_every_model_takes_every_router_by_name(model: str, router: str) -> None
         return
     recipe = recipe_by_flags(model, *flags)
     assert type(settings(recipe)) is ROUTERS[router].settings
-    assert settings(recipe).iterations == 2
+    assert settings(recipe).iterations == 2 if iterates else True
     assert from_dict(Recipe, to_dict(recipe)) == recipe
     torch.manual_seed(0)
     assert_learns(recipe.model.build(SPEC))
@@ -122,7 +124,7 @@ def test_products_of_experts_take_a_router_that_learns_nothing(mine: None) -> No
         recipe_by_flags("poe", flag("poe", "name"), "mine")
     ROUTERS["mine"] = Router(
         Mine,
-        lambda v, a, s, c, trace: route_mine(v, a, s, c, trace, torch.zeros(v.shape[2])),
+        lambda votes, settings, trace: route_mine(votes, settings, trace, 0.0),
         activation_is_length=True,
     )
     recipe = recipe_by_flags("poe", flag("poe", "name"), "mine")

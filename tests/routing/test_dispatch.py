@@ -77,10 +77,11 @@ def test_a_layer_gives_the_same_with_and_without_kernels(name: str, b: int, monk
 def test_dynamic_routing_of_few_samples_is_plain(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch, "FEWEST", 4)
     layer = DenseCapsules(7, 3, 4, 5)
-    for b in (3, 4):
-        children = Capsules(torch.ones(b, 7, 4), torch.ones(b, 7))
-        found = dispatch.route_without_votes(children, layer.W, Dynamic(), "vector", None, None, {})
-        assert (found is None) == (b < 4)
+    monkeypatch.setattr(dispatch, "_fused_dynamic", lambda *_: pytest.fail("the kernel"))
+    for b in (1, 3):
+        layer(Capsules(torch.ones(b, 7, 4), torch.ones(b, 7)))
+    with pytest.raises(pytest.fail.Exception, match="the kernel"):
+        layer(Capsules(torch.ones(4, 7, 4), torch.ones(4, 7)))
 
 
 @pytest.mark.parametrize("name", LAYERS)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from functools import partial
 from typing import Literal
 
 import pytest
@@ -14,11 +13,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from support.problems import PROBLEMS, Problem
-from support.references import agree, assert_equals_reference, seen_by
+from support.references import agree, assert_equals_reference, route_stored, stored
 from torchcaps.math.grid import Grid
 from torchcaps.math.squash import cosine, squash
 from torchcaps.routing import Dynamic, dynamic
-from torchcaps.routing.base import compete_at_one_place
 from torchcaps.testing import variants
 from torchcaps.types import Capsules, RoutingInfo
 
@@ -34,7 +32,7 @@ def normal(*shape: int, seed: int, dtype: torch.dtype = torch.float64) -> Tensor
 
 
 def run(votes: Tensor, choice: Dynamic, trace: bool = False) -> tuple[Capsules, RoutingInfo]:
-    return dynamic.route(votes, torch.ones(votes.shape[:2]), choice, compete_at_one_place, trace)
+    return route_stored("dynamic", stored(votes, torch.ones(votes.shape[:2])), choice, trace)
 
 
 # --- It is the procedure ----------------------------------------------------------------------------------------
@@ -57,12 +55,12 @@ def test_is_the_procedure_with_a_window(
     assert_equals_reference(
         "dynamic",
         votes,
-        torch.ones(votes.shape[:2]),
+        torch.ones(2, window.grid.places * types),
         choice,
         TOLERANCE[dtype],
         scale=1,
-        who=seen_by(window, types),
-        compete=partial(window.log_share, types=types),
+        window=window,
+        types=types,
     )
 
 
@@ -108,7 +106,8 @@ def test_turned_votes_give_turned_parents(choice: Dynamic, i: int, j: int, k: in
 def test_with_cosine_squashing_can_happen_outside_the_loop() -> None:
     votes, total = normal(2, 4, 3, 5, seed=3), normal(2, 3, 5, seed=4)
     inside = cosine(votes, squash(total).unsqueeze(1))
-    torch.testing.assert_close(dynamic.agreement(votes, total, Dynamic(agreement="cosine")), inside)
+    found = dynamic.agreement(stored(votes, torch.ones(2, 4)), total.unsqueeze(1), Dynamic(agreement="cosine"))
+    torch.testing.assert_close(found.squeeze(1), inside)
 
 
 def test_more_iterations_decide_more() -> None:
@@ -120,8 +119,8 @@ def test_more_iterations_decide_more() -> None:
 
 def test_the_childs_activation_is_in_its_votes_already() -> None:
     votes = normal(2, 4, 3, 5, seed=5)
-    on, _ = dynamic.route(votes, torch.ones(2, 4), Dynamic(), compete_at_one_place, False)
-    off, _ = dynamic.route(votes, torch.zeros(2, 4), Dynamic(), compete_at_one_place, False)
+    on, _ = route_stored("dynamic", stored(votes, torch.ones(2, 4)), Dynamic())
+    off, _ = route_stored("dynamic", stored(votes, torch.zeros(2, 4)), Dynamic())
     assert torch.equal(on.pose, off.pose)
 
 

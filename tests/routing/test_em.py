@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Hashable
 from dataclasses import replace
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -16,10 +16,10 @@ from sklearn.mixture import GaussianMixture
 from torch import Tensor
 
 from support.problems import PROBLEMS, Problem
-from support.references import assert_equals_reference, seen_by
-from torchcaps.math.grid import Grid
+from support.references import assert_equals_reference, route_stored, stored
+from torchcaps.kernels.votes import DenseVotes
+from torchcaps.math.grid import Grid, Window
 from torchcaps.routing import EM, em
-from torchcaps.routing.base import WindowCompetition, compete_at_one_place
 from torchcaps.testing import variants
 from torchcaps.types import Capsules, RoutingInfo
 
@@ -39,34 +39,58 @@ size = st.integers(1, 6)
 seeds = st.integers(0, 10_000)
 
 
-def case(b: int, i: int, j: int, k: int, seed: int, choice: EM | None = None) -> em.Problem:
+class Case(NamedTuple):
+    """A problem with its votes [(b p) i j k] and activations [b n] in sight."""
+
+    votes: Tensor
+    activation: Tensor
+    beta_a: Tensor
+    beta_u: Tensor
+    settings: EM
+    window: Window | None = None
+    types: int = 1
+
+    @property
+    def problem(self) -> em.Problem:
+        """As the router's steps take it."""
+        given = stored(self.votes, self.activation, self.window, self.types)
+        return em.Problem(given, self.beta_a, self.beta_u, self.settings)
+
+
+def case(b: int, i: int, j: int, k: int, seed: int, choice: EM | None = None) -> Case:
     """Votes, activations and learned scalars at random, in float64 but exact in float32."""
     make = torch.Generator().manual_seed(seed)
     votes, activation = torch.randn(b, i, j, k, generator=make), torch.rand(b, i, generator=make)
     beta_a, beta_u = torch.randn(2, j, generator=make).double()
-    return em.Problem(votes.double(), activation.double(), beta_a, beta_u, choice or EM(), compete_at_one_place)
+    return Case(votes.double(), activation.double(), beta_a, beta_u, choice or EM())
 
 
-def run(problem: em.Problem, trace: bool = False) -> tuple[Capsules, RoutingInfo]:
-    votes, activation, beta_a, beta_u, choice, compete = problem
-    return em.route(votes, activation, choice, compete, trace, beta_a, beta_u)
+def case_in_windows(window: Window, types: int, j: int, k: int, seed: int, choice: EM) -> Case:
+    """Two images; a child is as active for all windows that hold it."""
+    make = torch.Generator().manual_seed(seed)
+    below = torch.rand(2, window.grid.places * types, generator=make, dtype=torch.float64)
+    alone = case(2 * window.out.places, window.kernel**2 * types, j, k, seed, choice)
+    return alone._replace(activation=below, window=window, types=types)
 
 
-def assert_is_procedure(
-    problem: em.Problem, tolerance: float, who: list[list[Hashable]] | None = None, scale: float | None = None
-) -> None:
-    votes, activation, beta_a, beta_u, choice, compete = problem
+def run(given: Case, trace: bool = False) -> tuple[Capsules, RoutingInfo]:
+    votes = given.problem.votes
+    assert isinstance(votes, DenseVotes)
+    return route_stored("em", votes, given.settings, trace, beta_a=given.beta_a, beta_u=given.beta_u)
+
+
+def assert_is_procedure(given: Case, tolerance: float, scale: float | None = None) -> None:
     assert_equals_reference(
         "em",
-        votes,
-        activation,
-        choice,
+        given.votes,
+        given.activation,
+        given.settings,
         tolerance,
-        scale=float(votes.abs().max()) if scale is None else scale,
-        who=who,
-        compete=compete,
-        beta_a=beta_a,
-        beta_u=beta_u,
+        scale=float(given.votes.abs().max()) if scale is None else scale,
+        window=given.window,
+        types=given.types,
+        beta_a=given.beta_a,
+        beta_u=given.beta_u,
     )
 
 
@@ -83,13 +107,7 @@ def test_is_the_procedure(choice: EM, i: int, j: int, k: int, seed: int) -> None
 @given(choices, st.integers(2, 4), st.integers(2, 4), st.integers(1, 2), st.integers(1, 2), seeds)
 def test_is_the_procedure_with_a_window(choice: EM, h: int, w: int, stride: int, types: int, seed: int) -> None:
     window = Grid(h, w).window(2, stride)
-    make = torch.Generator().manual_seed(seed)
-    below = torch.rand(2, h, w, types, 1, generator=make, dtype=torch.float64)  # a child is as active for all
-    problem = case(2 * window.out.places, 4 * types, 2, 3, seed, choice)._replace(
-        activation=window.gather(below).flatten(0, 1).squeeze(-1),
-        compete=WindowCompetition(window, types),
-    )
-    assert_is_procedure(problem, 1e-12, seen_by(window, types))
+    assert_is_procedure(case_in_windows(window, types, 2, 3, seed, choice), 1e-12)
 
 
 @pytest.mark.parametrize("choice", variants(EM), ids=lambda c: f"{c.assignment}-{c.competition}-{c.switch}")
@@ -97,9 +115,7 @@ def test_is_the_procedure_in_float32(choice: EM) -> None:
     """More children than parents; else variances are tiny, densities huge, and their rounding shows in the shares."""
     for seed in range(50):
         votes, activation, beta_a, beta_u, *_ = case(2, 8, 3, 4, seed, choice)
-        single = em.Problem(
-            votes.float(), activation.float(), beta_a.float(), beta_u.float(), choice, compete_at_one_place
-        )
+        single = Case(votes.float(), activation.float(), beta_a.float(), beta_u.float(), choice)
         assert_is_procedure(single, 1e-6, scale=1)
 
 
@@ -109,7 +125,7 @@ def test_is_the_procedure_on_known_problems(problem: Problem, dtype: torch.dtype
     problem = problem.to(dtype)
     zero = problem.votes.new_zeros(problem.votes.shape[2])
     for choice in variants(EM):
-        given = em.Problem(problem.votes, problem.activation, zero, zero, choice, compete_at_one_place)
+        given = Case(problem.votes, problem.activation, zero, zero, choice)
         assert_is_procedure(given, tolerance)
 
 
@@ -118,7 +134,7 @@ def test_one_iteration_by_hand() -> None:
     beta_a, beta_u = torch.tensor([[3.0], [0.25]], dtype=torch.float64)
     choice = EM(iterations=1, final_inverse_temperature=0.5, decay=0, min_variance=0.5)
     activation = torch.tensor([[1.0, 0.5]], dtype=torch.float64)
-    parents, _ = run(em.Problem(votes, activation, beta_a, beta_u, choice, compete_at_one_place))
+    parents, _ = run(Case(votes, activation, beta_a, beta_u, choice))
     mu, mass = -1 / 3, 1.5
     variance = (1 * (-1 - mu) ** 2 + 0.5 * (1 - mu) ** 2) / mass + 0.5
     logit = 0.5 * (3 - (0.25 + math.log(variance) / 2) * mass)
@@ -129,13 +145,10 @@ def test_one_iteration_by_hand() -> None:
 def test_mixing_proportions_sum_to_1_over_the_layer_and_follow_the_assigned_activation() -> None:
     """Section 5, for a window: the parents of all its positions are one layer."""
     window = Grid(3, 3).window(2, 1)
-    make = torch.Generator().manual_seed(0)
-    below = torch.rand(2, 3, 3, 2, 1, generator=make, dtype=torch.float64)
-    problem = case(2 * 4, 4 * 2, 3, 4, 0, EM(switch="mixing"))._replace(
-        activation=window.gather(below).flatten(0, 1).squeeze(-1), compete=WindowCompetition(window, 2)
-    )
+    problem = case_in_windows(window, 2, 3, 4, 0, EM(switch="mixing"))
     parents, info = run(problem, trace=True)
-    mass = torch.einsum("xij,xi->xj", info.coupling[-1], problem.activation).view(2, 4, 3)  # [b p j]
+    seen = problem.activation[:, problem.problem.votes.slots.child].flatten(0, 1)  # [(b p) i]
+    mass = torch.einsum("xij,xi->xj", info.coupling[-1], seen).view(2, 4, 3)  # [b p j]
     on = parents.activation.view(2, 4, 3)
     for image in range(2):
         total = sum(float(m) for m in mass[image].flatten())
@@ -150,7 +163,7 @@ def test_mixing_proportions_sum_to_1_over_the_layer_and_follow_the_assigned_acti
 def test_a_single_parent_has_all_of_the_mixture(dtype: torch.dtype) -> None:
     votes, on = torch.randn(2, 3, 1, 4, dtype=dtype).requires_grad_(), torch.rand(2, 3, dtype=dtype).requires_grad_()
     zero = torch.zeros(1, dtype=dtype)
-    parents, _ = em.route(votes, on, EM(switch="mixing"), compete_at_one_place, False, zero, zero)
+    parents, _ = run(Case(votes, on, zero, zero, EM(switch="mixing")))
     assert torch.equal(parents.activation, torch.ones_like(parents.activation))
     slopes = torch.autograd.grad(parents.activation.sum() + parents.pose.sum(), (votes, on))
     assert all(bool(slope.isfinite().all()) for slope in slopes)
@@ -196,28 +209,29 @@ def test_steps_are_those_of_scikit_learn(seed: int) -> None:
 
     zero, votes = torch.zeros(j, dtype=torch.float64), X[None, :, None].expand(1, i, j, k)
     on = torch.ones(1, i, dtype=torch.float64)
-    problem = em.Problem(votes, on, zero, zero, EM(min_variance=floor), compete_at_one_place)
+    problem = Case(votes, on, zero, zero, EM(min_variance=floor)).problem
 
     def assigned(mean: Tensor, variance: Tensor, proportion: Tensor) -> Tensor:
-        state = em.State(votes[..., 0], mean[None], variance[None], proportion.logit()[None])
+        state = em.State(votes[:, None, ..., 0], mean[None, None], variance[None, None], proportion.logit()[None, None])
         return em.e_step(problem, state)
 
     log_share = assigned(means, variances, w)
-    state = em.m_step(problem, log_share, votes[:, 0], 1.0)
-    torch.testing.assert_close(state.mean[0], torch.from_numpy(mixture.means_), rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(state.variance[0], torch.from_numpy(mixture.covariances_), rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(log_share.exp().mean(1)[0], torch.from_numpy(mixture.weights_), rtol=1e-12, atol=0)
+    state = em.m_step(problem, log_share, 0.0, 1.0)
+    mean, variance = state.mean[0, 0], state.variance[0, 0]
+    torch.testing.assert_close(mean, torch.from_numpy(mixture.means_), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(variance, torch.from_numpy(mixture.covariances_), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(log_share[0, 0].exp().mean(0), torch.from_numpy(mixture.weights_), rtol=1e-12, atol=0)
 
-    again = assigned(state.mean[0], state.variance[0], torch.from_numpy(mixture.weights_)).exp()
-    torch.testing.assert_close(again[0], torch.from_numpy(mixture.predict_proba(X.numpy())), rtol=1e-9, atol=1e-12)
+    again = assigned(mean, variance, torch.from_numpy(mixture.weights_)).exp()
+    torch.testing.assert_close(again[0, 0], torch.from_numpy(mixture.predict_proba(X.numpy())), rtol=1e-9, atol=1e-12)
 
 
 def test_density_is_the_product_of_normal_densities() -> None:
-    problem = case(2, 5, 3, 4, seed=0)
-    state = em.init(problem)
-    log_p = normal_log_density(problem.votes, state.mean.unsqueeze(1), state.variance.unsqueeze(1)).sum(-1)
-    wanted = (log_p + state.logit.sigmoid().log().unsqueeze(1)).log_softmax(-1)
-    torch.testing.assert_close(em.e_step(problem, state), wanted)
+    given = case(2, 5, 3, 4, seed=0)
+    state = em.init(given.problem)  # [b 1 j k]
+    log_p = normal_log_density(given.votes, state.mean, state.variance).sum(-1)
+    wanted = (log_p + state.logit.sigmoid().log()).log_softmax(-1)
+    torch.testing.assert_close(em.e_step(given.problem, state).squeeze(1), wanted)
 
 
 def normal_log_density(x: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
@@ -287,10 +301,7 @@ def test_the_record_holds_each_iterations_mean_log_density() -> None:
 def test_a_child_that_is_off_never_outweighs_one_that_is_on(dtype: torch.dtype) -> None:
     """Not even where the active child's share of the parent is far below what the type can hold as a number."""
     votes = torch.tensor([[[[5.0]], [[-3.0]]]], dtype=dtype)  # [b i j k]
-    problem = em.Problem(
-        votes, torch.tensor([[1.0, 0.0]], dtype=dtype), votes.new_zeros(1), votes.new_zeros(1), EM(),
-        compete_at_one_place,
-    )  # fmt: skip
-    log_share = torch.tensor([[[-500.0], [0.0]]], dtype=dtype)
-    state = em.m_step(problem, log_share, votes.new_zeros(1, 1, 1), 0.01)
+    given = Case(votes, torch.tensor([[1.0, 0.0]], dtype=dtype), votes.new_zeros(1), votes.new_zeros(1), EM())
+    log_share = torch.tensor([[[[-500.0], [0.0]]]], dtype=dtype)
+    state = em.m_step(given.problem, log_share, 0.0, 0.01)
     assert float(state.mean) == pytest.approx(5.0)

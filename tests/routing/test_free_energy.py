@@ -9,7 +9,6 @@ counterexamples are kept.
 from __future__ import annotations
 
 import math
-from functools import partial
 from itertools import pairwise
 from typing import Literal
 
@@ -19,10 +18,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from support.references import stored
+from torchcaps.kernels.votes import DenseVotes
 from torchcaps.math.gaussian import diagonal_log_density
 from torchcaps.math.grid import Grid
 from torchcaps.routing import EM, em
-from torchcaps.routing.base import compete_at_one_place
 
 STEPS = 6
 lambdas = st.sampled_from([0.001, 0.01, 0.1, 1.0, 10.0])
@@ -48,7 +48,13 @@ def problems(draw: st.DrawFn, assignment: Literal["paper", "descent"]) -> em.Pro
     votes = scale * torch.randn(4, i, j, k, generator=make, dtype=torch.float64)
     activation = (2 * torch.rand(4, i, generator=make, dtype=torch.float64) - 0.5).clamp(0, 1)
     beta_a, beta_u = torch.randn(2, j, generator=make, dtype=torch.float64)
-    return em.Problem(votes, activation, beta_a, beta_u, choice, compete_at_one_place)
+    return em.Problem(DenseVotes.at_one_place(votes, activation), beta_a, beta_u, choice)
+
+
+def given_to(problem: em.Problem) -> tuple[Tensor, Tensor]:
+    """Votes [b i j k] and activations [b i] of a layer without places."""
+    assert isinstance(problem.votes, DenseVotes)
+    return problem.votes.votes.squeeze(1), problem.votes.activation
 
 
 def energy(problem: em.Problem, state: em.State) -> Tensor:
@@ -78,19 +84,20 @@ def test_free_energy_is_its_equation(problem: em.Problem) -> None:
     """Eq. (4) term by term, the cost of a parent counted a_j times and the switches at temperature 1 / lambda."""
     state = em.step(problem, em.init(problem), 1)
     lam, m = problem.settings.final_inverse_temperature, problem.settings.min_variance
-    b, i, j, k = problem.votes.shape
+    votes, activation = given_to(problem)
+    b, i, j, k = votes.shape
     for n in range(b):
         total = 0.0
         for p in range(j):
-            a_j, cost = state.logit[n, p].sigmoid().item(), 0.0
+            a_j, cost = state.logit[n, 0, p].sigmoid().item(), 0.0
             for c in range(i):
-                r = problem.activation[n, c].item() * state.log_share[n, c, p].exp().item()
+                r = activation[n, c].item() * state.log_share[n, 0, c, p].exp().item()
                 for h in range(k):
-                    s2 = state.variance[n, p, h].item()
-                    square = (problem.votes[n, c, p, h] - state.mean[n, p, h]).item() ** 2
+                    s2 = state.variance[n, 0, p, h].item()
+                    square = (votes[n, c, p, h] - state.mean[n, 0, p, h]).item() ** 2
                     minus_log_p = (square + m) / (2 * s2) + math.log(2 * math.pi * s2) / 2
                     cost += r * (minus_log_p + problem.beta_u[p].item() - (1 + math.log(2 * math.pi)) / 2)
-                total += r * state.log_share[n, c, p].item()
+                total += r * state.log_share[n, 0, c, p].item()
             total += a_j * (cost - problem.beta_a[p].item())
             for x in (a_j, 1 - a_j):
                 total += x * math.log(x) / lam if x > 0 else 0.0
@@ -121,11 +128,10 @@ def test_no_step_of_descent_raises_it_with_a_window(
     window, types = Grid(side, side).window(2, stride), 2
     make = torch.Generator().manual_seed(seed)
     votes = torch.randn(window.out.places, 4 * types, 2, 3, generator=make, dtype=torch.float64)
-    below = torch.rand(1, side, side, types, 1, generator=make, dtype=torch.float64)
+    below = torch.rand(1, side * side * types, generator=make, dtype=torch.float64)
     choice = EM(final_inverse_temperature=lam, decay=0, assignment="descent", competition=competition)
     beta_a, beta_u = torch.randn(2, 2, generator=make, dtype=torch.float64)
-    activation = window.gather(below)[0, ..., 0]
-    problem = em.Problem(votes, activation, beta_a, beta_u, choice, partial(window.log_share, types=types))
+    problem = em.Problem(stored(votes, below, window, types), beta_a, beta_u, choice)
     state = em.init(problem)
     for _ in range(STEPS):
         states = substeps(problem, state)
@@ -139,7 +145,7 @@ def test_the_record_of_a_route_falls() -> None:
     votes = torch.randn(50, 8, 3, 4, generator=make, dtype=torch.float64)
     one, zero = torch.ones(50, 8, dtype=torch.float64), torch.zeros(3, dtype=torch.float64)
     choice = EM(iterations=8, final_inverse_temperature=1.0, decay=0, assignment="descent")
-    _, info = em.route(votes, one, choice, compete_at_one_place, True, zero, zero)
+    _, info = em.route(DenseVotes.at_one_place(votes, one), choice, True, zero, zero)
     assert info.free_energy is not None
     assert (info.free_energy.diff(dim=0) <= 1e-9).all()
     assert (info.free_energy[0] - info.free_energy[-1] > 0.1).all()
@@ -165,13 +171,14 @@ def test_the_papers_e_step_lowers_another_quantity(problem: em.Problem, size: fl
     """R minimizes sum_ij a_i R_ij (log R_ij - log a_j p_ij), the free energy of a mixture with proportions a_j."""
     problem = problem._replace(settings=EM(final_inverse_temperature=1.0, decay=0))
     state = em.init(problem)
-    log_p = diagonal_log_density(problem.votes, state.mean, state.variance)
-    log_ap = log_p + torch.nn.functional.logsigmoid(state.logit).unsqueeze(1)
+    votes, activation = given_to(problem)
+    log_p = diagonal_log_density(votes, state.mean.squeeze(1), state.variance.squeeze(1))
+    log_ap = log_p + torch.nn.functional.logsigmoid(state.logit)
 
     def objective(log_share: Tensor) -> Tensor:
-        return (problem.activation.unsqueeze(-1) * log_share.exp() * (log_share - log_ap)).sum((1, 2))
+        return (activation.unsqueeze(-1) * log_share.exp() * (log_share - log_ap)).sum((1, 2))
 
-    best = em.e_step(problem, state)
+    best = em.e_step(problem, state).squeeze(1)
     make = torch.Generator().manual_seed(seed)
     for _ in range(10):
         noise = size * torch.randn(best.shape, generator=make, dtype=torch.float64)
@@ -180,11 +187,13 @@ def test_the_papers_e_step_lowers_another_quantity(problem: em.Problem, size: fl
 
 def as_printed(problem: em.Problem, state: em.State) -> Tensor:
     """Eq. (4) to the letter [b]: the cost is not multiplied by a_j, and there is no temperature."""
-    a, R = state.logit.sigmoid(), state.log_share.exp()
-    r = problem.activation.unsqueeze(-1) * R
-    cost = -(r * diagonal_log_density(problem.votes, state.mean, state.variance)).sum(1)  # [b j]
+    votes, activation = given_to(problem)
+    log_share, mean, variance, logit = (x.squeeze(1) for x in state)
+    a, R = logit.sigmoid(), log_share.exp()
+    r = activation.unsqueeze(-1) * R
+    cost = -(r * diagonal_log_density(votes, mean, variance)).sum(1)  # [b j]
     switches = a * a.log() + (1 - a) * (1 - a).log()
-    each = a * -problem.beta_a + switches + cost + problem.beta_u * r.sum(1) + (r * state.log_share).sum(1)
+    each = a * -problem.beta_a + switches + cost + problem.beta_u * r.sum(1) + (r * log_share).sum(1)
     return each.sum(-1)
 
 
@@ -193,7 +202,7 @@ def small(votes: list[list[float]]) -> em.Problem:
     V = torch.tensor(votes, dtype=torch.float64)[None, :, :, None]
     on, zero = torch.ones(1, len(votes), dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
     choice = EM(final_inverse_temperature=1.0, decay=0)
-    return em.Problem(V, on, zero, zero + 1, choice, compete_at_one_place)
+    return em.Problem(DenseVotes.at_one_place(V, on), zero, zero + 1, choice)
 
 
 def test_procedure_1_as_printed_can_raise_its_free_energy() -> None:

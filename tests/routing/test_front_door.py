@@ -11,7 +11,7 @@ from torch import Tensor
 from torchcaps.errors import DataError, RecipeError, ShapeError, TorchcapsError
 from torchcaps.layers import DenseCapsules
 from torchcaps.math.grid import Grid
-from torchcaps.routing import EM, ROUTERS, Dynamic, route, router_of, settings_of
+from torchcaps.routing import EM, ROUTERS, Dynamic, iterations_of, route, router_of, settings_of
 from torchcaps.types import Capsules
 
 
@@ -37,8 +37,9 @@ MATRIX, W_MATRIX = Capsules(rand(2, 4, 16), A), rand(4, 5, 4, 4)
 
 @pytest.mark.parametrize("name", ROUTERS)
 def test_names_and_settings_objects_mean_the_same(name: str) -> None:
-    by_name, _ = route(FLAT, W, name, iterations=2)
-    by_object, _ = route(FLAT, W, settings_of(name, iterations=2))
+    options = {"iterations": 2} if hasattr(ROUTERS[name].settings, "iterations") else {}
+    by_name, _ = route(FLAT, W, name, **options)
+    by_object, _ = route(FLAT, W, settings_of(name, **options))
     assert all(map(torch.equal, by_name, by_object))
     assert router_of(settings_of(name)) is ROUTERS[name]
 
@@ -82,12 +83,13 @@ def test_a_window_keeps_places(name: str) -> None:
     parents, info = route(PLACED, W_WINDOW, name, window=WINDOW, trace=True)
     assert parents.pose.shape == (2, 2, 2, 5, 6)
     assert parents.activation.shape == (2, 2, 2, 5)
-    assert info.coupling.shape == (3, 8, 8, 5)  # [t (b p) (n i) j]
-    assert info.free_energy is None or info.free_energy.shape == (3, 2)
+    iterations = iterations_of(settings_of(name))
+    assert info.coupling.shape == (iterations, 8, 8, 5)  # [t (b p) (n i) j]
+    assert info.free_energy is None or info.free_energy.shape == (iterations, 2)
     assert info.parents is not None
     assert torch.equal(info.parents.pose[-1], parents.pose.flatten(0, 2))  # [t (b p) j k]
     assert torch.equal(info.parents.activation[-1], parents.activation.flatten(0, 2))
-    for t in (1, 2):
+    for t in range(1, iterations):
         stopped, _ = route(PLACED, W_WINDOW, name, window=WINDOW, iterations=t)
         torch.testing.assert_close(info.parents.pose[t - 1], stopped.pose.flatten(0, 2))
         torch.testing.assert_close(info.parents.activation[t - 1], stopped.activation.flatten(0, 2))

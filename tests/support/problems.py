@@ -93,7 +93,7 @@ def scaled_cluster(scale: float, name: str) -> Problem:
     return problem(name, scale * cluster_and_noise(), expect)
 
 
-def two_clusters() -> Problem:
+def two_clusters(scale: float = 1.0) -> Problem:
     """Children 0-3 agree about parent 0, children 4-7 about parent 1; about the other they contradict each other."""
     votes = noise(1, 8, 2, 4, seed=2)
     votes[:, :4, 0] = CENTER + 0.01 * noise(1, 4, 4, seed=3)
@@ -105,7 +105,7 @@ def two_clusters() -> Problem:
         assert c[4:, 1].min() > c[:4, 1].max()
         same_direction(parents.pose[0], torch.stack([CENTER, -CENTER]), within=0.2)
 
-    return problem("two clusters for two parents", votes, expect, needs=SHARED)
+    return problem("two clusters for two parents", scale * votes, expect, needs=SHARED)
 
 
 def one_outlier() -> Problem:
@@ -138,9 +138,9 @@ def no_direction() -> Problem:
     return problem("noise without a direction", votes, expect)
 
 
-def pure_noise() -> Problem:
+def pure_noise(scale: float = 1.0) -> Problem:
     """Parents whose votes are alike in distribution: none may take all the children."""
-    votes = noise(1, 40, 3, 4, seed=8)
+    votes = scale * noise(1, 40, 3, 4, seed=8)
 
     def expect(parents: Capsules, info: RoutingInfo) -> None:
         mass = info.coupling[-1, 0].sum(0)  # [j]
@@ -237,16 +237,14 @@ def zero_activations() -> Problem:
     return problem("all children are off", votes, expect, torch.zeros(1, 5))
 
 
+NO_CHOICE = (no_direction(), identical_votes(), one_child(), one_parent())
 COMMON = (
     one_cluster(),
     cluster_wins(),
     two_clusters(),
     one_outlier(),
-    no_direction(),
+    *NO_CHOICE,
     pure_noise(),
-    identical_votes(),
-    one_child(),
-    one_parent(),
     scaled_cluster(1e-6, "tiny votes"),
     scaled_cluster(1e6, "huge votes"),
 )
@@ -254,4 +252,39 @@ COMMON = (
 PROBLEMS: dict[str, tuple[Problem, ...]] = {
     "dynamic": (*COMMON, zero_vote(), zero_votes()),
     "em": (*COMMON, zero_activation(), zero_activations()),
+    # The prior has a scale, and the activation grows with the entropy's fall, not with agreement alone.
+    "vb": (
+        scaled_cluster(1.0, "one clean cluster"),
+        cluster_wins(),
+        two_clusters(2.0),
+        one_outlier(),
+        *NO_CHOICE,
+        pure_noise(),
+        scaled_cluster(1e-6, "tiny votes"),
+        scaled_cluster(30.0, "large votes"),
+        zero_activation(),
+    ),
+    # Agreement is a sum over all children, so that the votes of many must be short.
+    "attention": (
+        one_cluster(),
+        cluster_wins(),
+        two_clusters(),
+        one_outlier(),
+        *NO_CHOICE,
+        pure_noise(0.2),
+        scaled_cluster(1e-6, "tiny votes"),
+        scaled_cluster(1e6, "huge votes"),
+        zero_vote(),
+        zero_votes(),
+    ),
+    # No agreement: what it is to find is in the mean of the votes already.
+    "uniform": (
+        one_cluster(),
+        *NO_CHOICE,
+        pure_noise(),
+        scaled_cluster(1e-6, "tiny votes"),
+        scaled_cluster(1e6, "huge votes"),
+        zero_vote(),
+        zero_votes(),
+    ),
 }

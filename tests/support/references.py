@@ -1,6 +1,7 @@
 """Routing as the papers print it: one loop per index, plain floats, no vectorization, no log space.
 
-Written from Sabour 2017 (procedure 1), Hauser 2019 (section 2.2) and Hinton 2018 (procedure 1), not from the library.
+Written from Sabour 2017 (procedure 1), Hauser 2019 (section 2.2), Hinton 2018 (procedure 1), De Sousa Ribeiro 2020 (the
+equations of its public code) and Mazzia 2021, not from the library.
 Exponentials and shares of them, which a float may not hold (e^1000000), are Decimals.
 
 Every function takes votes[p][n][j][k]: parent j at window position p gets this vote from the n-th child it sees.
@@ -16,11 +17,14 @@ from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal, localcontext
 from typing import Any, NamedTuple
 
 import torch
+from scipy.special import psi
 from torch import Tensor
 
+from torchcaps.kernels.votes import DenseVotes, Slots
 from torchcaps.math.grid import Window
-from torchcaps.routing import EM, ROUTERS, Compete, Dynamic
-from torchcaps.routing.base import compete_at_one_place
+from torchcaps.routing import EM, ROUTERS, VB, Attention, Dynamic, RouterSettings
+from torchcaps.routing.base import run_router
+from torchcaps.types import Capsules, RoutingInfo
 
 __all__ = [
     "REFERENCES",
@@ -30,7 +34,10 @@ __all__ = [
     "em",
     "everyone_once",
     "reference",
+    "route_stored",
     "seen_by",
+    "slots_of",
+    "stored",
 ]
 
 Votes = list[list[list[list[float]]]]  # [p][n][j][k]
@@ -253,6 +260,119 @@ def em(votes: Votes, activation: Matrix, who: Who, beta_a: list[float], beta_u: 
     )
 
 
+# --- Variational Bayes routing --------------------------------------------------------------------------------
+
+
+class Posterior(NamedTuple):
+    """Of one parent: mean m, scale B, degrees of freedom nu, kappa, and the expectations L and P."""
+
+    m: list[float]
+    B: list[float]
+    nu: float
+    kappa: float
+    L: float
+    alpha: float
+
+
+def vb_posterior(R: list[Decimal], a: list[float], V: Matrix, settings: VB) -> Posterior:
+    """The M-step for one parent: R[n] assignments, a[n] activations, V[n][d] votes."""
+    D = len(V[0])
+    r = assigned(R, a)
+    total = sum(r, Decimal(0))
+    w = [float(r_i / total) for r_i in r]
+    mass = float(total)
+    kappa = settings.kappa + mass
+    m, B = [], []
+    for d in range(D):
+        mean = sum(w[n] * V[n][d] for n in range(len(V)))
+        scatter = mass * sum(w[n] * (V[n][d] - mean) ** 2 for n in range(len(V)))
+        m.append(mass * mean / kappa)
+        B.append(1 + scatter + settings.kappa * mass / kappa * mean**2)
+    if settings.precision == "wishart":
+        nu = D + 1 + mass
+        digammas = sum(float(psi((nu - d) / 2)) for d in range(D))
+    else:
+        nu = 2 + mass
+        digammas = sum(float(psi(nu / 2)) for _ in range(D))
+    L = digammas + D * math.log(2) - sum(math.log(b) for b in B)
+    return Posterior(m, B, nu, kappa, L, settings.alpha + mass)
+
+
+def vb(votes: Votes, activation: Matrix, who: Who, beta: list[float], settings: VB) -> Routed:
+    """Variational Bayes routing as its public code has it; the first shares are 1 / J at every place."""
+    P, J, D = len(votes), len(votes[0][0]), len(votes[0][0][0])
+    R: Shares = [[[Decimal(1) / Decimal(J)] * J for _ in votes[p]] for p in range(P)]
+    parents: list[list[Posterior]] = []
+    log_pi: Matrix = []
+    for t in range(settings.iterations):
+        if t > 0:
+            rho: Shares = []
+            for p in range(P):
+                rho.append([])
+                for n in range(len(votes[p])):
+                    rho[p].append([])
+                    for j in range(J):
+                        q = parents[p][j]
+                        far = sum((votes[p][n][j][d] - q.m[d]) ** 2 / q.B[d] for d in range(D))
+                        Q = D / q.kappa + q.nu * far
+                        log_rho = log_pi[p][j] + q.L / 2 - D / 2 * math.log(2 * math.pi) - Q / 2
+                        rho[p][n].append(Decimal(log_rho).exp())
+            R = share_with_background(rho, who, Decimal(settings.background).exp())
+        parents = []
+        for p in range(P):
+            row = []
+            for j in range(J):
+                r = [R[p][n][j] for n in range(len(votes[p]))]
+                row.append(vb_posterior(r, activation[p], [votes[p][n][j] for n in range(len(votes[p]))], settings))
+            parents.append(row)
+        log_pi = [[float(psi(q.alpha) - psi(sum(o.alpha for o in parents[p]))) for q in parents[p]] for p in range(P)]
+    on: Matrix = []
+    for p in range(P):
+        H = [D / 2 * math.log(2 * math.pi * math.e) - q.L / 2 for q in parents[p]]
+        on.append([logistic(beta[j] - math.exp(log_pi[p][j]) * H[j]) for j in range(J)])
+    return Routed([[q.m for q in parents[p]] for p in range(P)], on, floats(R))
+
+
+def share_with_background(weight: Shares, who: Who, background: Decimal) -> Shares:
+    """R_ij = weight_ij / (background + the weights that the same child has with all parents at all places)."""
+    total: dict[Hashable, Decimal] = {}
+    for p in range(len(who)):
+        for n in range(len(who[p])):
+            total[who[p][n]] = total.get(who[p][n], background) + sum(weight[p][n], Decimal(0))
+    return [[[x / total[who[p][n]] for x in weight[p][n]] for n in range(len(who[p]))] for p in range(len(who))]
+
+
+# --- Attention routing ----------------------------------------------------------------------------------------
+
+
+def attention(votes: Votes, who: Who, prior: Matrix, sharpness: float) -> Routed:
+    """Agreement of all pairs of votes, softmax over parents, plus a prior; the coupling is the softmax alone."""
+    P, J, K = len(votes), len(votes[0][0]), len(votes[0][0][0])
+    logits: Cube = []
+    for p in range(P):
+        logits.append([])
+        for n in range(len(votes[p])):
+            logits[p].append([])
+            for j in range(J):
+                pairs = 0.0
+                for m in range(len(votes[p])):
+                    for k in range(K):
+                        pairs += votes[p][n][j][k] * votes[p][m][j][k]
+                logits[p][n].append(sharpness * pairs / math.sqrt(K))
+    c = floats(share_out(exponentials(logits), who, True))
+    pose: Cube = []
+    for p in range(P):
+        pose.append([])
+        for j in range(J):
+            s = [0.0] * K
+            for n in range(len(votes[p])):
+                for k in range(K):
+                    s[k] += (c[p][n][j] + prior[n][j]) * votes[p][n][j][k]
+            size = length(s)
+            pose[p].append([-math.expm1(-size) * e / size if size else 0.0 for e in s])
+    return Routed(pose, [[length(pose[p][j]) for j in range(J)] for p in range(P)], c)
+
+
 # --- From tensors and back ------------------------------------------------------------------------------------
 
 
@@ -271,7 +391,45 @@ def _em(votes: Votes, a: Matrix, who: Who, settings: EM, beta_a: list[float], be
     return em(votes, a, who, beta_a, beta_u, settings)
 
 
-REFERENCES: dict[str, Callable[..., Routed]] = {"dynamic": _dynamic, "em": _em}
+def _vb(votes: Votes, a: Matrix, who: Who, settings: VB, beta: list[float]) -> Routed:
+    return vb(votes, a, who, beta, settings)
+
+
+def _attention(votes: Votes, _: Matrix, who: Who, settings: Attention, prior: Matrix) -> Routed:
+    return attention(votes, who, prior, settings.sharpness)
+
+
+def _uniform(votes: Votes, _: Matrix, who: Who, settings: object) -> Routed:
+    return dynamic(votes, who, iterations=1, agreement="dot", over="parents", logits="replaced")
+
+
+REFERENCES: dict[str, Callable[..., Routed]] = {
+    "dynamic": _dynamic,
+    "em": _em,
+    "vb": _vb,
+    "attention": _attention,
+    "uniform": _uniform,
+}
+
+
+def slots_of(votes: Tensor, window: Window | None, types: int = 1) -> Slots:
+    """Who stands in which window, for votes [(b p) n j k]."""
+    cpu = torch.device("cpu")
+    return Slots.at_one_place(votes.shape[1], cpu) if window is None else Slots.of_window(window, types, cpu)
+
+
+def stored(votes: Tensor, activation: Tensor, window: Window | None = None, types: int = 1) -> DenseVotes:
+    """Votes [(b p) n j k] and the activations [b i] of all children, as a router takes them."""
+    slots = slots_of(votes, window, types)
+    return DenseVotes(torch.unflatten(votes, 0, (-1, slots.places)), activation.to(votes.dtype), slots)
+
+
+def route_stored(
+    name: str, votes: DenseVotes, settings: RouterSettings, trace: bool = False, **learned: Tensor
+) -> tuple[Capsules, RoutingInfo]:
+    """Call a router by name; parents [(b p) j k] and [(b p) j]."""
+    parents, info = run_router(ROUTERS[name], votes, settings, learned, trace=trace)
+    return Capsules(*(x.flatten(0, 1) for x in parents)), info
 
 
 def reference(
@@ -297,14 +455,18 @@ def reference(
 
 def assert_equals_reference(
     name: str, votes: Tensor, activation: Tensor, settings: Any, tolerance: float, *,
-    scale: float | None = None, who: Who | None = None, compete: Compete = compete_at_one_place, **learned: Tensor,
+    scale: float | None = None, window: Window | None = None, types: int = 1, **learned: Tensor,
 ) -> None:  # fmt: skip
     """The router and its reference agree, in numbers of [0, 1] to `tolerance`, in poses to `tolerance * scale`.
 
-    Without `scale` it is the largest number of the pose.
+    Votes are [(b p) n j k], activations [b i] those of all children. Without `scale` it is the largest number of the
+    pose.
     """
-    parents, info = ROUTERS[name].route(votes, activation, settings, compete, False, **learned)
-    pose, on, coupling = reference(name, votes, activation, settings, who, **learned)
+    given = stored(votes, activation, window, types)
+    parents, info = route_stored(name, given, settings, **learned)
+    seen = activation[:, given.slots.child].flatten(0, 1)  # [(b p) n]
+    who = None if window is None else seen_by(window, types)
+    pose, on, coupling = reference(name, votes, seen, settings, who, **learned)
     near = tolerance * (float(pose.abs().max()) if scale is None else scale)
     torch.testing.assert_close(parents.pose.double(), pose, rtol=0, atol=near)
     torch.testing.assert_close(parents.activation.double(), on, rtol=0, atol=tolerance)

@@ -1,4 +1,4 @@
-"""Capsule layers: they own the transformations W and the scalars that the router learns, and call `route` once."""
+"""Capsule layers: they own the transformations W and what the router learns, and call `route` once."""
 
 from __future__ import annotations
 
@@ -37,26 +37,28 @@ def _rename_learned(module: nn.Module, state: dict[str, Tensor], prefix: str, *_
 
 
 class _RoutedLayer(nn.Module):
-    """What all capsule layers share: W, the settings of a router and the scalars that it learns.
+    """What all capsule layers share: W, the settings of a router and what it learns.
 
     Attributes:
         W: [i j k d], or [i j 4 4] of matrix poses.
         routing: The settings of the router, which its type names.
         pose: "vector" or "matrix".
         activation_bias: Name -> scalars [j] that the router takes from the layer (em: beta_a and beta_u).
+        coupling_bias: Name -> numbers [i j], one for each row of W (attention: prior).
     """
 
     def __init__(self, shape: tuple[int, int, int, int], routing: RouterSettings, pose: str, std: float) -> None:
         super().__init__()
         # An unknown router or setting is refused before any weight is allocated
-        initial = router_of(routing).learned
+        router = router_of(routing)
         check(routing)
         self.routing = routing
         self.pose = pose
         self.W = nn.Parameter(nn.init.trunc_normal_(torch.empty(shape), std=std, a=-2 * std, b=2 * std))
-        # Scalars that the router learns, one for each parent type
-        scalars = {name: nn.Parameter(torch.full(shape[1:2], value)) for name, value in initial.items()}
-        self.activation_bias = nn.ParameterDict(scalars)
+        # What the router learns, for each parent type, and for each row of W
+        learned = {name: nn.Parameter(value) for name, value in router.initial(shape[0], shape[1]).items()}
+        self.activation_bias = nn.ParameterDict({name: learned[name] for name in router.learned})
+        self.coupling_bias = nn.ParameterDict({name: learned[name] for name in router.learned_pairs})
         self.register_load_state_dict_pre_hook(_rename_learned)  # type: ignore[no-untyped-call]
 
     def extra_repr(self) -> str:
@@ -74,6 +76,9 @@ class _RoutedLayer(nn.Module):
         """Route in the precision of W, whatever mixed precision the layers around use: agreement needs the digits."""
         # Cast up and leave autocast: either alone would let half precision in
         exact = Capsules(children.pose.to(weights.dtype), children.activation.to(weights.dtype))
+        # Places that share W share these, too
+        copies = weights.shape[0] // self.W.shape[0]
+        pairs = {name: value.repeat(copies, 1) for name, value in self.coupling_bias.items()}
         with torch.autocast(weights.device.type, enabled=False):
             return route(
                 exact,
@@ -85,6 +90,7 @@ class _RoutedLayer(nn.Module):
                 trace=trace,
                 validate=not self.training,  # in training, a loss that is not finite says the same
                 **self.activation_bias,
+                **pairs,
             )
 
 

@@ -134,42 +134,6 @@ class Window:
         patches = x.reshape(b, self.grid.places, i * d)[:, covered.flatten()]  # [b (p n) (i d)]
         return patches.view(b, len(covered), covered.shape[1] * i, d)
 
-    def log_share(self, logits: Tensor, types: int, *, across_parents: bool = True) -> Tensor:
-        """Return the log-softmax of logits over everything that competes for a child.
-
-        A child is covered by several window positions. Its shares over all of them sum to 1.
-
-        Args:
-            logits: [(b p) (n i) j].
-            types: i, children at one place.
-            across_parents: Whether parent types compete too: the shares over positions and all j sum to 1; else the
-                shares over positions do for each j.
-
-        Returns:
-            [(b p) (n i) j].
-        """
-        n = self.kernel * self.kernel
-        p = self.out.places
-        j = logits.shape[-1]
-        # Logits by slot, and the total that each child's place has over its slots
-        slots = logits.reshape(-1, p * n, types, j)  # [b (p n) i j]
-        top, total = self._log_total(slots, across_parents)  # [b (h w) i 1|j]
-        covered = _covered_places(self).to(logits.device).flatten()
-        # Two subtractions, as `_log_total` explains
-        return (slots - top[:, covered] - total[:, covered]).view_as(logits)
-
-    def _log_total(self, slots: Tensor, across_parents: bool) -> tuple[Tensor, Tensor]:
-        """Logsumexp [b (h w) i 1|j] of slots [b (p n) i j] over the slots that hold each place, as two terms: the
-        largest logit, and the logsumexp above it. Their sum would lose the second to rounding."""
-        holders, absent = (t.to(slots.device) for t in _slots_of_places(self))  # [(h w) m], m = most slots of a place
-        # A quarter of the lowest number: differences of two such stay finite
-        low = torch.finfo(slots.dtype).min / 4
-        # All slots that hold a place side by side; padding has no weight
-        each = slots[:, holders].masked_fill(absent[None, :, :, None, None], low)  # [b (h w) m i j]
-        over = (2, 4) if across_parents else (2,)
-        top = each.detach().amax(over, keepdim=True)
-        return top.squeeze(2), (each - top).logsumexp(over, keepdim=True).squeeze(2)
-
 
 def _covered_lists(window: Window) -> list[list[int]]:
     """For each window position, the flat places that it covers, in row order. Plain lists: compilers follow them."""
@@ -186,18 +150,3 @@ def _covered_lists(window: Window) -> list[list[int]]:
 def _covered_places(window: Window) -> Tensor:
     """[p n] index into the flat grid of each place that each window position covers, in row order."""
     return torch.tensor(_covered_lists(window), device="cpu")
-
-
-@lru_cache(maxsize=64)
-@torch.inference_mode(False)
-def _slots_of_places(window: Window) -> tuple[Tensor, Tensor]:
-    """[(h w) m] the slots (p n) that hold each place, padded with slot 0, and a mask that is true on the padding."""
-    # Invert "position covers place": for each place, the slots that hold it
-    slots: list[list[int]] = [[] for _ in range(window.grid.places)]
-    for slot, place in enumerate(place for covered in _covered_lists(window) for place in covered):
-        slots[place].append(slot)
-    # Places near the edge are in fewer windows: pad to a rectangle
-    most = max(len(s) for s in slots)
-    index = torch.tensor([s + [0] * (most - len(s)) for s in slots], device="cpu")
-    absent = torch.tensor([[n >= len(s) for n in range(most)] for s in slots], device="cpu")
-    return index, absent

@@ -18,7 +18,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["cosine", "norm", "squash", "unsquash"]
+__all__ = ["cosine", "length_from_square", "norm", "squash", "squash_exponential", "unsquash"]
 
 
 def _floor(dtype: torch.dtype) -> float:
@@ -61,6 +61,18 @@ def norm(x: Tensor, *, keepdim: bool = False) -> Tensor:
     return _length(u, keepdim=keepdim) * (m if keepdim else m.squeeze(-1))
 
 
+def length_from_square(square: Tensor) -> Tensor:
+    """Return the length of vectors from its square; value and gradient are finite at 0.
+
+    Args:
+        square: Squared lengths, of any shape.
+
+    Returns:
+        The same shape.
+    """
+    return torch.sqrt(square + _floor(square.dtype))
+
+
 def squash(z: Tensor) -> Tensor:
     """Return z |z| / (1 + |z|^2): the direction of z with a length of sigmoid(log |z|^2).
 
@@ -74,6 +86,19 @@ def squash(z: Tensor) -> Tensor:
     length = _length(u, keepdim=True)
     # Where z was scaled, its squash is its direction to the last digit, and u is at least 1 long
     return u * torch.where(m > 1, 1 / length.clamp_min(1), length / (1 + length * length))
+
+
+def squash_exponential(z: Tensor) -> Tensor:
+    """Return (1 - exp(-|z|)) z / |z|, which, unlike `squash`, has the gradient 1 at 0 (Mazzia 2021, eq. 8).
+
+    Args:
+        z: [... k], any numbers.
+
+    Returns:
+        [... k] of length below 1.
+    """
+    length = norm(z, keepdim=True)
+    return z * (-torch.expm1(-length) / length)
 
 
 def unsquash(x: Tensor) -> Tensor:

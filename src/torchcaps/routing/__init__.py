@@ -2,13 +2,13 @@
 
 `route` is the one front door and the only place where input is checked; `ROUTERS` is the table of methods, from which
 recipes and the command line choose by name. To add a router, write one file with `init`, `step`, `route` and a settings
-dataclass, and one line here (docs/develop/new_router.md).
+dataclass, and one line here (docs/develop/new_router.md). What a router sees of the votes is a `kernels.votes.Votes`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Annotated, NamedTuple, cast
 
 import torch
@@ -17,31 +17,27 @@ from torch import Tensor
 from torchcaps.config import Choice, check
 from torchcaps.errors import RecipeError, suggestion
 from torchcaps.math.grid import Window
-from torchcaps.math.pose import matrix_votes, vector_votes
-from torchcaps.routing import dynamic, em
-from torchcaps.routing.base import (
-    Compete,
-    Router,
-    RouterSettings,
-    WindowCompetition,
-    compete_at_one_place,
-    iterations_of,
-    stack_info,
-)
+from torchcaps.routing import attention, dynamic, em, uniform, vb
+from torchcaps.routing.attention import Attention
+from torchcaps.routing.base import Router, RouterSettings, iterations_of, stack_info
 from torchcaps.routing.checks import check_input, check_values
-from torchcaps.routing.dispatch import route_without_votes
+from torchcaps.routing.dispatch import RoutedLayer, route_layer
 from torchcaps.routing.dynamic import Dynamic
 from torchcaps.routing.em import EM
+from torchcaps.routing.uniform import Uniform
+from torchcaps.routing.vb import VB
 from torchcaps.types import Capsules, RoutingInfo
 
 __all__ = [
     "EM",
     "ROUTERS",
-    "Compete",
+    "VB",
+    "Attention",
     "Dynamic",
     "Router",
     "RouterChoice",
     "RouterSettings",
+    "Uniform",
     "iterations_of",
     "route",
     "router_of",
@@ -52,6 +48,9 @@ __all__ = [
 ROUTERS: dict[str, Router] = {
     "dynamic": dynamic.ROUTER,
     "em": em.ROUTER,
+    "vb": vb.ROUTER,
+    "attention": attention.ROUTER,
+    "uniform": uniform.ROUTER,
 }
 """The routers by name; one of your own is added at run time by `ROUTERS["mine"] = Router(...)`."""
 
@@ -97,11 +96,11 @@ def route(
         pose: "vector" or "matrix", what a pose is.
         window: The positions at which parents stand, or None for a layer without places.
         offset: [i k], added to the votes (coordinate addition).
-        trace: Record every iteration, with its parents, agreement and free energy. This takes the plain path, without
-            kernels.
+        trace: Record every iteration, with its parents, agreement and free energy; no fused kernel is taken then.
         validate: Refuse poses and activations that are not finite, and activations outside [0, 1]. Layers leave this
             check out in training, where the loss shows the same. It is never made inside `torch.compile`.
-        **more: Settings by name, and the router's learned scalars [j] (em: beta_a, beta_u).
+        **more: Settings by name, and what the router learns: scalars [j] (em: beta_a, beta_u; vb: beta) and numbers
+            [i j] (attention: prior).
 
     Returns:
         parents: Pose [b j k] and activation [b j] in [0, 1]; with a window [b h w j k] and [b h w j].
@@ -114,28 +113,17 @@ def route(
     """
     # Check everything here, so that nothing below has to.
     chosen = _choose(method, more)
-    check_input(children, weights, pose, window, offset, chosen.learned)
+    check_input(children, weights, pose, window, offset, chosen.learned, chosen.router)
     if validate:
         check_values(children)
-    # Variances and densities of EM leave the range of float16: compute in float32, and return the caller's type.
-    if weights.dtype == torch.float16 and isinstance(chosen.settings, EM):
+    # Variances and densities of EM and VB leave the range of float16: compute in float32, and return the caller's type.
+    if weights.dtype == torch.float16 and isinstance(chosen.settings, EM | VB):
         return _route_in_float32(children, weights, chosen, pose, window, offset, trace)
-    initial = chosen.router.learned.items()
-    learned = {name: weights.new_full(weights.shape[1:2], value) for name, value in initial} | chosen.learned
-
-    # A kernel, where there is one.
-    if not trace:
-        found = route_without_votes(children, weights, chosen.settings, pose, window, offset, learned)
-        if found is not None:
-            return found
-
-    # The plain path: all votes, then the router.
-    flat, compete = _unfold(children, window)
-    votes = (matrix_votes if pose == "matrix" else vector_votes)(flat.pose, weights)  # [b i j k]
-    if offset is not None:
-        votes = votes + offset.unsqueeze(1)
-    parents, info = chosen.router.route(votes, flat.activation, chosen.settings, compete, trace, **learned)
-    return (parents, info) if window is None else _fold(parents, info, window)
+    # What the router learns and the caller does not give has its initial value.
+    initial = chosen.router.initial(*weights.shape[:2])
+    learned = {name: value.to(weights) for name, value in initial.items()} | chosen.learned
+    layer = RoutedLayer(children, weights, pose == "matrix", window, offset)
+    return route_layer(layer, chosen.router, chosen.settings, learned, trace=trace)
 
 
 def _route_in_float32(
@@ -206,7 +194,7 @@ def settings_of(method: str, **options: object) -> RouterSettings:
 
 
 class _Chosen(NamedTuple):
-    """A router, its settings, and those of its learned scalars [j] that the caller gave."""
+    """A router, its settings, and those of its learned tensors [j] or [i j] that the caller gave."""
 
     router: Router
     settings: RouterSettings
@@ -214,9 +202,9 @@ class _Chosen(NamedTuple):
 
 
 def _choose(method: str | RouterSettings, more: Mapping[str, object]) -> _Chosen:
-    """Split the keywords of `route` into the router's settings and its learned scalars."""
+    """Split the keywords of `route` into the router's settings and its learned tensors."""
     router = ROUTERS.get(method) if isinstance(method, str) else router_of(method)
-    names = router.learned if router else {}
+    names = [*router.learned, *router.learned_pairs] if router else []
     options = {name: value for name, value in more.items() if name not in names}
     settings = settings_of(method, **options) if isinstance(method, str) else method
     if not isinstance(method, str) and options:
@@ -225,22 +213,3 @@ def _choose(method: str | RouterSettings, more: Mapping[str, object]) -> _Chosen
         check(settings)
     learned = {name: cast(Tensor, more[name]) for name in names if name in more}  # `check_input` makes sure
     return _Chosen(router_of(settings), settings, learned)
-
-
-def _unfold(children: Capsules, window: Window | None) -> tuple[Capsules, Compete]:
-    """Fold window positions into the batch: [b h w i d] -> [(b p) (n i) d], and who competes there."""
-    if window is None:
-        return children, compete_at_one_place
-    pose = window.gather(children.pose).flatten(0, 1)
-    activation = window.gather(children.activation.unsqueeze(-1)).flatten(0, 1).squeeze(-1)
-    return Capsules(pose, activation), WindowCompetition(window, children.pose.shape[3])
-
-
-def _fold(parents: Capsules, info: RoutingInfo, window: Window) -> tuple[Capsules, RoutingInfo]:
-    """[(b p) j k] -> [b h w j k]; the record stays [t (b p) ...], but its free energy is summed over p."""
-    places = (-1, window.out.height, window.out.width)
-    folded = Capsules(torch.unflatten(parents.pose, 0, places), torch.unflatten(parents.activation, 0, places))
-    free = info.free_energy
-    if free is not None:
-        free = torch.unflatten(free, 1, (-1, window.out.places)).sum(-1)
-    return folded, replace(info, free_energy=free)

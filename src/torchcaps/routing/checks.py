@@ -9,6 +9,7 @@ from torch import Tensor
 
 from torchcaps.errors import DataError, RecipeError, ShapeError
 from torchcaps.math.grid import Window
+from torchcaps.routing.base import Router
 from torchcaps.types import Capsules
 
 __all__ = ["check_input", "check_values"]
@@ -24,6 +25,7 @@ def check_input(
     window: Window | None,
     offset: Tensor | None,
     learned: Mapping[str, Tensor],
+    router: Router,
 ) -> None:
     """Refuse tensors that do not fit each other.
 
@@ -33,7 +35,8 @@ def check_input(
         pose: "vector" or "matrix".
         window: The positions at which parents stand, or None.
         offset: [i k] or None.
-        learned: Name -> scalars [j].
+        learned: Name -> scalars [j] or numbers [i j].
+        router: The router that learns them.
 
     Raises:
         ShapeError: If something is not a tensor, of another type or of another shape than it should be.
@@ -53,8 +56,10 @@ def check_input(
     if offset is not None and tuple(offset.shape) != (i, k):
         raise ShapeError(f"offset has shape {list(offset.shape)}; [i k] = [{i}, {k}] is wanted")
     for name, value in learned.items():
-        if tuple(value.shape) != (j,):
+        if name in router.learned and tuple(value.shape) != (j,):
             raise ShapeError(f"{name} has shape {list(value.shape)}; one per parent [{j}] is wanted")
+        if name in router.learned_pairs and tuple(value.shape) != (i, j):
+            raise ShapeError(f"{name} has shape {list(value.shape)}; one per child and parent [{i}, {j}] is wanted")
 
 
 def check_values(children: Capsules) -> None:

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from torchcaps.config import Iterations
-from torchcaps.math.squash import cosine, norm, squash
-from torchcaps.routing.base import Compete, Router, stack_info
+from torchcaps.kernels.votes import Votes
+from torchcaps.math.squash import norm, squash
+from torchcaps.routing.base import Router, stack_info
 from torchcaps.types import Capsules, RoutingInfo
 
 __all__ = ["ROUTER", "Dynamic", "State", "init", "route", "step"]
@@ -42,98 +43,86 @@ class Dynamic:
 
 
 class State(NamedTuple):
-    """What one iteration hands to the next: b [b i j], c [b i j], s [b j k]."""
+    """What one iteration hands to the next.
+
+    Attributes:
+        logits: b_ij [b p i j].
+        coupling: c_ij [b p i j].
+        total: s_j [b p j k].
+    """
 
     logits: Tensor
     coupling: Tensor
     total: Tensor
 
 
-def init(votes: Tensor, settings: Dynamic, compete: Compete) -> State:
-    """Take the first iteration: b = 0, so that the coupling is uniform.
-
-    Args:
-        votes: V [b i j k].
-        settings: Of the router.
-        compete: Who shares a child.
-    """
-    return _gather(torch.zeros_like(votes[..., 0]), votes, settings, compete)
+def init(votes: Votes, settings: Dynamic) -> State:
+    """Take the first iteration: b = 0, so that the coupling is uniform."""
+    return _gather(votes.new_pairs(0.0), votes, settings)
 
 
-def step(state: State, votes: Tensor, settings: Dynamic, compete: Compete) -> State:
-    """Take one more iteration: raise b where vote and parent agree, then couple and sum anew.
-
-    Args:
-        state: After the iteration before.
-        votes: V [b i j k].
-        settings: Of the router.
-        compete: Who shares a child.
-    """
+def step(state: State, votes: Votes, settings: Dynamic) -> State:
+    """Take one more iteration: raise b where vote and parent agree, then couple and sum anew."""
     agreed = agreement(votes, state.total, settings)
     logits = agreed if settings.logits == "replaced" else state.logits + agreed
-    return _gather(logits, votes, settings, compete)
+    return _gather(logits, votes, settings)
 
 
-def route(
-    votes: Tensor, activation: Tensor, settings: Dynamic, compete: Compete, trace: bool
-) -> tuple[Capsules, RoutingInfo]:
+def route(votes: Votes, settings: Dynamic, trace: bool) -> tuple[Capsules, RoutingInfo]:
     """Route votes to parents by dynamic routing.
 
     Args:
-        votes: V [b i j k].
-        activation: [b i], not read: a child's activation is its length, which its votes carry.
+        votes: V_ij. The children's activations are not read: they are their lengths, which the votes carry.
         settings: Of the router.
-        compete: Who shares a child.
         trace: Whether to record every iteration.
 
     Returns:
-        The parents (v_j [b j k], |v_j| [b j]) and the record.
+        The parents (v_j [b p j k], |v_j| [b p j]) and the record.
     """
     constant = votes.detach() if settings.gradient == "last" else votes
-    states = [init(constant, settings, compete)]
+    states = [init(constant, settings)]
     for _ in range(settings.iterations - 1):
-        states = [*(states if trace else []), step(states[-1], constant, settings, compete)]
-    total = states[-1].total
-    if settings.gradient == "last":
-        total = torch.einsum("bij,bijk->bjk", states[-1].coupling, votes)
+        states = [*(states if trace else []), step(states[-1], constant, settings)]
+    total = votes.total(states[-1].coupling) if settings.gradient == "last" else states[-1].total
     return _parents(total), stack_info([_record(s, constant, settings, trace) for s in states])
 
 
-def agreement(votes: Tensor, total: Tensor, settings: Dynamic) -> Tensor:
+def agreement(votes: Votes, total: Tensor, settings: Dynamic) -> Tensor:
     """Return how well each vote agrees with its parent: V_ij . v_j, or their cosine.
 
     Args:
-        votes: V [b i j k].
-        total: s [b j k], of which the parent is made.
+        votes: V_ij.
+        total: s_j [b p j k], of which the parent is made.
         settings: Of the router.
 
     Returns:
-        [b i j].
+        [b p i j].
     """
     if settings.agreement == "cosine":
-        return cosine(votes, total.unsqueeze(1))
-    return torch.einsum("bijk,bjk->bij", votes, squash(total))
+        direction = total / norm(total, keepdim=True)
+        return votes.dot(direction) / votes.lengths()
+    return votes.dot(squash(total))
 
 
-def _gather(logits: Tensor, votes: Tensor, settings: Dynamic, compete: Compete) -> State:
-    """Couple by the logits b [b i j], and sum the votes."""
-    coupling = logits.softmax(1) if settings.over == "children" else compete(logits).exp()  # [b i j]
-    return State(logits, coupling, torch.einsum("bij,bijk->bjk", coupling, votes))
+def _gather(logits: Tensor, votes: Votes, settings: Dynamic) -> State:
+    """Couple by the logits b [b p i j], and sum the votes."""
+    coupling = logits.softmax(-2) if settings.over == "children" else votes.compete(logits).exp()  # [b p i j]
+    return State(logits, coupling, votes.total(coupling))
 
 
 def _parents(total: Tensor) -> Capsules:
-    """The parents v_j = squash(s_j) [b j k] of the totals s_j [b j k], and their lengths [b j]."""
+    """The parents v_j = squash(s_j) [b p j k] of the totals s_j [b p j k], and their lengths [b p j]."""
     pose = squash(total)
     return Capsules(pose, norm(pose))
 
 
-def _record(state: State, votes: Tensor, settings: Dynamic, trace: bool) -> RoutingInfo:
+def _record(state: State, votes: Votes, settings: Dynamic, trace: bool) -> RoutingInfo:
     """One iteration's record; the mean agreement, weighted by the coupling, costs a pass and comes with `trace`."""
     if not trace:
         return RoutingInfo(state.coupling)
     with torch.no_grad():
         agreed = agreement(votes, state.total, settings)
-        mean = (state.coupling * agreed).sum(1) / state.coupling.sum(1).clamp_min(1e-30)  # [b j]
+        mean = (state.coupling * agreed).sum(-2) / state.coupling.sum(-2).clamp_min(1e-30)  # [b p j]
         return RoutingInfo(state.coupling, mean, parents=_parents(state.total))
 
 

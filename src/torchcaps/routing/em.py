@@ -16,9 +16,10 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from torchcaps.config import Iterations, PositiveFloat, Range, Share
-from torchcaps.math.gaussian import LOG_2PI, diagonal_log_density, weighted_mean, weighted_variance
+from torchcaps.kernels.votes import Votes
+from torchcaps.math.gaussian import LOG_2PI
 from torchcaps.math.logspace import log_floor
-from torchcaps.routing.base import Compete, Router, places_of, stack_info
+from torchcaps.routing.base import Router, stack_info
 from torchcaps.types import Capsules, RoutingInfo
 
 __all__ = [
@@ -68,34 +69,31 @@ class Problem(NamedTuple):
     """What routing is given and never changes.
 
     Attributes:
-        votes: V [b i j k].
-        activation: a_i [b i].
+        votes: V_ij, with the children's activations a_i.
         beta_a: [j], cost of a parent that is off.
         beta_u: [j], cost of a vote that no parent describes.
         settings: Of the router.
-        compete: Who shares a child.
     """
 
-    votes: Tensor
-    activation: Tensor
+    votes: Votes
     beta_a: Tensor
     beta_u: Tensor
     settings: EM
-    compete: Compete
 
-    def share(self, logits: Tensor) -> Tensor:
-        """log R_ij [b i j]: log-softmax over the parents that compete for child i."""
-        return self.compete(logits, across_parents=self.settings.competition == "all")
+    @property
+    def across_parents(self) -> bool:
+        """Whether parent types compete for a child, or only the positions of one type."""
+        return self.settings.competition == "all"
 
 
 class State(NamedTuple):
     """Gaussians and activations after an M-step, and the assignment it used.
 
     Attributes:
-        log_share: log R_ij [b i j].
-        mean: mu [b j k].
-        variance: sigma^2 [b j k].
-        logit: Of a_j [b j].
+        log_share: log R_ij [b p i j].
+        mean: mu [b p j k].
+        variance: sigma^2 [b p j k].
+        logit: Of a_j [b p j].
     """
 
     log_share: Tensor
@@ -111,9 +109,8 @@ def inverse_temperature(settings: EM, t: int) -> float:
 
 def init(problem: Problem) -> State:
     """Take the first iteration: every parent that can have a child gets an equal share of it."""
-    equal = torch.zeros_like(problem.votes[..., 0])  # [b i j]
-    origin = torch.zeros_like(problem.votes[:, 0])  # [b j k], mu_0 of the damping
-    return m_step(problem, problem.share(equal), origin, inverse_temperature(problem.settings, 0))
+    equal = problem.votes.uniform_log_share(across_parents=problem.across_parents)
+    return m_step(problem, equal, 0.0, inverse_temperature(problem.settings, 0))
 
 
 def step(problem: Problem, state: State, t: int) -> State:
@@ -121,132 +118,130 @@ def step(problem: Problem, state: State, t: int) -> State:
     return m_step(problem, e_step(problem, state), state.mean, inverse_temperature(problem.settings, t))
 
 
-def m_step(problem: Problem, log_share: Tensor, previous: Tensor, lam: float) -> State:
+def m_step(problem: Problem, log_share: Tensor, previous: Tensor | float, lam: float) -> State:
     """M-STEP: fit mu and sigma to the votes weighted by R_ij a_i, then the activation.
 
         a_j = logistic(lambda (beta_a - sum_h (beta_u + log sigma_h) sum_i R_ij a_i)), or its mixing proportion
 
     Args:
         problem: What is given.
-        log_share: log R_ij [b i j].
-        previous: mu [b j k] of the iteration before, for the damping.
+        log_share: log R_ij [b p i j].
+        previous: mu [b p j k] of the iteration before, for the damping; at first the origin.
         lam: lambda.
     """
-    share = _weights(problem, log_share)  # line 2
-    mean = weighted_mean(problem.votes, share)  # line 3
-    mean = mean + problem.settings.damping * (previous - mean)
-    variance = weighted_variance(problem.votes, share, mean) + problem.settings.min_variance  # line 4
+    moments = problem.votes.moments(log_share)  # lines 2 to 4
+    mean = moments.mean + problem.settings.damping * (previous - moments.mean)
+    # About the damped mean: the variance about the votes' own mean, and the square of the step between the two.
+    variance = moments.variance + (moments.mean - mean).square() + problem.settings.min_variance
     if problem.settings.switch == "mixing":
-        return State(log_share, mean, variance, _proportion(problem, log_share))
-    mass = _assigned(problem, log_share).sum(1)  # [b j]
+        return State(log_share, mean, variance, _proportion(moments.log_mass))
+    mass = (moments.log_mass + problem.votes.log_scale).exp()  # [b p j]
     cost = (problem.beta_u.unsqueeze(-1) + 0.5 * variance.log()).sum(-1) * mass  # line 5, summed over h
     return State(log_share, mean, variance, lam * (problem.beta_a - cost))  # line 6, before the logistic
 
 
-def _assigned(problem: Problem, log_share: Tensor) -> Tensor:
-    """R_ij a_i [b i j]."""
-    return (log_share + log_floor(problem.activation).unsqueeze(-1)).exp()
+def _proportion(log_mass: Tensor) -> Tensor:
+    """The logit [b p j] of a_j = sum_i R_ij a_i / sum_j sum_i R_ij a_i, where j runs over the parents of all places.
 
-
-def _proportion(problem: Problem, log_share: Tensor) -> Tensor:
-    """The logit [b j] of a_j = sum_i R_ij a_i / sum_j sum_i R_ij a_i, where j runs over the parents of all places.
-
-    Activations count relative to the largest of an image, as in `_weights`.
+    Args:
+        log_mass: log sum_i R_ij a_i [b p j], up to a constant of each sample.
     """
-    p = places_of(problem.compete)
-    log_i = log_floor(problem.activation)  # [(b p) i]
-    relative = log_i.reshape(-1, p * log_i.shape[1])  # [b (p i)]
-    relative = (relative - relative.detach().amax(1, keepdim=True)).view_as(log_i)
-    mass = (log_share + relative.unsqueeze(-1)).logsumexp(1).view(-1, p * log_share.shape[-1])  # [b (p j)], a logarithm
-    log_a = (mass - mass.logsumexp(1, keepdim=True)).view(len(log_share), -1)  # [(b p) j]
+    log_a = log_mass - log_mass.logsumexp((-2, -1), keepdim=True)
     return log_a - log_floor(-log_a.expm1())
 
 
-def _weights(problem: Problem, log_share: Tensor) -> Tensor:
-    """R_ij a_i / sum_i R_ij a_i [b i j], by a softmax over i.
-
-    Activations count relative to the largest of them, so that children which are all off still have a mean.
-    """
-    log_a = log_floor(problem.activation)
-    relative = log_a - log_a.detach().amax(1, keepdim=True)  # [b i]
-    return (log_share + relative.unsqueeze(-1)).softmax(1)
-
-
 def e_step(problem: Problem, state: State) -> Tensor:
-    """E-STEP: log R_ij [b i j], with R_ij proportional to a_j N(V_ij; mu_j, sigma_j^2).
+    """E-STEP: log R_ij [b p i j], with R_ij proportional to a_j N(V_ij; mu_j, sigma_j^2).
 
     The paper says that all its steps lower one free energy. This one does not: `free_energy` is least, over R, at
     R_ij proportional to exp(-a_j energy_ij), which is what `assignment="descent"` computes. With it no step can
     raise the free energy; with the paper's, some do.
     """
     if problem.settings.assignment == "descent":
-        return problem.share(-state.logit.sigmoid().unsqueeze(1) * energy(problem, state))
-    log_p = diagonal_log_density(problem.votes, state.mean, state.variance)  # line 2
-    return problem.share(logsigmoid(state.logit).unsqueeze(1) + log_p)  # line 3
+        logits = _log_descent(problem, state, logsigmoid(state.logit))
+    else:
+        logits = _log_density(problem, state, logsigmoid(state.logit))  # lines 2 and 3
+    return problem.votes.compete(logits, across_parents=problem.across_parents)
+
+
+def _log_density(problem: Problem, state: State, bias: Tensor | float = 0.0) -> Tensor:
+    """bias_j + log N(V_ij; mu_j, sigma_j^2) [b p i j], for a bias [b p j]."""
+    log_volume = state.variance.log().sum(-1) + problem.votes.dimension * LOG_2PI
+    return problem.votes.log_likelihood(state.mean, state.variance.sqrt().reciprocal(), bias - 0.5 * log_volume)
 
 
 def energy(problem: Problem, state: State) -> Tensor:
-    """[b i j] cost of describing vote V_ij by parent j:
+    """[b p i j] cost of describing vote V_ij by parent j:
 
         sum_h ((V - mu)^2 + m) / (2 sigma^2) + log sigma + beta_u - 1/2
 
     With m = min_variance its weighted sum over i is the M-step's cost exactly, since sigma^2 = mean square + m.
     """
-    log_p = diagonal_log_density(problem.votes, state.mean, state.variance)
-    floor = 0.5 * problem.settings.min_variance * state.variance.reciprocal().sum(-1)  # [b j]
-    each = problem.beta_u - 0.5 * (1 + LOG_2PI)  # [j], what separates the cost from a log density, per dimension h
-    return (floor + problem.votes.shape[-1] * each).unsqueeze(1) - log_p
+    return -_log_descent(problem, state, torch.zeros_like(state.logit))
+
+
+def _log_descent(problem: Problem, state: State, log_factor: Tensor) -> Tensor:
+    """-exp(log_factor_j) energy_ij [b p i j], for the logarithm of a factor [b p j]."""
+    scale = state.variance.sqrt().reciprocal()  # 1 / sigma [b p j k]
+    each = 0.5 * (problem.settings.min_variance * scale.square() + state.variance.log())
+    constant = each.sum(-1) + problem.votes.dimension * (problem.beta_u - 0.5)  # [b p j]
+    root = (0.5 * log_factor).exp().unsqueeze(-1)
+    return problem.votes.log_likelihood(state.mean, root * scale, -log_factor.exp() * constant)
 
 
 def free_energy(problem: Problem, state: State, lam: float) -> Tensor:
-    """Eq. (4) [b], with the two factors its text asks for and its print lacks: the cost of parent j counts a_j times
-    (appendix A.3), and the entropy of the switches is at the temperature 1 / lambda at which they are set:
+    """Eq. (4) [b p], with the two factors its text asks for and its print lacks: the cost of parent j counts a_j times
+    (appendix A.3), and the entropy of the activations is at the temperature 1 / lambda at which they are set:
 
         sum_j a_j (cost_j - beta_a) - H(a_j) / lambda  +  sum_ij a_i R_ij log R_ij
+
+    Each place has its own parents; the free energy of an image is the sum over places.
     """
-    weight = _assigned(problem, state.log_share)  # [b i j]
-    on = state.logit.sigmoid()  # [b j]
-    cost = (weight * energy(problem, state)).sum(1)
-    switch = on * logsigmoid(state.logit) + (1 - on) * logsigmoid(-state.logit)  # -H(a_j)
-    choice = (weight * state.log_share).sum((1, 2))
-    return (on * (cost - problem.beta_a) + switch / lam).sum(-1) + choice
+    weight = (_log_weight(problem, state) + problem.votes.log_scale.unsqueeze(-1)).exp()  # R_ij a_i [b p i j]
+    on = state.logit.sigmoid()  # [b p j]
+    cost = (weight * energy(problem, state)).sum(-2)
+    negative_entropy = on * logsigmoid(state.logit) + (1 - on) * logsigmoid(-state.logit)  # -H(a_j)
+    choice = (weight * state.log_share).sum((-2, -1))
+    return (on * (cost - problem.beta_a) + negative_entropy / lam).sum(-1) + choice
 
 
-def route(
-    votes: Tensor, activation: Tensor, settings: EM, compete: Compete, trace: bool, beta_a: Tensor, beta_u: Tensor
-) -> tuple[Capsules, RoutingInfo]:
+def _log_weight(problem: Problem, state: State) -> Tensor:
+    """log R_ij a_i [b p i j], less the sample's `log_scale`."""
+    return state.log_share + problem.votes.log_activation.unsqueeze(-1)
+
+
+def route(votes: Votes, settings: EM, trace: bool, beta_a: Tensor, beta_u: Tensor) -> tuple[Capsules, RoutingInfo]:
     """Route votes to parents by EM routing.
 
     Args:
-        votes: V [b i j k].
-        activation: a_i [b i] in [0, 1].
+        votes: V_ij, with the children's activations a_i in [0, 1].
         settings: Of the router.
-        compete: Who shares a child.
         trace: Whether to record every iteration.
         beta_a: [j].
         beta_u: [j].
 
     Returns:
-        The parents (mu_j [b j k], a_j [b j]) and the record.
+        The parents (mu_j [b p j k], a_j [b p j]) and the record.
     """
-    problem = Problem(votes, activation, beta_a, beta_u, settings, compete)
+    problem = Problem(votes, beta_a, beta_u, settings)
     states = [init(problem)]
     for t in range(1, settings.iterations):
         states = [*(states if trace else []), step(problem, states[-1], t)]
-    infos = [_record(problem, s, t) if trace else RoutingInfo(s.log_share.exp()) for t, s in enumerate(states)]
+    infos = [_record(problem, s, t) if trace else RoutingInfo(s.log_share.detach().exp()) for t, s in enumerate(states)]
     return _parents(states[-1]), stack_info(infos)
 
 
 def _parents(state: State) -> Capsules:
-    """The parents (mu_j [b j k], a_j [b j]) of a state."""
+    """The parents (mu_j [b p j k], a_j [b p j]) of a state."""
     return Capsules(state.mean, state.logit.sigmoid())
 
 
 @torch.no_grad()
 def _record(problem: Problem, state: State, t: int) -> RoutingInfo:
     """One iteration's record: assignment, mean log density of the votes a parent holds, free energy, parents."""
-    share = _weights(problem, state.log_share)  # [b i j]
-    agreement = (share * diagonal_log_density(problem.votes, state.mean, state.variance)).sum(1)  # [b j]
+    # Relative to the largest weight of a parent, so that children which are all off still have a mean
+    share = _log_weight(problem, state).softmax(-2)  # [b p i j]
+    agreement = (share * _log_density(problem, state)).sum(-2)  # [b p j]
     if problem.settings.switch == "mixing":
         return RoutingInfo(state.log_share.exp(), agreement, parents=_parents(state))
     free = free_energy(problem, state, inverse_temperature(problem.settings, t))

@@ -14,33 +14,24 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
-from functools import partial
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor
 
-from torchcaps.math.grid import Grid, Window
+from torchcaps.kernels.votes import ChunkedVotes, CompiledVotes, DenseVotes, Slots, Votes, VotesInput
+from torchcaps.math.grid import Grid
 from torchcaps.math.pose import vector_votes
-from torchcaps.routing import (
-    ROUTERS,
-    Compete,
-    Router,
-    RouterSettings,
-    iterations_of,
-    route,
-    router_of,
-    settings_of,
-)
-from torchcaps.routing.base import compete_at_one_place
+from torchcaps.routing import ROUTERS, Router, RouterSettings, iterations_of, route, router_of, settings_of
+from torchcaps.routing.base import run_router
 from torchcaps.types import Capsules, RoutingInfo
 
 __all__ = ["Over", "assert_finite", "assert_router", "variants"]
 
-Over = Literal["parents", "children", "positions"]
-"""What a coupling sums to 1 over."""
+Over = Literal["parents", "children", "positions", "background"]
+"""What a coupling sums to 1 over; with a background class besides the parents, it sums to at most 1 over these."""
 
 S = TypeVar("S", bound=RouterSettings)
 
@@ -117,7 +108,8 @@ def assert_router(
         settings: Of the router; None for its defaults.
         dtype: Of the votes; gradients are checked in float64 alone.
         over: What the coupling sums to 1 over: a child's "parents" (at all positions), a parent's "children", or, type
-            by type, the "positions" of a window, so that at one position every share is 1.
+            by type, the "positions" of a window, so that at one position every share is 1. With a "background" class
+            the parents' shares sum to at most 1 (in overlapping windows, from the second iteration on).
         differentiable: Whether the gradient is that of the values, to second order; False for a router that treats
             some of its computation as constant on purpose.
         seed: Of the votes.
@@ -141,29 +133,37 @@ def assert_router(
     ):
         law(trial)
     _shares(trial, over)
-    # Laws of windows, of the front door and of gradients
+    # Laws of windows, of the front door, of gradients and of the kinds of votes
     _shares_in_windows(record, settings, dtype, seed, over)
     if record in ROUTERS.values():
         # `route` finds a router by its settings, so it must be registered
         _front_door(_trial(record, settings, dtype, seed, (2, 4, 3, 5)))
     if differentiable and dtype == torch.float64:
         _gradient(_trial(record, settings, dtype, seed, (1, 3, 2, 2)))
+    if dtype in (torch.float32, torch.float64):
+        _same_for_all_kinds_of_votes(trial, seed)
 
 
 @dataclass(frozen=True)
 class _Trial:
-    """One call of a router: its input and who competes."""
+    """One call of a router: its input, votes [(b p) i j k] and activations [b n], and who stands in which window."""
 
     router: Router
     settings: RouterSettings
     votes: Tensor
     activation: Tensor
-    learned: dict[str, Any]  # tensors [j]; `Any`, since they are keywords of `route` beside others
-    compete: Compete = compete_at_one_place
+    learned: dict[str, Any]  # tensors [j] and [i j]; `Any`, since they are keywords of `route` beside others
+    slots: Slots
+
+    @property
+    def stored(self) -> DenseVotes:
+        """The votes as the router gets them."""
+        return DenseVotes(torch.unflatten(self.votes, 0, (-1, self.slots.places)), self.activation, self.slots)
 
     def run(self, trace: bool = False) -> tuple[Capsules, RoutingInfo]:
-        """Call the router."""
-        return self.router.route(self.votes, self.activation, self.settings, self.compete, trace, **self.learned)
+        """Call the router; places are folded into the batch."""
+        parents, info = run_router(self.router, self.stored, self.settings, self.learned, trace=trace)
+        return Capsules(*(x.flatten(0, 1) for x in parents)), info
 
     def with_gradient(self) -> _Trial:
         """The same call, with inputs that want gradients."""
@@ -186,14 +186,25 @@ class _Trial:
             raise AssertionError(f"{self.settings}: {law}: {error}") from None
 
 
-def _trial(router: Router, settings: RouterSettings, dtype: torch.dtype, seed: int, sizes: tuple[int, ...]) -> _Trial:
-    """Votes from N(0, 1), activations from (0, 1), learned scalars near their initial values; sizes b, i, j, k."""
+def _trial(
+    router: Router,
+    settings: RouterSettings,
+    dtype: torch.dtype,
+    seed: int,
+    sizes: tuple[int, ...],
+    slots: Slots | None = None,
+) -> _Trial:
+    """Votes from N(0, 1), activations from (0, 1), learned tensors near their initial values; sizes b, i, j, k."""
+    b, i, j, _ = sizes
+    slots = slots or Slots.at_one_place(i, torch.device("cpu"))
     make = torch.Generator().manual_seed(seed)
     votes = torch.randn(sizes, generator=make).to(dtype)
-    activation = torch.rand(sizes[:2], generator=make).to(dtype)
-    scalars = torch.rand(len(router.learned), sizes[2], generator=make).to(dtype)
-    learned = {name: value + scalars[n] for n, (name, value) in enumerate(router.learned.items())}
-    return _Trial(router, settings, votes, activation, learned)
+    activation = torch.rand(b // slots.places, slots.children, generator=make).to(dtype)
+    learned = {
+        name: (value + torch.rand(value.shape, generator=make)).to(dtype)
+        for name, value in router.initial(i, j).items()
+    }
+    return _Trial(router, settings, votes, activation, learned, slots)
 
 
 def _is_pure(trial: _Trial) -> None:
@@ -210,12 +221,12 @@ def _is_pure(trial: _Trial) -> None:
 
 
 def _has_shapes(trial: _Trial) -> None:
-    """Parents [b j k] and [b j] in [0, 1], coupling [1 b i j] not negative; finite, of the votes' type."""
-    parents, info = trial.run()
+    """Parents [b p j k] and [b p j] in [0, 1], coupling [1 b p i j] not negative; finite, of the votes' type."""
+    parents, info = trial.router.route(trial.stored, trial.settings, False, **trial.learned)
     b, i, j, k = trial.votes.shape
-    _has_shape(trial, "parents.pose", parents.pose, (b, j, k))
-    _has_shape(trial, "parents.activation", parents.activation, (b, j))
-    _has_shape(trial, "info.coupling", info.coupling, (1, b, i, j))
+    _has_shape(trial, "parents.pose", parents.pose, (b, 1, j, k))
+    _has_shape(trial, "parents.activation", parents.activation, (b, 1, j))
+    _has_shape(trial, "info.coupling", info.coupling, (1, b, 1, i, j))
     # Values: probabilities, and shares of a child
     a = parents.activation
     trial.hold((a.min() >= 0) & (a.max() <= 1), f"parents.activation runs from {a.min()} to {a.max()}")
@@ -271,15 +282,16 @@ def _order_of_children(trial: _Trial) -> None:
     (parents, info) = trial.run()
     votes = trial.votes.flip(1)
     a = trial.activation.flip(1)
-    moved, its = replace(trial, votes=votes, activation=a).run()
+    learned = {name: value.flip(0) if value.ndim == 2 else value for name, value in trial.learned.items()}
+    moved, its = replace(trial, votes=votes, activation=a, learned=learned).run()
     trial.close(moved, parents, "the order of the children changes the parents")
     trial.close(its.coupling, info.coupling.flip(2), "the coupling does not follow the children")
 
 
 def _order_of_parents(trial: _Trial) -> None:
-    """Parents that change places, with their votes and learned scalars, only change places."""
+    """Parents that change places, with their votes and learned tensors, only change places."""
     parents, info = trial.run()
-    learned = {name: value.roll(1) for name, value in trial.learned.items()}
+    learned = {name: value.roll(1, -1) for name, value in trial.learned.items()}
     moved, its = replace(trial, votes=trial.votes.roll(1, 2), learned=learned).run()
     wanted = Capsules(*(x.roll(1, 1) for x in parents))
     trial.close(moved, wanted, "parents in another order are other parents")
@@ -300,7 +312,7 @@ def _one_of_a_batch(trial: _Trial) -> None:
 def _shares(trial: _Trial, over: Over) -> None:
     """The coupling sums to 1 over what competes, in every iteration."""
     c = trial.run(trace=True)[1].coupling  # [t b i j]
-    total = {"parents": c.sum(-1), "children": c.sum(-2), "positions": c}[over]
+    total = {"parents": c.sum(-1), "children": c.sum(-2), "positions": c, "background": c.sum(-1).clamp_min(1)}[over]
     trial.close(total, torch.ones_like(total), f"the coupling does not sum to 1 over {over}")
 
 
@@ -312,22 +324,48 @@ def _shares_in_windows(router: Router, settings: RouterSettings, dtype: torch.dt
     p = window.out.places
     n = window.kernel**2
     # Route with the window's competition
-    trial = _trial(router, settings, dtype, seed, (b * p, n * types, 3, 4))
-    parents, info = replace(trial, compete=partial(window.log_share, types=types)).run(trace=True)
+    slots = Slots.of_window(window, types, torch.device("cpu"))
+    trial = _trial(router, settings, dtype, seed, (b * p, n * types, 3, 4), slots)
+    parents, info = trial.run(trace=True)
     assert_finite((parents, info), f"{settings}: with a window")
     # Add up the shares of each child over the windows that it stands in
     c = info.coupling  # [t (b p) (n i) j]
-    slots = c.reshape(-1, p * n, types, c.shape[-1])  # [(t b) (p n) i j]
-    held = slots.new_zeros(len(slots), window.grid.places, *slots.shape[2:])
-    held = held.index_add(1, _places(window), slots)  # [(t b) (h w) i j]
-    total = {"parents": held.sum(-1), "children": c.sum(2), "positions": held}[over]
+    flat = c.reshape(-1, slots.child.numel(), c.shape[-1])  # [(t b) (p n i) j]
+    held = flat.new_zeros(len(flat), slots.children, flat.shape[-1])
+    held = held.index_add(1, slots.child.flatten(), flat)  # [(t b) (h w i) j]
+    beyond_first = held.sum(-1)[b:].clamp_min(1)
+    total = {"parents": held.sum(-1), "children": c.sum(2), "positions": held, "background": beyond_first}[over]
     trial.close(total, torch.ones_like(total), f"with a window the coupling does not sum to 1 over {over}")
 
 
-def _places(window: Window) -> Tensor:
-    """[(p n)] which place of the grid each slot of the window holds."""
-    numbers = torch.arange(window.grid.places).view(1, window.grid.height, window.grid.width, 1, 1)
-    return window.gather(numbers).flatten()
+def _same_for_all_kinds_of_votes(trial: _Trial, seed: int) -> None:
+    """Parents, coupling and gradients do not depend on whether votes are stored or recomputed, and by what."""
+    window = Grid(3, 3).window(2, 1)
+    types = 2
+    i = window.kernel**2 * types
+    slots = Slots.of_window(window, types, torch.device("cpu"))
+    dtype = trial.votes.dtype
+    # Children, weights and what the router learns
+    make = torch.Generator().manual_seed(seed)
+    pose = torch.randn(3, slots.children, 3, generator=make)
+    activation = torch.rand(3, slots.children, generator=make)
+    weights = torch.randn(i, 3, 4, 3, generator=make)
+    initial = trial.router.initial(i, 3)
+    given = [x.to(dtype).requires_grad_() for x in (pose, activation, weights, *initial.values())]
+    learned = dict(zip(initial, given[3:], strict=True))
+
+    def outcome(kind: Callable[[VotesInput], Votes]) -> tuple[Tensor | None, ...]:
+        votes = kind(VotesInput(given[0], given[1], given[2], slots))
+        parents, info = run_router(trial.router, votes, trial.settings, learned, trace=True)
+        # A fixed weighting of the results, so that gradients can be compared
+        value = (parents.pose * torch.linspace(-1, 1, parents.pose.shape[-1]).to(dtype)).sum()
+        value = value + parents.activation.square().sum()
+        gradients = torch.autograd.grad(value, given, allow_unused=True)
+        return (*parents, info.coupling, *gradients)
+
+    wanted = outcome(DenseVotes.cast)
+    for kind in (ChunkedVotes, CompiledVotes):
+        trial.close(outcome(kind), wanted, f"{kind.__name__} give other results than stored votes")
 
 
 def _front_door(trial: _Trial) -> None:
@@ -340,7 +378,7 @@ def _front_door(trial: _Trial) -> None:
 
 
 def _gradient(trial: _Trial) -> None:
-    """First and second derivatives with respect to votes, activation and learned scalars, against differences."""
+    """First and second derivatives with respect to votes, activation and learned tensors, against differences."""
     trial = trial.with_gradient()
 
     def parents(votes: Tensor, activation: Tensor, *learned: Tensor) -> tuple[Tensor, ...]:

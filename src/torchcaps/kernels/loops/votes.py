@@ -58,10 +58,10 @@ class Moments(NamedTuple):
 
 
 class Gaussians(NamedTuple):
-    """Mean and precision [s j k] of each parent, and the bias [s j] of its logits; or the gradients by them."""
+    """Mean and scale [s j k] of each parent, and the bias [s j] of its logits; or the gradients by them."""
 
     mean: Array
-    precision: Array
+    scale: Array
     bias: Array
 
 
@@ -458,9 +458,9 @@ def moments_back(
 
 @loop
 def likelihood(start: int, stop: int, layer: Layer, gaussians: Gaussians, logits: Array) -> None:
-    """logits [s j c] = bias_j - 1/2 sum_k precision (V - mean)^2."""
+    """logits [s j c] = bias_j - 1/2 sum_k (scale (V - mean))^2."""
     matrix, children, d, k, X, W, offset, who = layer
-    mean, precision, bias = gaussians
+    mean, scale, bias = gaussians
     S, C = who.shape
     J = len(W)
     L = BYTES // X.itemsize
@@ -479,7 +479,7 @@ def likelihood(start: int, stop: int, layer: Layer, gaussians: Gaussians, logits
         for j in range(J):
             parent = task * J + j
             _read(mean, parent * k, k, m)
-            _read(precision, parent * k, k, p)
+            _read(scale, parent * k, k, p)
             base = load(bias, parent)
             _cast(matrix, x, W, offset, j, C, d, k, V)
             for c in range(C):
@@ -488,14 +488,14 @@ def likelihood(start: int, stop: int, layer: Layer, gaussians: Gaussians, logits
                     v0, v1, v2, v3 = load4(V, c * rows + q)
                     m0, m1, m2, m3 = load4(m, q)
                     p0, p1, p2, p3 = load4(p, q)
-                    d0 = v0 - m0
-                    d1 = v1 - m1
-                    d2 = v2 - m2
-                    d3 = v3 - m3
-                    far = (d0 * d0) * p0 + far
-                    far = (d1 * d1) * p1 + far
-                    far = (d2 * d2) * p2 + far
-                    far = (d3 * d3) * p3 + far
+                    z0 = (v0 - m0) * p0
+                    z1 = (v1 - m1) * p1
+                    z2 = (v2 - m2) * p2
+                    z3 = (v3 - m3) * p3
+                    far = z0 * z0 + far
+                    far = z1 * z1 + far
+                    far = z2 * z2 + far
+                    far = z3 * z3 + far
                 store(logits, parent * C + c, base - far * 0.5)
 
 
@@ -509,11 +509,14 @@ def likelihood_back(
     gradients: Gradients,
     by_gaussians: Gaussians,
 ) -> None:
-    """g_bias = sum_c g, g_mean = p sum_c g d, g_precision = -1/2 sum_c g d^2, g_V = -g p d."""
+    """With z = scale d: g_bias = sum_c g, g_mean = scale sum_c g z, g_scale = -sum_c g z d, g_V = -g z scale.
+
+    The scale, not the precision: for votes of 1e17 sums of g d^2 would not fit into float32.
+    """
     matrix, children, d, k, X, W, offset, who = layer
-    mean, precision, _ = gaussians
+    mean, scale, _ = gaussians
     g_X, g_W = gradients
-    g_mean, g_precision, g_bias = by_gaussians
+    g_mean, g_scale, g_bias = by_gaussians
     S, C = who.shape
     J = len(W)
     L = BYTES // X.itemsize
@@ -538,7 +541,7 @@ def likelihood_back(
         for j in range(J):
             parent = task * J + j
             _read(mean, parent * k, k, m)
-            _read(precision, parent * k, k, p)
+            _read(scale, parent * k, k, p)
             # The bias enters every logit of its parent.
             zero = fill(x, 0.0)
             whole = zero
@@ -548,7 +551,7 @@ def likelihood_back(
                 whole = whole + here
             store(g_bias, parent, whole)
             _cast(matrix, x, W, offset, j, C, d, k, V)
-            # Sums over the slots of g d and g d^2; the votes make room for their own gradient, -g p d.
+            # Sums over the slots of g z and g z d; the votes make room for their own gradient, -g z scale.
             for q in range(0, rows, 4):
                 m0, m1, m2, m3 = load4(m, q)
                 p0, p1, p2, p3 = load4(p, q)
@@ -561,10 +564,10 @@ def likelihood_back(
                     d1 = v1 - m1
                     d2 = v2 - m2
                     d3 = v3 - m3
-                    e0 = g_c * d0
-                    e1 = g_c * d1
-                    e2 = g_c * d2
-                    e3 = g_c * d3
+                    e0 = g_c * (d0 * p0)
+                    e1 = g_c * (d1 * p1)
+                    e2 = g_c * (d2 * p2)
+                    e3 = g_c * (d3 * p3)
                     f0, f1, f2, f3 = sum_d
                     sum_d = (f0 + e0, f1 + e1, f2 + e2, f3 + e3)
                     h0, h1, h2, h3 = sum_dd
@@ -573,9 +576,9 @@ def likelihood_back(
                 f0, f1, f2, f3 = sum_d
                 store(m, q, (f0 * p0, f1 * p1, f2 * p2, f3 * p3))
                 h0, h1, h2, h3 = sum_dd
-                store(p, q, (h0 * -0.5, h1 * -0.5, h2 * -0.5, h3 * -0.5))
+                store(p, q, (h0 * -1.0, h1 * -1.0, h2 * -1.0, h3 * -1.0))
             _write(m, k, g_mean, parent * k)
-            _write(p, k, g_precision, parent * k)
+            _write(p, k, g_scale, parent * k)
             _votes_back(matrix, x, W, j, C, d, k, V, turned, gx, g_W)
         _scatter(gx, who, s, first, d, g_X)
 

@@ -7,6 +7,7 @@ parent's pose. A layer without places has p = 1, and its slots are its children.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from torchcaps.math.grid import Window
 from torchcaps.math.logspace import log_floor
+from torchcaps.math.squash import length_from_square
 
 __all__ = ["Moments", "Slots", "Votes", "VotesInput"]
 
@@ -46,9 +48,11 @@ class Slots:
     """
 
     def __init__(self, child: Tensor, children: int) -> None:
-        # Everything is computed here, not when it is first asked for: torch.compile cannot trace the latter.
-        count = torch.bincount(child.flatten(), minlength=children)
-        order = child.flatten().argsort(stable=True)
+        # Everything is computed here, not when it is first asked for, and by operations whose shapes are known:
+        # torch.compile cannot trace anything else.
+        flat = child.flatten()
+        count = torch.zeros(children, dtype=flat.dtype, device=flat.device).index_add(0, flat, torch.ones_like(flat))
+        order = flat.argsort(stable=True)
         self.child = child.contiguous()
         self.children = children
         self.places, self.size = child.shape
@@ -56,18 +60,34 @@ class Slots:
         self.order = torch.stack([order // self.size, order % self.size], 1).contiguous()
         self.ends = torch.cat([count.new_zeros(1), count.cumsum(0)])
 
+    def to(self, device: torch.device) -> Slots:
+        """Return the slots with their tensors on a device."""
+        return self if self.child.device == device else Slots(self.child.to(device), self.children)
+
     @staticmethod
     def of_window(window: Window, types: int, device: torch.device) -> Slots:
         """Return the slots of a window over a grid with `types` children at each place."""
-        # Types of one place come one after another: child = place * types + type
-        seen = window.covered(device)  # [p n]
-        child = (seen.unsqueeze(-1) * types + torch.arange(types, device=device)).flatten(1)
-        return Slots(child, window.grid.places * types)
+        return _slots_of_window(window, types).to(device)
 
     @staticmethod
     def at_one_place(children: int, device: torch.device) -> Slots:
         """Return the slots of a layer in which every parent sees every child."""
-        return Slots(torch.arange(children, device=device).unsqueeze(0), children)
+        return _slots_at_one_place(children).to(device)
+
+
+@lru_cache(maxsize=64)
+@torch.inference_mode(False)
+def _slots_of_window(window: Window, types: int) -> Slots:
+    # Types of one place come one after another: child = place * types + type
+    covered = window.covered(torch.device("cpu"))  # [p n]
+    child = (covered.unsqueeze(-1) * types + torch.arange(types, device="cpu")).flatten(1)
+    return Slots(child, window.grid.places * types)
+
+
+@lru_cache(maxsize=64)
+@torch.inference_mode(False)
+def _slots_at_one_place(children: int) -> Slots:
+    return Slots(torch.arange(children, device="cpu").unsqueeze(0), children)
 
 
 class VotesInput(NamedTuple):
@@ -93,6 +113,13 @@ class VotesInput(NamedTuple):
     def dimension(self) -> int:
         """K, the numbers of a vote."""
         return 16 if self.matrix else self.weights.shape[2]
+
+    def detach(self) -> VotesInput:
+        """Return the same input without gradients."""
+        offset = None if self.offset is None else self.offset.detach()
+        return self._replace(
+            pose=self.pose.detach(), activation=self.activation.detach(), weights=self.weights.detach(), offset=offset
+        )
 
 
 class Votes(ABC):
@@ -147,12 +174,12 @@ class Votes(ABC):
         """
 
     @abstractmethod
-    def log_likelihood(self, mean: Tensor, precision: Tensor, bias: Tensor) -> Tensor:
-        """Return bias_j - 1/2 sum_k precision_jk (V_ijk - mean_jk)^2, [b p i j].
+    def log_likelihood(self, mean: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
+        """Return bias_j - 1/2 sum_k (scale_jk (V_ijk - mean_jk))^2, [b p i j].
 
         Args:
             mean: [b p j k].
-            precision: [b p j k].
+            scale: Inverse standard deviation of each number, the root of the precision, [b p j k].
             bias: [b p j].
         """
 
@@ -177,6 +204,19 @@ class Votes(ABC):
             across_parents: Whether different parent types compete, or only the places of one type.
             background: One more logit that competes for every child, or None.
         """
+
+    def lengths(self) -> Tensor:
+        """Return |V_ij|, [b p i j]; value and gradient are finite at 0, where the gradient is 0."""
+        return length_from_square(self.squared_lengths())
+
+    @abstractmethod
+    def detach(self) -> Votes:
+        """Return the same votes without a gradient."""
+
+    def new_pairs(self, value: float) -> Tensor:
+        """Return a number for each pair of child and parent, [b p i j], all equal to `value`."""
+        everywhere = self.slots.child.new_full(self.slots.child.shape, value, dtype=self.dtype)
+        return self._expand_pairs(everywhere)
 
     def split_batch(self, x: Tensor) -> Tensor:
         """Return a tensor [b ...] with the leading axes that the operations want."""

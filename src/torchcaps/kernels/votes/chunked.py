@@ -28,13 +28,16 @@ class ChunkedVotes(Votes):
         super().__init__(given.activation, given.slots, given.weights.shape[1], given.dimension)
         self.given = given
 
+    def detach(self) -> ChunkedVotes:
+        return ChunkedVotes(self.given.detach())
+
     def moments(self, log_weight: Tensor) -> Moments:
         parts = self._each(lambda votes, log_w: tuple(votes.moments(log_w)), torch.split(log_weight, 1, 3))
         return Moments(*(torch.cat(part, 2) for part in zip(*parts, strict=True)))
 
-    def log_likelihood(self, mean: Tensor, precision: Tensor, bias: Tensor) -> Tensor:
-        given = (torch.split(mean, 1, 2), torch.split(precision, 1, 2), torch.split(bias, 1, 2))
-        return torch.cat(self._each(lambda votes, m, p, b: votes.log_likelihood(m, p, b), *given), 3)
+    def log_likelihood(self, mean: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
+        given = (torch.split(mean, 1, 2), torch.split(scale, 1, 2), torch.split(bias, 1, 2))
+        return torch.cat(self._each(lambda votes, m, s, b: votes.log_likelihood(m, s, b), *given), 3)
 
     def total(self, weight: Tensor) -> Tensor:
         return torch.cat(self._each(lambda votes, w: votes.total(w), torch.split(weight, 1, 3)), 2)

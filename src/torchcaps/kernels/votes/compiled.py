@@ -59,13 +59,17 @@ class CompiledVotes(Votes):
             matrix=given.matrix,
         )
         self._log_a = self._blocks(self._relative).permute(0, 2, 1).contiguous()  # [n c l]
+        self._given = given
+
+    def detach(self) -> CompiledVotes:
+        return CompiledVotes(self._given.detach())
 
     def moments(self, log_weight: Tensor) -> Moments:
         log_mass, mean, variance = _moments(*self._layer, _pairs(log_weight), self._log_a)
         return Moments(_samples_first(log_mass), _samples_first(mean), _samples_first(variance))
 
-    def log_likelihood(self, mean: Tensor, precision: Tensor, bias: Tensor) -> Tensor:
-        given = (_samples_last(mean), _samples_last(precision), _samples_last(bias))
+    def log_likelihood(self, mean: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
+        given = (_samples_last(mean), _samples_last(scale), _samples_last(bias))
         return _from_pairs(_log_likelihood(*self._layer, *given))
 
     def total(self, weight: Tensor) -> Tensor:
@@ -286,13 +290,13 @@ def _moments_backward(
 
 @torch.library.custom_op("torchcaps::votes_log_likelihood", mutates_args=())
 def _log_likelihood(
-    x: Tensor, W: Tensor, offset: Tensor, child: Tensor, matrix: bool, mean: Tensor, precision: Tensor, bias: Tensor
+    x: Tensor, W: Tensor, offset: Tensor, child: Tensor, matrix: bool, mean: Tensor, scale: Tensor, bias: Tensor
 ) -> Tensor:
-    """bias - 1/2 sum_k precision (V - mean)^2, [p j i b]."""
+    """bias - 1/2 sum_k (scale (V - mean))^2, [p j i b]."""
     layer = _Layer(x, W, offset, child, matrix)
     logits = layer.new_pairs()
     loops = _loops()
-    gaussians = loops.Gaussians(*map(_rows, (mean, precision, bias)))
+    gaussians = loops.Gaussians(*map(_rows, (mean, scale, bias)))
     out = _rows(logits)
     _run(layer, lambda start, stop, record: loops.likelihood(start, stop, record, gaussians, out))
     return logits
@@ -300,13 +304,13 @@ def _log_likelihood(
 
 @torch.library.custom_op("torchcaps::votes_log_likelihood_backward", mutates_args=())
 def _log_likelihood_backward(
-    x: Tensor, W: Tensor, offset: Tensor, child: Tensor, matrix: bool, mean: Tensor, precision: Tensor, g: Tensor
+    x: Tensor, W: Tensor, offset: Tensor, child: Tensor, matrix: bool, mean: Tensor, scale: Tensor, g: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients by x, W, mean, precision and bias."""
+    """Gradients by x, W, mean, scale and bias."""
     layer = _Layer(x, W, offset, child, matrix)
-    found = (torch.empty_like(mean), torch.empty_like(precision), layer.new_parents())
+    found = (torch.empty_like(mean), torch.empty_like(scale), layer.new_parents())
     loops = _loops()
-    gaussians = loops.Gaussians(_rows(mean), _rows(precision), _rows(found[2]))
+    gaussians = loops.Gaussians(_rows(mean), _rows(scale), _rows(found[2]))
     by_gaussians = loops.Gaussians(*map(_rows, found))
     slope = _rows(g)
 
@@ -438,17 +442,17 @@ def _(
 
 @_log_likelihood.register_fake
 def _(
-    x: Tensor, W: Tensor, offset: Tensor, child: Tensor, matrix: bool, mean: Tensor, precision: Tensor, bias: Tensor
+    x: Tensor, W: Tensor, offset: Tensor, child: Tensor, matrix: bool, mean: Tensor, scale: Tensor, bias: Tensor
 ) -> Tensor:
     return _Layer(x, W, offset, child, matrix).new_pairs()
 
 
 @_log_likelihood_backward.register_fake
 def _(
-    x: Tensor, W: Tensor, offset: Tensor, child: Tensor, matrix: bool, mean: Tensor, precision: Tensor, g: Tensor
+    x: Tensor, W: Tensor, offset: Tensor, child: Tensor, matrix: bool, mean: Tensor, scale: Tensor, g: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     layer = _Layer(x, W, offset, child, matrix)
-    return _like(x), _like(W), _like(mean), _like(precision), layer.new_parents()
+    return _like(x), _like(W), _like(mean), _like(scale), layer.new_parents()
 
 
 @_total.register_fake
@@ -511,14 +515,14 @@ def _back_moments(
 
 
 def _save_log_likelihood(ctx: GradContext, inputs: OperatorInputs, output: Tensor) -> None:
-    *layer, matrix, mean, precision, _ = inputs
-    ctx.save_for_backward(*layer, mean, precision)
+    *layer, matrix, mean, scale, _ = inputs
+    ctx.save_for_backward(*layer, mean, scale)
     ctx.settings = (matrix,)
 
 
 def _back_log_likelihood(ctx: GradContext, g: Tensor) -> tuple[Tensor | None, ...]:
-    *layer, mean, precision = ctx.saved_tensors
-    g_x, g_W, *others = _log_likelihood_backward(*layer, *ctx.settings, mean, precision, g)
+    *layer, mean, scale = ctx.saved_tensors
+    g_x, g_W, *others = _log_likelihood_backward(*layer, *ctx.settings, mean, scale, g)
     return g_x, g_W, None, None, None, *others
 
 

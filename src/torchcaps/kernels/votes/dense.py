@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from torchcaps.kernels.votes.base import Moments, Slots, Votes, VotesInput
-from torchcaps.math.pose import as_matrix
+from torchcaps.math.pose import matrix_votes, vector_votes
+from torchcaps.math.squash import norm
 
 __all__ = ["DenseVotes", "compete_in_slots"]
 
@@ -23,34 +24,43 @@ class DenseVotes(Votes):
     def __init__(self, votes: Tensor, activation: Tensor, slots: Slots) -> None:
         super().__init__(activation, slots, parents=votes.shape[3], dimension=votes.shape[4])
         self.votes = votes
+        self.activation = activation
+
+    @classmethod
+    def at_one_place(cls, votes: Tensor, activation: Tensor) -> DenseVotes:
+        """Return the votes [b i j k] of a layer without places, and activations [b i], as an object."""
+        return cls(votes.unsqueeze(1), activation, Slots.at_one_place(votes.shape[1], votes.device))
 
     @classmethod
     def cast(cls, given: VotesInput) -> DenseVotes:
         """Compute the votes of children with weights."""
         # Children and weights of each slot; rows of W repeat where all places share them
         x = given.pose[:, given.slots.child]  # [b p i d]
-        rows = torch.arange(given.slots.size, device=x.device) % len(given.weights)
-        W = given.weights[rows]  # [i j k d] or [i j 4 4]
-        if given.matrix:
-            votes = torch.einsum("bpirc,ijcq->bpijrq", as_matrix(x), W).flatten(-2)
-        else:
-            votes = torch.einsum("bpid,ijkd->bpijk", x, W)
+        m = len(given.weights)
+        W = given.weights if m == given.slots.size else given.weights.repeat(given.slots.size // m, 1, 1, 1)
+        votes = (matrix_votes if given.matrix else vector_votes)(x.flatten(0, 1), W)  # [(b p) i j k]
         if given.offset is not None:
             votes = votes + given.offset.unsqueeze(1)
-        return cls(votes, given.activation, given.slots)
+        return cls(torch.unflatten(votes, 0, x.shape[:2]), given.activation, given.slots)
+
+    def detach(self) -> DenseVotes:
+        return DenseVotes(self.votes.detach(), self.activation.detach(), self.slots)
 
     def moments(self, log_weight: Tensor) -> Moments:
-        # Normalized in log space, where tiny activations lose no digits
-        log_w = log_weight + self.log_activation.unsqueeze(-1)  # [b p i j]
+        # Relative to the largest activation of a window: children that are all off keep their digits.
+        log_a = self.log_activation  # [b p i]
+        most = log_a.detach().amax(-1, keepdim=True)
+        log_w = log_weight + (log_a - most).unsqueeze(-1)  # [b p i j]
         w = log_w.softmax(2)
         mean = torch.einsum("bpij,bpijk->bpjk", w, self.votes)
+        # About the mean, not E[V^2] - mean^2: votes that agree would lose all digits.
         away = self.votes - mean.unsqueeze(2)  # [b p i j k]
-        variance = torch.einsum("bpij,bpijk->bpjk", w, away.square())
-        return Moments(log_w.logsumexp(2), mean, variance)
+        variance = torch.einsum("bpij,bpijk->bpjk", w, away * away)
+        return Moments(log_w.logsumexp(2) + most, mean, variance)
 
-    def log_likelihood(self, mean: Tensor, precision: Tensor, bias: Tensor) -> Tensor:
-        far = ((self.votes - mean.unsqueeze(2)).square() * precision.unsqueeze(2)).sum(-1)
-        return bias.unsqueeze(2) - 0.5 * far
+    def log_likelihood(self, mean: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
+        z = (self.votes - mean.unsqueeze(2)) * scale.unsqueeze(2)  # [b p i j k]
+        return bias.unsqueeze(2) - 0.5 * (z * z).sum(-1)
 
     def total(self, weight: Tensor) -> Tensor:
         return torch.einsum("bpij,bpijk->bpjk", weight, self.votes)
@@ -60,6 +70,9 @@ class DenseVotes(Votes):
 
     def squared_lengths(self) -> Tensor:
         return self.votes.square().sum(-1)
+
+    def lengths(self) -> Tensor:
+        return norm(self.votes)  # which scales long votes before it squares them
 
     def compete(self, logits: Tensor, *, across_parents: bool = True, background: float | None = None) -> Tensor:
         return compete_in_slots(logits, self.slots, across_parents=across_parents, background=background)
@@ -77,6 +90,12 @@ def compete_in_slots(logits: Tensor, slots: Slots, *, across_parents: bool, back
         across_parents: Whether different parent types compete, or only the places of one type.
         background: One more logit that competes for every child, or None.
     """
+    # A layer without places: a log-softmax over j in two steps, whose gradient torch 2.13 can compile.
+    if slots.places == 1 and background is None:
+        if not across_parents:
+            return torch.zeros_like(logits)
+        away = logits - logits.detach().amax(-1, keepdim=True)
+        return away - away.logsumexp(-1, keepdim=True)
     # The largest logit of each child, without a gradient: what is subtracted before the exponential.
     child = slots.child.flatten()  # [(p i)]
     flat = logits.flatten(1, 2)  # [b (p i) j]

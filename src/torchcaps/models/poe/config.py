@@ -74,7 +74,8 @@ class EnergyConfig:
 
     def __post_init__(self) -> None:
         check(self)
-        learned = ", ".join(router_of(self.routing).learned)
+        router = router_of(self.routing)
+        learned = ", ".join([*router.learned, *router.learned_pairs])
         if learned:
             raise RecipeError(
                 f"the router {type(self.routing).__name__} does not go with poe, whose energy holds the coupling"

@@ -13,7 +13,7 @@ import torch
 
 import torchcaps
 from torchcaps.config import Count, PositiveFloat
-from torchcaps.math import cosine, norm, squash
+from torchcaps.math import norm, squash
 from torchcaps.routing import ROUTERS, Router, stack_info
 from torchcaps.testing import assert_router
 from torchcaps.types import Capsules, ImageSpec, RoutingInfo
@@ -41,20 +41,21 @@ class Forgetful:
 # %%
 # The function
 # ------------
-# ``compete`` is a log-softmax over all parents that compete for a child; in a convolutional layer these are at several
-# positions. The record of routing holds every iteration if ``trace`` is set, and the last one otherwise.
+# ``votes`` is an object that computes the votes where they are used and never stores them. ``compete`` is a log-softmax
+# over all parents that compete for a child; in a convolutional layer these are at several places p. The record of
+# routing holds every iteration if ``trace`` is set, and the last one otherwise.
 
 
-def route(votes, activation, settings, compete, trace):
-    """Votes [b i j k] -> parents [b j k], and the record."""
-    logits = torch.zeros_like(votes[..., 0])  # [b i j]
+def route(votes, settings, trace):
+    """Votes -> parents [b p j k], and the record."""
+    logits = votes.new_pairs(0.0)  # [b p i j]
     infos = []
     for _ in range(settings.iterations):
-        coupling = compete(logits).exp()
-        pose = squash(torch.einsum("bij,bijk->bjk", coupling, votes))
+        coupling = votes.compete(logits).exp()
+        pose = squash(votes.total(coupling))  # [b p j k]
         parents = Capsules(pose, norm(pose))
         infos.append(RoutingInfo(coupling, parents=parents if trace else None))
-        logits = settings.sharpness * cosine(votes, pose.unsqueeze(1))
+        logits = settings.sharpness * votes.dot(pose / norm(pose, keepdim=True)) / votes.lengths()
     return parents, stack_info(infos if trace else infos[-1:])
 
 

@@ -93,7 +93,7 @@ def compete_in_slots(logits: Tensor, slots: Slots, *, across_parents: bool, back
     # A layer without places: a log-softmax over j in two steps, whose gradient torch 2.13 can compile.
     if slots.places == 1 and background is None:
         if not across_parents:
-            return torch.zeros_like(logits)
+            return logits - logits  # nobody competes: every share is 1, and the gradient 0
         away = logits - logits.detach().amax(-1, keepdim=True)
         return away - away.logsumexp(-1, keepdim=True)
     # The largest logit of each child, without a gradient: what is subtracted before the exponential.

@@ -85,7 +85,7 @@ def problem(case: Case, dtype: torch.dtype = torch.float64) -> Problem:
         weights=0.5 * normal(rows, j, *kind),
         log_weight=normal(b, p, slots.size, j),
         mean=normal(b, p, j, k),
-        scale=normal(b, p, j, k).exp(),
+        scale=(0.5 * normal(b, p, j, k)).exp(),
         bias=normal(b, p, j),
     )
     return Problem(given, slots, normal(slots.size, k) if case.offset else None, case.matrix)

@@ -5,6 +5,7 @@
     cd-IxD-JxK        a step of contrastive divergence of expert capsules, cosine, normalized over children, as printed
     em-IxJ            a layer of EM routing, I children to J parents with 4x4 poses
     em-A-B-C-D        MatrixCaps of these sizes on 2 x 32 x 32 images of 5 classes
+    NAME-A-B-C-D      the same with another router: vb, attention, uniform, or EM as em-mixing, em-vector
     capsnet-SIDE      CapsNet on 1 x SIDE x SIDE images of 10 classes
     sparse-SIDE       SparseCaps on 1 x SIDE x SIDE images
 
@@ -17,6 +18,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -33,7 +35,7 @@ from torchcaps.math.squash import norm, squash
 from torchcaps.models import MODELS, Model
 from torchcaps.models.poe.config import EnergyConfig
 from torchcaps.models.poe.encoder import CapsuleEnergy, SampleDraws
-from torchcaps.routing import EM, Dynamic
+from torchcaps.routing import EM, VB, Attention, Dynamic, Uniform
 from torchcaps.train.recipe import OptimizerConfig, TrainConfig
 from torchcaps.types import Batch, Capsules, ImageSpec
 
@@ -246,8 +248,8 @@ def _network_work(
     return Work(forward, step)
 
 
-def _matrix(name: str, *sizes: int) -> Case:
-    return _Network("matrix", ImageSpec(2, 32, 32, 5), {"sizes": sizes}).case(name)
+def _matrix(name: str, *sizes: int, **options: object) -> Case:
+    return _Network("matrix", ImageSpec(2, 32, 32, 5), {"sizes": sizes, **options}).case(name)
 
 
 def _capsnet(name: str, side: int) -> Case:
@@ -260,11 +262,18 @@ def _sparse(name: str, side: int) -> Case:
 
 _SIZES = r"(\d+)x(\d+)-(\d+)x(\d+)(?:-t(\d+))?"
 
+_FOUR = r"(\d+)-(\d+)-(\d+)-(\d+)"
+
 _FORMS: dict[str, Callable[..., Case]] = {
     f"dynamic-{_SIZES}": _dynamic,
     f"cd-{_SIZES}": _contrast,
     r"em-(\d+)x(\d+)(?:-t(\d+))?": _em_layer,
-    r"em-(\d+)-(\d+)-(\d+)-(\d+)": _matrix,
+    rf"em-{_FOUR}": _matrix,
+    rf"em-mixing-{_FOUR}": partial(_matrix, routing=EM(switch="mixing")),
+    rf"em-vector-{_FOUR}": partial(_matrix, pose="vector"),
+    rf"vb-{_FOUR}": partial(_matrix, routing=VB()),
+    rf"attention-{_FOUR}": partial(_matrix, routing=Attention()),
+    rf"uniform-{_FOUR}": partial(_matrix, routing=Uniform()),
     r"capsnet-(\d+)": _capsnet,
     r"sparse-(\d+)": _sparse,
 }

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.layers import ClassCapsules, ConvCapsules, DenseCapsules
-from torchcaps.routing import EM, iterations_of
+from torchcaps.routing import EM, VB, iterations_of
 
 __all__ = ["Cost", "contrast_cost", "cost_of", "dense_cost", "dynamic_cost", "em_cost"]
 
@@ -96,5 +96,5 @@ def _layer_cost(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Cost
     W, places = (module.expanded_weights(), 1) if isinstance(module, DenseCapsules) else (module.W, module.grid.places)
     children, parents, rows, d = W.shape
     k = rows * d if module.pose == "matrix" else rows
-    formula = em_cost if isinstance(module.routing, EM) else dynamic_cost
+    formula = em_cost if isinstance(module.routing, EM | VB) else dynamic_cost
     return formula(places * children * parents, k, d, iterations_of(module.routing))

@@ -153,3 +153,10 @@ def test_the_first_layer_has_no_input_to_teach():
     cost = cost_of(net, lambda: net(torch.ones(1, 3)))
     assert cost == Cost(2 * 12 + 2 * 20, 2 * 24 + 3 * 40, 0)
     assert not any(module._forward_hooks for module in net)
+
+
+@pytest.mark.parametrize("name", ["em-mixing", "em-vector", "vb", "attention", "uniform"])
+def test_matrix_capsules_are_measured_with_every_router(name):
+    work = case_of(f"{name}-4-2-2-2").ours(2)
+    work.step()
+    assert case_of(f"{name}-4-2-2-2").cost()

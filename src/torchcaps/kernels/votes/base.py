@@ -67,12 +67,19 @@ class Slots:
     @staticmethod
     def of_window(window: Window, types: int, device: torch.device) -> Slots:
         """Return the slots of a window over a grid with `types` children at each place."""
-        return _slots_of_window(window, types).to(device)
+        make = _slots_of_window if _may_cache() else _slots_of_window.__wrapped__
+        return make(window, types).to(device)
 
     @staticmethod
     def at_one_place(children: int, device: torch.device) -> Slots:
         """Return the slots of a layer in which every parent sees every child."""
-        return _slots_at_one_place(children).to(device)
+        make = _slots_at_one_place if _may_cache() else _slots_at_one_place.__wrapped__
+        return make(children).to(device)
+
+
+def _may_cache() -> bool:
+    """Whether tensors made now are ordinary ones: not those of a compiler, nor of a transform of `torch.func`."""
+    return not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is None
 
 
 @lru_cache(maxsize=64)

@@ -54,7 +54,11 @@ class Choice:
 
 @dataclass(frozen=True)
 class Length:
-    """Bound how many values a list may hold: `Annotated[tuple[Size, ...], Length(64)]`."""
+    """Bound how many values a list may hold: `Annotated[tuple[Size, ...], Length(64)]`.
+
+    Attributes:
+        high: The most values.
+    """
 
     high: int
 

@@ -233,8 +233,9 @@ def shrink_batches(recipe: Recipe, images: int, processes: int = 1) -> Recipe:
         unit = processes * (train.micro_batch or 1)
         largest = images // unit * unit
         if largest == 0:
+            needed = f"{train.micro_batch} for each of" if train.micro_batch else "the"
             raise DataError(
-                f"{images} training images are fewer than the {unit} of the {processes} processes; use fewer"
+                f"{images} training images are fewer than {needed} {processes} processes; use fewer processes"
             )
         if train.batch <= largest:
             return train

@@ -19,11 +19,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 import numpy as np
 
-from torchcaps.data.readers.safe_io import EXPANSION, bad, opened, size_of
+from torchcaps.data.readers.safe_io import bad, opened, size_of
 from torchcaps.errors import DataError
 
 if TYPE_CHECKING:
@@ -50,6 +50,9 @@ _MOST_PIXELS = 1 << 26
 _LONGEST_SIDE = 1 << 16
 _MOST_BYTES = 1 << 28
 """Bounds of a picture file: 67 million pixels, no side beyond 65,536, and 268 MB."""
+_SMALL = 1 << 22
+_MOST_EXPANSION = 2048
+"""Pictures of more pixels than `_SMALL` have at most so many a byte of their file."""
 _GRAY = {"1", "L", "LA", "La", "I", "I;16", "I;16B", "I;16L"}
 _ALPHA = {"LA", "La", "PA", "RGBA", "RGBa"}
 _ORIENTATION = 0x0112
@@ -268,6 +271,24 @@ def _class_files(place: Path, root: Path) -> list[Path]:
 # ----------------------------------------------------------------------------------------- one file
 
 
+class _ClippedFile:
+    """An open file that is never asked for more bytes than it has: Python would reserve memory for all of them."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._size = size_of(file)
+
+    def read(self, count: int = -1) -> bytes:
+        left = max(0, self._size - self._file.tell())
+        return self._file.read(left if count < 0 else min(count, left))
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        return self._file.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+
 @contextmanager
 def _opened_picture(pillow: ModuleType, path: Path) -> Iterator[Image]:
     """Open a picture of an allowed format and size."""
@@ -276,12 +297,12 @@ def _opened_picture(pillow: ModuleType, path: Path) -> Iterator[Image]:
         if size_of(file) > _MOST_BYTES:
             raise bad(path, f"has {size_of(file):,} bytes; at most {_MOST_BYTES:,} are read, so make it smaller")
         try:
-            with pillow.open(file, formats=_FORMATS) as image:
+            with pillow.open(_ClippedFile(file), formats=_FORMATS) as image:
                 if not 1 <= image.width * image.height <= _MOST_PIXELS or max(image.size) > _LONGEST_SIDE:
                     size = f"{image.width}x{image.height}"
                     raise bad(path, f"is {size}; 1 to {_MOST_PIXELS:,} pixels are read, so make it smaller")
-                # Deflate expands a byte to no more than 1032, each of at most 8 pixels; WebP may hold anything in few.
-                if image.format != "WEBP" and image.width * image.height > 8 * EXPANSION * size_of(file):
+                # A photograph has a byte for some pixels: few bytes that claim many are damaged, or a bomb.
+                if image.width * image.height > max(_SMALL, _MOST_EXPANSION * size_of(file)):
                     raise bad(path, f"claims {image.width}x{image.height} pixels, which cannot be; it is damaged")
                 yield image
         except DataError:

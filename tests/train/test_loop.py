@@ -288,7 +288,7 @@ def test_a_batch_larger_than_the_set_shrinks_and_says_so(tmp_path, caplog):
     assert recipe_in(tmp_path).train.batch == 80
     assert train(recipe, tmp_path, resume="auto", quiet=True).finished, "the same recipe goes on"
     assert shrink_batches(recipe, 80, processes=3).train.batch == 78
-    with pytest.raises(DataError, match="2 training images are fewer than the 3 of the 3 processes"):
+    with pytest.raises(DataError, match="2 training images are fewer than the 3 processes"):
         shrink_batches(recipe, 2, processes=3)
 
 

@@ -8,10 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from torchcaps.errors import RecipeError
 from torchcaps.math.warp import warp
 from torchcaps.models.autoencoder import AutoencoderConfig
 from torchcaps.models.poe import EnergyConfig, PoE, PoEConfig
 from torchcaps.models.poe.edges import edge_children, edge_grid
+from torchcaps.models.poe.encoder import CapsuleEnergy, SampleDraws
 from torchcaps.models.poe.frames import NUMBERS, Frame, find_frame, from_frame, into_frame
 from torchcaps.types import Batch, ImageSpec
 
@@ -166,7 +168,7 @@ def test_edges_rank_the_capsules_and_are_not_drawn(model: PoE) -> None:
     images = blobs(5).float()
     f = model.features(images)
     edges = 49 if model.config.children == "edges" else 0
-    assert f.shape[1] == model.decoder.U.shape[1] + edges == model.energy.W.shape[0]
+    assert f.shape[1] == model.decoder.U.shape[1] + edges and len(model.energy.W) == model.decoder.U.shape[1]
     frame = model.find_frame(images)
     drawn = model.draw_images(f, frame)
     assert drawn.shape == images.shape and not torch.equal(drawn, model.draw_images(f))
@@ -178,3 +180,22 @@ def test_edges_rank_the_capsules_and_are_not_drawn(model: PoE) -> None:
     other[:, : len(f[0]) - edges] *= -0.5
     ranks, others = (model.energy.infer(each).ranks for each in (x, other))
     assert ranks is not None and others is not None and torch.equal(ranks, others) == bool(edges)
+
+
+def test_a_restart_of_the_ranker_restarts_the_capsule() -> None:
+    torch.manual_seed(0)
+    config = EnergyConfig(ramp=1, loosen=200, boost=0.0, restart=0.2, gain=4.0)
+    energy = CapsuleEnergy(config, 6, 3, child_dimension=2, dimension=3, ranking=4)
+    assert energy.ranker is not None and energy.ranker.mask is not None and energy.mask is None
+    energy.ranker.mask.frequency.copy_(torch.tensor([0.7, 0.01, 0.29]))
+    before = [W.detach().clone() for W in (energy.W, energy.ranker.W)]
+    loss = energy.contrast(energy.visible(torch.randn(8, 10, 2)), 100, SampleDraws(3, torch.arange(8)))["loss"]
+    loss.backward()
+    for W, old in zip((energy.W, energy.ranker.W), before, strict=True):
+        assert torch.equal(W.detach()[:, [0, 2]], old[:, [0, 2]]) and not torch.equal(W.detach()[:, 1], old[:, 1])
+        assert W.grad is not None and W.grad.any()
+
+
+def test_edges_rank_images_and_no_chains() -> None:
+    with pytest.raises(RecipeError, match="persistent"):
+        PoEConfig(children="edges", energy=EnergyConfig(chain="persistent"))

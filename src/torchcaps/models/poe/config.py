@@ -114,7 +114,8 @@ class PoEConfig:
         dimension: Numbers of a capsule's pose.
         child_dimension: Numbers of a child: channels of the autoencoder are grouped by it.
         children: "features": those of the autoencoder, as in the paper. "edges": oriented edges beside them, as many
-            directions as a child has numbers (`edges`). All children make the pose, but edges alone rank the capsules.
+            directions as a child has numbers (`edges`). The features make the pose, the edges rank the capsules; of no
+            effect without competition.
         frames: "moments": each image is brought into the frame of its own moments (`frames`), learned there, and drawn
             back. "none": as it stands.
         autoencoder: Of the first stage.
@@ -135,6 +136,8 @@ class PoEConfig:
 
     def __post_init__(self) -> None:
         check(self)
+        if self.children == "edges" and self.energy.chain == "persistent":
+            raise RecipeError('children = "edges" ranks images; persistent chains are none: set energy.chain = "data"')
         if self.energy.slab >= self.dimension:
             raise RecipeError(
                 f"slab = {self.energy.slab} of dimension = {self.dimension} numbers; at least one is left for the"

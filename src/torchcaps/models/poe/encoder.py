@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -89,7 +90,8 @@ class CapsuleEnergy(nn.Module):
         capsules: J.
         child_dimension: d.
         dimension: k.
-        ranking: How many children, the last ones, rank the capsules; 0 = all.
+        ranking: How many more children there are behind the I. They make no pose, but rank the capsules, by an
+            energy of their own with the same gate: `ranker`. 0 = the I children rank them.
     """
 
     bias: Tensor
@@ -125,24 +127,53 @@ class CapsuleEnergy(nn.Module):
         # Persistent chains and the competition, if the configuration asks for them
         particles = config.particles if config.chain == "persistent" else 0
         self.register_buffer("particles", torch.zeros(particles, children, child_dimension))
-        self.mask = SparseMask(capsules, gamma=config.sharpness, delta=config.boost) if self.competes else None
+        self.ranker = self._build_ranker(ranking) if ranking and self.competes else None
+        competes_itself = self.competes and self.ranker is None
+        self.mask = SparseMask(capsules, gamma=config.sharpness, delta=config.boost) if competes_itself else None
+        # Pairs (j, busiest) of the last step: j became a noisy copy
+        self.restarted: list[tuple[int, int]] = []
+
+    def _build_ranker(self, children: int) -> CapsuleEnergy:
+        """Build capsules over the ranking children: plain ones, whose gain is half the number of their children."""
+        plain = replace(self.config, slab=0, magnitudes="mean", steps=1, routing=Dynamic(1, "cosine", "children"))
+        _, capsules, dimension, child_dimension = self.W.shape
+        return CapsuleEnergy(replace(plain, gain=children / 2), children, capsules, child_dimension, dimension)
 
     def visible(self, features: Tensor) -> Tensor:
-        """Return the children x_i = squash(features - offset) of features [b i d]; the paper's have no offset."""
-        return squash(features - self.offset)
+        """Return the children x_i = squash(features - offset); the paper's have no offset.
+
+        Args:
+            features: [b n d], those of ranking children behind the others.
+
+        Returns:
+            [b i d], or [b n d] if there is a ranker.
+        """
+        own, others = self._split(features)
+        x = squash(own - self.offset)
+        return x if self.ranker is None else torch.cat([x, self.ranker.visible(others)], 1)
+
+    def _split(self, children: Tensor) -> tuple[Tensor, Tensor]:
+        """Split [b n d] into the I children of the poses and the ranking ones."""
+        I = len(self.W)
+        return children[:, :I], children[:, I:]
 
     @torch.no_grad()
     def infer(self, x: Tensor, sharpness: float | None = None, boosted: bool = False) -> CapsuleState:
         """Route, compute z, and let the capsules compete.
 
         Args:
-            x: Visible children [b i d].
+            x: Visible children, as of `visible`.
             sharpness: gamma of the mask; None for the final one.
             boosted: Whether the support is boosted, as in training.
         """
         # Poses before squash
+        x, others = self._split(x)
         coupling, z = self.route(x)  # [b j k]
         z = z + self.bias
+        # Others may rank the capsules
+        if self.ranker is not None:
+            ranked = self.ranker.infer(others, sharpness, boosted)
+            return CapsuleState(x, coupling, z, ranked.gate, ranked.ranks, self.slab)
         if self.mask is None:
             return CapsuleState(x, coupling, z, None, None, self.slab)
         # Competition: the better a capsule alone explains the image, the wider its gate
@@ -170,17 +201,11 @@ class CapsuleEnergy(nn.Module):
         """Return the support [b j] in [0, 2]: 1 + the cosine between x and what capsule j alone would expect of it.
 
         With t_j = W_jᵀ z_j, the cosine is x . t_j / (|x| |t_j|) = (W_j x) . z_j / (|x| sqrt(z_jᵀ W_j W_jᵀ z_j)), where
-        W_j x is z_j - b_j unless z_j was routed. Where some children rank, x, W and z are theirs alone.
+        W_j x is z_j - b_j unless z_j was routed.
         """
-        weights = self.W[-self.ranking :] if self.ranking else self.W
-        W = weights.permute(1, 2, 0, 3).flatten(2) * self.share  # [j k (i d)]
+        W = self.W.permute(1, 2, 0, 3).flatten(2) * self.share  # [j k (i d)]
         gram = W @ W.transpose(1, 2)  # [j k k]
-        if self.ranking:
-            x = x[:, -self.ranking :]
-            own = contrastive_ops.forward(x, weights, self.share)
-            z = own + self.bias
-        else:
-            own = z - self.bias if self.config.couples_uniformly else contrastive_ops.forward(x, self.W, self.share)
+        own = z - self.bias if self.config.couples_uniformly else contrastive_ops.forward(x, self.W, self.share)
         along = (own * z).sum(-1)  # [b j]
         length = torch.einsum("bjk,jkl,bjl->bj", z, gram, z).clamp_min(0).sqrt() * x.flatten(1).norm(
             dim=1, keepdim=True
@@ -205,7 +230,7 @@ class CapsuleEnergy(nn.Module):
         """Take one step of contrastive divergence, as a loss.
 
         Args:
-            x: Children of the batch's images [b i d].
+            x: Children of the batch's images, as of `visible`.
             step: Number of the training step, from 0: bias and sharpness depend on it.
             draws: Seed and images, of which the random numbers of "bernoulli" magnitudes are functions.
 
@@ -215,8 +240,15 @@ class CapsuleEnergy(nn.Module):
         """
         self._update_bias(step)
         self._restart_losers(step, draws.seed)
+        # The ranker learns by a loss of its own; a capsule that restarts there restarts here, too.
+        ranked = None
+        if self.ranker is not None:
+            ranked = self.ranker.contrast(self._split(x)[1], step, draws)["loss"]
+            for j, busiest in self.ranker.restarted:
+                self._copy_capsule(j, busiest, step, draws.seed)
         # Positive phase: what the images' children say.
         data = self.infer(x, self.sharpness_at(step), boosted=True)
+        x = data.x
         # Negative phase: from the data, or from where the persistent chains stopped.
         start = data
         if self.config.chain == "persistent":
@@ -239,7 +271,8 @@ class CapsuleEnergy(nn.Module):
             self.particles.copy_(model)
         # Batch and chains may differ in size: compare what both have
         error = (model[: len(x)] - x[: len(model)]).square().sum() / x[: len(model)].square().sum().clamp_min(1e-12)
-        return {"loss": gap * self.scale(data.gate), "gap": gap, "error": error}
+        loss = gap * self.scale(data.gate)
+        return {"loss": loss if ranked is None else loss + ranked, "gap": gap, "error": error}
 
     def sharpness_at(self, step: int) -> float:
         """Return gamma at a step: it rises from 0 over `ramp` steps, else capsules that lose at first never learn."""
@@ -299,6 +332,7 @@ class CapsuleEnergy(nn.Module):
         The moments of Adam are left alone: those of a capsule without images have decayed to 0, as if it were new.
         """
         c = self.config
+        self.restarted = []
         due = step > c.ramp and step < c.loosen and step % _RESTART_EVERY == 0
         if self.mask is None or not c.restart or not due:
             return
@@ -308,15 +342,21 @@ class CapsuleEnergy(nn.Module):
             busiest = int(frequency.argmax())
             if float(frequency[j]) * J >= c.restart or j == busiest:
                 continue
-            # Noise relative to each axis of the copied weights, so that no axis drowns in it
-            own = self.W[:, busiest]  # [i k d]
-            noise = normal(seed, step, j, count=own.numel(), dtype=own.dtype).view_as(own)
-            size = own.square().mean((0, 2), keepdim=True).sqrt()  # [1 k 1]
-            self.W[:, j] = own + _RESTART_NOISE * size * noise
+            self._copy_capsule(j, busiest, step, seed)
+            self.restarted.append((j, busiest))
             # Both are to share what one had
             frequency[busiest] /= 2
             frequency[j] = frequency[busiest]
             self.mask.boost[j] = self.mask.boost[busiest]
+
+    @torch.no_grad()
+    def _copy_capsule(self, j: int, source: int, step: int, seed: int) -> None:
+        """Make the weights of capsule j a noisy copy of another's."""
+        # Noise relative to each axis of the copied weights, so that no axis drowns in it
+        own = self.W[:, source]  # [i k d]
+        noise = normal(seed, step, j, count=own.numel(), dtype=own.dtype).view_as(own)
+        size = own.square().mean((0, 2), keepdim=True).sqrt()  # [1 k 1]
+        self.W[:, j] = own + _RESTART_NOISE * size * noise
 
     @torch.no_grad()
     def _update_statistics(self, data: CapsuleState) -> None:
@@ -328,6 +368,9 @@ class CapsuleEnergy(nn.Module):
     @torch.no_grad()
     def fit_offset(self, features: Tensor, chunk: int = 1000) -> None:
         """Fit offset and power to all training features [n i d], and start the persistent chains."""
+        features, others = self._split(features)
+        if self.ranker is not None:
+            self.ranker.fit_offset(others, chunk)
         n = len(features)
         chunks = [slice(start, start + chunk) for start in range(0, n, chunk)]
         # Sums in float64, a chunk of the half-precision features at a time
@@ -335,9 +378,9 @@ class CapsuleEnergy(nn.Module):
             self.offset.copy_(torch.stack([take(features, rows).double().sum(0) for rows in chunks]).sum(0) / n)
         # Power of the centered children
         read = (take(features, rows).to(self.offset.dtype) for rows in chunks)
-        power = sum(float(self.visible(rows).square().sum()) for rows in read) / n
+        power = sum(float(squash(rows - self.offset).square().sum()) for rows in read) / n
         self.power.fill_(power if power > 1e-12 else 1.0)  # images that are all alike have none
         # Chains that have not started yet start at the first images
         if len(self.particles) and not bool(self.particles.any()):
             first = torch.arange(len(self.particles)) % n
-            self.particles.copy_(self.visible(features[first].to(self.offset.dtype)))
+            self.particles.copy_(squash(features[first].to(self.offset.dtype) - self.offset))

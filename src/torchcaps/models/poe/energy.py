@@ -14,7 +14,7 @@ numbers z_j = (s_j, r_j) are real, s_j in R^(m+1) and r_j in R^n, and a hidden r
     F(x) = -sum_j log(1 + |s_j|² exp(1/2 |r_j|²))            but for the constant of the Gaussian integrals
     -dF/ds_j = P_j 2 s_j / |s_j|²                            -dF/dr_j = P_j r_j
 
-Every function takes n as `slab`; the paper's capsule is slab = 0. `docs/poe.md` derives these lines.
+Every function takes n as `slab`; the paper's capsule is slab = 0. `docs/systems/poe.md` derives these lines.
 
 A gate m_j in [0, 1] multiplies h_j everywhere: F = -sum_j m_j log(1 + |z_j|²). The paper's own model has m = 1.
 

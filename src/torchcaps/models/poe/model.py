@@ -67,7 +67,7 @@ class PoE(Model):
         # Encoder W and decoder U between children and capsules
         edges = math.prod(edge_grid(spec.height, spec.width)) if config.children == "edges" else 0
         sizes = (config.capsules, d, config.dimension)
-        self.energy = CapsuleEnergy(config.energy, drawn + edges, *sizes, ranking=edges)
+        self.energy = CapsuleEnergy(config.energy, drawn, *sizes, ranking=edges)
         self.decoder = CapsuleDecoder(config.decoder, drawn, *sizes, slab=config.energy.slab, frames=self.framed)
 
     def stages(self) -> dict[str, Model]:

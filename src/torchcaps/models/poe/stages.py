@@ -110,7 +110,7 @@ class DecoderStage(Model):
         decoder: The decoder whose U is trained.
         energy: The trained encoder.
         features: Images [b c h w] in [0, 1] -> features [b n d]. The decoder draws the first of the n, as many as it
-            has; the capsules see all.
+            has.
         draw: Features [b i d] -> images [b c h w] in [0, 1], in their frames if there are any.
         frames: Images -> their frames, None if there are none.
     """

@@ -51,7 +51,8 @@ class PoEView(ExplorerView[PoE]):
     def _trace(self, image: Tensor) -> RoutingTrace:
         """Trace the routing; parents are z_j and the probability of being on, behind each iteration's gate."""
         energy = self.model.energy
-        x = energy.visible(self.model.features(image))  # [1 i d]
+        state = self.model.infer(image)
+        x = state.x  # [1 i d]
         activation = norm(x)
         _, info = route(Capsules(x, activation), energy.W, energy.config.routing, trace=True)
         trace = read_trace(activation[0], vector_votes(x, energy.W)[0], info)
@@ -61,6 +62,9 @@ class PoEView(ExplorerView[PoE]):
         on = probability_on(z, energy.slab)
         if energy.mask is not None:
             on = on * rank_mask(rank(energy.support(repeated, z)), energy.config.sharpness)
+        # Other children rank the capsules once for all iterations
+        if energy.ranker is not None and state.gate is not None:
+            on = on * state.gate
         return trace._replace(parents=Capsules(z, on))
 
     def _contributions(self, trace: RoutingTrace, parent: int) -> Tensor:

@@ -240,9 +240,8 @@ def contributions(model: PoE, state: CapsuleState, winner: Tensor) -> Tensor:
 
 
 def _sum_types(model: PoE, values: Tensor) -> Tensor:
-    """Numbers of the children [b (h' w' n)], n types at every place -> their sums [b h' w']; edges do not count."""
-    drawn = values[:, : model.decoder.U.shape[1]]
-    return drawn.reshape(len(values), *model.autoencoder.grid, -1).sum(-1)
+    """Numbers of the children [b (h' w' n)], n types at every place -> their sums [b h' w']."""
+    return values.reshape(len(values), *model.autoencoder.grid, -1).sum(-1)
 
 
 def _check_capsule(model: PoE, capsule: int) -> None:

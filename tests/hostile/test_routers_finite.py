@@ -52,6 +52,7 @@ def any_vb(pick: Pick) -> VB:
         iterations=pick([1, 2, 3, 4, 5]),
         alpha=pick([0.01, 1.0, 100.0]),
         kappa=pick([1e-6, 1.0, 100.0]),
+        scatter=pick([1e-6, 1.0, 100.0]),
         background=pick([-1e4, -25.0, 0.0]),
     )
 

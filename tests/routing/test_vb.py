@@ -22,6 +22,7 @@ choices = st.builds(
     iterations=st.integers(1, 4),
     alpha=st.sampled_from([0.1, 1.0, 5.0]),
     kappa=st.sampled_from([0.1, 1.0, 5.0]),
+    scatter=st.sampled_from([0.01, 1.0]),
     background=st.sampled_from([-100.0, math.log(1e-11), -3.0]),
     precision=st.sampled_from(["wishart", "gamma"]),
 )

@@ -287,7 +287,7 @@ def vb_posterior(R: list[Decimal], a: list[float], V: Matrix, settings: VB) -> P
         mean = sum(w[n] * V[n][d] for n in range(len(V)))
         scatter = mass * sum(w[n] * (V[n][d] - mean) ** 2 for n in range(len(V)))
         m.append(mass * mean / kappa)
-        B.append(1 + scatter + settings.kappa * mass / kappa * mean**2)
+        B.append(settings.scatter + scatter + settings.kappa * mass / kappa * mean**2)
     if settings.precision == "wishart":
         nu = D + 1 + mass
         digammas = sum(float(psi((nu - d) / 2)) for d in range(D))

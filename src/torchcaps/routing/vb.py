@@ -3,7 +3,7 @@
 With the mass R_j = sum_i R_ij a_i, the mean vbar_j and the scatter of the votes that parent j holds, the posteriors are
 
     alpha_j = alpha_0 + R_j      kappa_j = kappa_0 + R_j      nu_j = nu_0 + R_j      m_j = R_j vbar_j / kappa_j
-    B_jd = 1 + sum_i R_ij a_i (V_ijd - vbar_jd)^2 + kappa_0 R_j / kappa_j vbar_jd^2
+    B_jd = B_0 + sum_i R_ij a_i (V_ijd - vbar_jd)^2 + kappa_0 R_j / kappa_j vbar_jd^2
 
 so that a parent with little support has a short pose and a wide variance. Expectations under them give
 
@@ -42,6 +42,7 @@ class VB:
         iterations: M-steps; there is no E-step after the last.
         alpha: Prior count alpha_0 of each parent's share of the children.
         kappa: Prior count kappa_0 of votes at the origin.
+        scatter: Prior scatter B_0 of the votes, 1 in the paper; smaller where votes are short.
         background: Logarithm of the density of the background class, which takes what fits no parent.
         precision: Prior of the precisions: "wishart" with the constants of a full matrix, of which only the diagonal is
             used (the public code), or "gamma", one gamma distribution for each dimension (exact for a diagonal).
@@ -50,6 +51,7 @@ class VB:
     iterations: Iterations = 3
     alpha: Annotated[float, Range(0.01)] = 1.0
     kappa: PositiveFloat = 1.0
+    scatter: Annotated[float, Range(1e-9)] = 1.0
     background: Annotated[float, Range(-1e4, 0.0)] = math.log(1e-11)
     precision: Literal["wishart", "gamma"] = "wishart"
 
@@ -93,7 +95,7 @@ def m_step(votes: Votes, settings: VB, log_share: Tensor) -> State:
     kappa = settings.kappa + mass
     shrink = (mass / kappa).unsqueeze(-1)
     scatter = mass.unsqueeze(-1) * moments.variance + settings.kappa * shrink * moments.mean.square()
-    B = 1 + scatter  # [b p j k]
+    B = settings.scatter + scatter  # [b p j k]
     # Precisions and mixing proportions
     if settings.precision == "wishart":
         nu = D + 1 + mass

@@ -46,6 +46,10 @@ autodoc_type_aliases = {
     name: name
     for name in (
         "Count",
+        "Size",
+        "Sizes",
+        "Seed",
+        "Iterations",
         "Share",
         "PositiveFloat",
         "NonNegativeFloat",

@@ -3,7 +3,7 @@
 
 A router of your own in one file, used by name in a model (docs/develop/new_router.md).
 
-Soft k-means: a parent is the mean of the votes that it holds, and a child goes to the parents whose mean is near:
+Soft k-means: a parent is the mean of the votes that it holds, and a child goes to the parents whose mean is near::
 
     m_j = sum_i R_ij a_i V_ij / sum_i R_ij a_i   R_ij = softmax_j(-sharpness |V_ij - m_j|^2 / 2)   a_j = exp(-variance)
 

@@ -1,9 +1,8 @@
 """A router of your own
 ====================
 
-A router of your own in one file, used by name in a model (docs/develop/new_router.md).
-
-Soft k-means: a parent is the mean of the votes that it holds, and a child goes to the parents whose mean is near::
+Soft k-means routing in one file, used by name in a model (docs/develop/new_router.md). A parent is the mean of the
+votes that it holds, and a child goes to the parents whose mean is near::
 
     m_j = sum_i R_ij a_i V_ij / sum_i R_ij a_i   R_ij = softmax_j(-sharpness |V_ij - m_j|^2 / 2)   a_j = exp(-variance)
 
@@ -51,17 +50,11 @@ def route(votes: Votes, settings: KMeans, trace: bool) -> tuple[Capsules, Routin
 
 ROUTERS["k-means"] = Router(KMeans, route)
 
-
-def main() -> None:
-    """Hold the router to the contract, then choose it by name in a recipe, as `--model.routing.name k-means` does."""
-    assert_router("k-means", KMeans(sharpness=2.0))
-    recipe = torchcaps.load_recipe("capsnet-glyphs", {"model": {"routing": {"name": "k-means", "sharpness": 2.0}}})
-    torch.manual_seed(0)
-    model = recipe.model.build(ImageSpec(channels=1, height=28, width=28, classes=10))
-    out = model(torch.rand(4, 1, 28, 28))
-    entropy = out.info.entropy.mean() / torch.tensor(10.0).log()
-    print(f"k-means keeps the contract; classes {list(out.classes.pose.shape)}, entropy {entropy:.3f} of log J")
-
-
-if __name__ == "__main__":
-    main()
+# Hold the router to the contract, then choose it by name in a recipe, as `--model.routing.name k-means` does.
+assert_router("k-means", KMeans(sharpness=2.0))
+recipe = torchcaps.load_recipe("capsnet-glyphs", {"model": {"routing": {"name": "k-means", "sharpness": 2.0}}})
+torch.manual_seed(0)
+model = recipe.model.build(ImageSpec(channels=1, height=28, width=28, classes=10))
+out = model(torch.rand(4, 1, 28, 28))
+entropy = out.info.entropy.mean() / torch.tensor(10.0).log()
+print(f"k-means keeps the contract; classes {list(out.classes.pose.shape)}, entropy {entropy:.3f} of log J")

@@ -162,7 +162,7 @@ def _checkpoint(content: TensorFile, path: Path) -> Checkpoint:
     try:
         meta = from_dict(CheckpointMeta, _mapping(document.get("meta")))
     except RecipeError as error:
-        raise CheckpointError(f"{str(path)!r} is of no recipe known here: {error}") from None
+        raise CheckpointError(f"{str(path)!r} is of no recipe known here: {_line(error)}") from None
     return Checkpoint(tensors, meta, document.get("state"))
 
 
@@ -281,4 +281,4 @@ def _mapping(value: object) -> Mapping[str, object]:
 
 
 def _line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:200]
+    return " ".join(str(error).split())[:300]

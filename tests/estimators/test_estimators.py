@@ -18,8 +18,9 @@ from sklearn.utils.estimator_checks import check_estimator, parametrize_with_che
 import torchcaps
 from torchcaps.errors import DataError, RecipeError, ShapeError, TrainingError
 from torchcaps.estimators import CapsuleClassifier, PoECapsules
-from torchcaps.estimators.classifier import _Settings
+from torchcaps.estimators.classifier import _RowNetwork, _Settings
 from torchcaps.estimators.preprocessing import check_settings
+from torchcaps.models.poe.encoder import CapsuleEnergy
 
 
 def planted(n=300, p=22, rank=3, seed=0):
@@ -224,6 +225,7 @@ def test_values_far_beyond_training_are_finite(three):
         ({"pose_dim": 2.5}, "pose_dim"),
         ({"mode": "competitoin"}, "did you mean 'competition'"),
         ({"learning_rate": -1.0}, "learning_rate"),
+        ({"learning_rate": 1e300}, "learning_rate"),
         ({"gain": "much"}, "gain"),
     ],
 )
@@ -239,8 +241,14 @@ def test_other_bad_input_is_named_in_one_line(three):
         capsules.inverse_transform(np.zeros((2, 5)))
     with pytest.raises(DataError, match="column 1 of X"):
         PoECapsules(epochs=1).fit(np.array([[0.0, 1e200], [1.0, -1e200]]))
-    with pytest.raises(TrainingError, match="learning_rate"):
-        PoECapsules(2, 2, epochs=30, learning_rate=1e38).fit(planted(30)[0])
+
+
+def test_capsules_that_diverge_say_at_which_rate(monkeypatch):
+    # No rate that is allowed makes the energy overflow; a loss may still be NaN
+    contrast = CapsuleEnergy.contrast
+    monkeypatch.setattr(CapsuleEnergy, "contrast", lambda *given: {"loss": contrast(*given)["loss"] * float("nan")})
+    with pytest.raises(TrainingError, match="diverged at learning_rate"):
+        PoECapsules(2, 2, epochs=1, learning_rate=0.1).fit(planted(30)[0])
 
 
 def test_scikit_learn_is_asked_for_only_when_needed():
@@ -412,4 +420,11 @@ def test_bad_input_of_the_classifier_is_named_in_one_line():
     one_line(RecipeError, "image_shape", CapsuleClassifier(image_shape=(2, 3)), X, y)
     one_line(RecipeError, "iterations", CapsuleClassifier(iterations=0), X, y)
     one_line(ValueError, "Unknown label type", CapsuleClassifier(), X, np.linspace(0, 1, 8))
-    one_line(TrainingError, "diverged at learning_rate", CapsuleClassifier(learning_rate=1e30, epochs=5), X, y)
+
+
+def test_a_classifier_that_diverges_says_at_which_rate(monkeypatch):
+    # No rate that is allowed makes squashed vectors overflow; a loss may still be NaN
+    X, y = np.random.default_rng(0).normal(size=(8, 6)), list("aabbccdd")
+    objective = _RowNetwork.objective
+    monkeypatch.setattr(_RowNetwork, "objective", lambda *given: {"loss": objective(*given)["loss"] * float("nan")})
+    one_line(TrainingError, "diverged at learning_rate=0.1", CapsuleClassifier(learning_rate=0.1, epochs=5), X, y)

@@ -197,12 +197,9 @@ def test_a_first_look_without_gradients_does_not_spoil_training() -> None:
     window = Grid(5, 7).window(2, 1)  # a size no other test uses, so nothing is remembered yet
     with torch.inference_mode():
         window.gather(torch.zeros(1, 5, 7, 1, 1))
-        window.log_share(torch.zeros(24, 4, 2), 1)
     x = torch.zeros(1, 5, 7, 1, 1, requires_grad=True)
     window.gather(x).sum().backward()
-    logits = torch.zeros(24, 4, 2, requires_grad=True)
-    window.log_share(logits, 1).sum().backward()
-    assert x.grad is not None and logits.grad is not None
+    assert x.grad is not None
 
 
 def test_an_absurd_stride_is_refused() -> None:

@@ -430,7 +430,9 @@ def test_values_out_of_range_are_refused(data: dict[str, Any]) -> None:
 
 def test_an_absurd_stride_is_refused() -> None:
     with pytest.raises(ShapeError, match="stride"):
-        AutoencoderConfig(channels=(1, 1), kernel=3, stride=10**6).build(SPEC)
+        AutoencoderConfig(channels=(1, 1), kernel=3, stride=60_000).build(SPEC)
+    with pytest.raises(RecipeError, match="stride = 1000000 is beyond"):
+        AutoencoderConfig(channels=(1, 1), kernel=3, stride=10**6)
 
 
 def test_the_configuration_survives_a_recipe() -> None:

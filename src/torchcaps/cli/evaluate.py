@@ -53,6 +53,7 @@ class Evaluate:
         from torchcaps.systems import evaluate_runs
         from torchcaps.systems.papers import paper_notes, paper_tables
         from torchcaps.systems.report import rows_of, text_table
+        from torchcaps.systems.run_folders import find_run
         from torchcaps.utils.distributed import process_group, sharing_rows
 
         if not self.runs:
@@ -83,5 +84,5 @@ class Evaluate:
                 print(f"\n{line}")
         if self.results and not self.json:
             print(f"\nwritten to {path}")
-        suggest_next("report", self.runs[0], *(("--result", path) if self.results else ()))
+        suggest_next("report", find_run(self.runs[0]), *(("--result", path) if self.results else ()))
         return 0

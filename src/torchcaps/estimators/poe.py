@@ -13,7 +13,7 @@ import math
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from sklearn.utils import Tags, check_array, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
-from torchcaps.config import Count, PositiveFloat
+from torchcaps.config import Count, PositiveFloat, Range
 from torchcaps.errors import ShapeError, TrainingError
 from torchcaps.estimators.preprocessing import ColumnScaler, FloatArray, RandomState, Rows, check_settings
 from torchcaps.models.poe import EnergyConfig
@@ -55,7 +55,7 @@ class _Settings:
     mode: Literal["competition", "offset", "paper"]
     epochs: Count
     batch_size: Count
-    learning_rate: PositiveFloat
+    learning_rate: Annotated[float, Range(0, 1e30, open_low=True)]  # beyond, a step overflows in float32
     gain: PositiveFloat | None
     ridge: PositiveFloat
 

@@ -57,7 +57,7 @@ class RoutedLayer(NamedTuple):
     def votes(self) -> int:
         """How many votes there are: samples, times window positions, times children, times parents."""
         places = 1 if self.window is None else self.window.out.places
-        return len(self.children.pose) * places * self.weights.shape[0] * self.weights.shape[1]
+        return self.children.pose.shape[0] * places * self.weights.shape[0] * self.weights.shape[1]
 
     @property
     def wants_kernel(self) -> bool:

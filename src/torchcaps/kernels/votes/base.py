@@ -143,7 +143,7 @@ class Votes(ABC):
     """
 
     def __init__(self, activation: Tensor, slots: Slots, parents: int, dimension: int) -> None:
-        self.batch = len(activation)
+        self.batch = activation.shape[0]  # len() would fix the batch of an exported model
         self.places = slots.places
         self.children = slots.size
         self.parents = parents

@@ -101,7 +101,7 @@ def compete_in_slots(logits: Tensor, slots: Slots, *, across_parents: bool, back
     flat = logits.flatten(1, 2)  # [b (p i) j]
     rivals = flat.amax(2, keepdim=True) if across_parents else flat  # [b (p i) 1|j]
     index = child[None, :, None].expand_as(rivals)
-    empty = rivals.new_full((len(rivals), slots.children, rivals.shape[2]), -torch.inf)
+    empty = rivals.new_full((rivals.shape[0], slots.children, rivals.shape[2]), -torch.inf)
     top = empty.scatter_reduce(1, index, rivals.detach(), "amax")  # [b n 1|j]
     if background is not None:
         top = top.clamp_min(background)

@@ -9,9 +9,8 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c co
 demo: $(VENV)/.installed
 	$(BIN)/torchcaps demo
 
-# Three workers for two cores: some tests wait for other processes or for a browser.
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -n 3 --dist worksteal
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 docs: $(VENV)/.installed-docs
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html

@@ -32,8 +32,21 @@ def _largest_squarable(dtype: torch.dtype) -> float:
     return {torch.float64: 1e150, torch.float16: 64.0}.get(dtype, 1e15)
 
 
+def _all_squarable(x: Tensor) -> bool:
+    """True if all numbers can be squared; False if not, or if asking would break a graph or wait for a device."""
+    traced = torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None
+    if traced or x.device.type != "cpu" or x.numel() == 0:
+        return False
+    low, high = torch.aminmax(x.detach())
+    most = _largest_squarable(x.dtype)
+    return bool(-most <= low) and bool(high <= most)
+
+
 def _scaled(x: Tensor) -> tuple[Tensor, Tensor]:
     """Return (x / m, m [... 1]): m is the largest element where squares would overflow, and exactly 1 elsewhere."""
+    # Ordinary numbers stay as they are, which one pass over them finds out
+    if _all_squarable(x):
+        return x, x.new_ones((*x.shape[:-1], 1))
     largest = x.detach().abs().amax(-1, keepdim=True)
     overflows = (largest > _largest_squarable(x.dtype)) & (largest < torch.inf)
     m = torch.where(overflows, largest, torch.ones_like(largest))

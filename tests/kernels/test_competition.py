@@ -10,39 +10,14 @@ import torch
 from torch import Tensor
 from torch.autograd import gradcheck
 
+from support.windows import UNREACHED, WINDOWS, places_seen
 from torchcaps.kernels.votes import Slots
 from torchcaps.kernels.votes.dense import compete_in_slots
 from torchcaps.math.grid import Grid, Window
 
-Place = tuple[int, int]
-
-UNREACHED = Grid(14, 14).window(3, 2)
-"""Its last window ends at place 12: row 13 and column 13 belong to none."""
-
-WINDOWS = [
-    Grid(3, 3).window(3, 1), Grid(4, 5).window(2, 1), Grid(5, 4).window(3, 2), Grid(6, 6).window(3, 3),
-    Grid(7, 5).window(2, 3), Grid(6, 7).window(1, 2), UNREACHED,
-]  # fmt: skip
-
 
 def random(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def positions(window: Window) -> list[Place]:
-    """The top left place of every window position, in row order: as long as the window fits, step by step."""
-    grid, found = window.grid, []
-    for top in range(0, grid.height, window.stride):
-        for left in range(0, grid.width, window.stride):
-            if top + window.kernel <= grid.height and left + window.kernel <= grid.width:
-                found.append((top, left))
-    return found
-
-
-def places_seen(window: Window) -> list[list[Place]]:
-    """For each window position the n places that it sees, in row order."""
-    inside = range(window.kernel)
-    return [[(top + y, left + x) for y in inside for x in inside] for top, left in positions(window)]
 
 
 def log_share(window: Window, logits: Tensor, types: int, *, across_parents: bool = True) -> Tensor:
@@ -168,3 +143,24 @@ def test_rounding_does_not_spoil_the_sums_of_large_logits(value: float, across_p
 def test_shares_have_a_gradient(window: Window, across_parents: bool) -> None:
     logits = random_logits(window, 1, 1, 2).requires_grad_()
     assert gradcheck(lambda x: log_share(window, x, 1, across_parents=across_parents), (logits,))
+
+
+def test_a_first_look_without_gradients_does_not_spoil_training() -> None:
+    window = Grid(5, 7).window(2, 1)  # a size no other test here uses, so nothing is cached yet
+    with torch.inference_mode():
+        log_share(window, torch.zeros(24, 4, 2), 1)
+    logits = torch.zeros(24, 4, 2, requires_grad=True)
+    log_share(window, logits, 1).sum().backward()
+    assert logits.grad is not None
+
+
+def test_a_first_look_at_one_place_does_not_spoil_training() -> None:
+    def compete(logits: Tensor) -> Tensor:
+        slots = Slots.at_one_place(11, logits.device)  # a size no other test here uses
+        return compete_in_slots(logits, slots, across_parents=True, background=0.0)
+
+    with torch.inference_mode():
+        compete(torch.zeros(1, 1, 11, 2))
+    logits = torch.zeros(1, 1, 11, 2, requires_grad=True)
+    compete(logits).sum().backward()
+    assert logits.grad is not None

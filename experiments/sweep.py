@@ -33,6 +33,7 @@ result also keeps the weights of every seed, in half precision, in RESULTS/weigh
 from __future__ import annotations
 
 import argparse
+import functools
 import re
 import shlex
 import subprocess
@@ -175,7 +176,7 @@ def load_sweep(path: Path) -> Sweep:
     Raises:
         RecipeError: if a key, a name or a value is wrong; one line says which.
     """
-    tables = read_toml(path)
+    tables = _read_tables(path)
     known = ("about", "runs", "results", "attacks", "validations")
     unknown = tables.keys() - set(known)
     if unknown:
@@ -242,7 +243,7 @@ def _tables(name: str, path: Path, below: tuple[tuple[str, Path], ...]) -> dict[
     """Merge the tables of a run over those of its base, which may be a run itself."""
     if (name, path) in below:
         raise RecipeError(f"{path.name}: the bases of '{name}' lead back to it; one must be a recipe of the package")
-    table = next(table for table in read_toml(path)["runs"] if table.get("name") == name)
+    table = next(table for table in _read_tables(path)["runs"] if table.get("name") == name)
     config = _run_config(table, path)
     base = config.base or name
     # A run that is named like its base is the recipe of the package, or the run of another file.
@@ -259,6 +260,17 @@ def _tables(name: str, path: Path, below: tuple[tuple[str, Path], ...]) -> dict[
     return {**merge(kept, own), "name": name, "about": about, "seed": config.seeds[0]}
 
 
+def _read_tables(path: Path) -> dict[str, Any]:
+    """Read a sweep file, once as long as it does not change; the tables are shared, so nobody may write into them."""
+    state = path.stat() if path.exists() else None
+    return _read_unchanged(path, (state.st_mtime_ns, state.st_size) if state else (0, 0))
+
+
+@functools.cache
+def _read_unchanged(path: Path, state: tuple[int, int]) -> dict[str, Any]:
+    return read_toml(path)
+
+
 def _text(tables: dict[str, Any]) -> str:
     """Write settings as text: `train.epochs = 3, model.loss = margin`."""
     return ", ".join(f"{key} = {value}" for key, value in flatten(tables).items())
@@ -266,7 +278,7 @@ def _text(tables: dict[str, Any]) -> str:
 
 def _defines(path: Path, name: str) -> bool:
     """Return True if a sweep file has a run of that name."""
-    return any(table.get("name") == name for table in read_toml(path).get("runs", []))
+    return any(table.get("name") == name for table in _read_tables(path).get("runs", []))
 
 
 def _run_config(table: dict[str, object], path: Path) -> RunConfig:

@@ -16,11 +16,24 @@ LONGEST = (
     "test_the_site_builds_links_searches_and_documents_every_public_name",
     "test_torchrun_equals_one_process",
 )
+COMPILING = ("kernels", "contract", "benchmarks", "routing", "layers", "models")
+"""Folders whose tests compile most of the loops."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Start the longest tests first, so that no worker is left alone with one of them at the end."""
-    items.sort(key=lambda item: item.name not in LONGEST)
+    """Sort the tests such that two workers, who get a half each, do not compile the same loops at the same time.
+
+    The first worker begins with the tests that compile, and stores what it compiled on disk. The second begins with the
+    longest tests, of which none compiles, so that nobody is left alone with one of them at the end.
+    """
+    root = Path(__file__).parent
+    items.sort(
+        key=lambda item: not (item.path.is_relative_to(root) and item.path.relative_to(root).parts[0] in COMPILING)
+    )
+    longest = [item for item in items if item.name in LONGEST]
+    others = [item for item in items if item.name not in LONGEST]
+    half = len(items) // 2
+    items[:] = [*others[:half], *longest, *others[half:]]
 
 
 @pytest.fixture(autouse=True, scope="session")

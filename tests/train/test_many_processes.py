@@ -81,7 +81,7 @@ def test_processes_that_disagree_end_at_once_with_one_line(recipe, tmp_path) -> 
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "silent"])
 def test_a_process_that_is_gone_or_silent_ends_the_others_in_time(recipe, tmp_path, sent) -> None:
     words = ["train", recipe, "--out", "run", "--quiet", "--train.epochs", 1000, "--train.save-every", 2]
-    ranks = Ranks(tmp_path, [words] * 2, environment={"TORCHCAPS_TIMEOUT": 10})  # also for the start
+    ranks = Ranks(tmp_path, [words] * 2, environment={"TORCHCAPS_TIMEOUT": 6})  # also for the start
     saved = tmp_path / "0" / "run" / "checkpoint.safetensors"
     while not saved.exists() and ranks.processes[0].is_alive():
         time.sleep(0.02)

@@ -31,7 +31,7 @@ import torch
 
 from benchmarks.timing import busy
 from torchcaps import __version__
-from torchcaps.explore.run_registry import shipped_run
+from torchcaps.explore.run_registry import shipped_runs
 from torchcaps.train import load_recipe
 from torchcaps.train.run import Run
 from torchcaps.train.train_state import build_training
@@ -192,7 +192,7 @@ def report(clients: int, requests: int) -> dict[str, object]:
     """Measure one client, then `clients` at once."""
     machine = describe_machine()
     with tempfile.TemporaryDirectory() as folder:
-        shipped = shipped_run()
+        shipped = next(iter(shipped_runs()), None)
         run = None if shipped else fresh_run(Path(folder) / "fresh")
         with served(run) as port:
             drag(Client(port), 0, Client(port).describe_run(), 5)  # warm-up

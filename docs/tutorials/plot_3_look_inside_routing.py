@@ -6,9 +6,6 @@
 trained on MNIST and ships with the package, and then moves the numbers of a pose.
 """
 
-from importlib import resources
-from pathlib import Path
-
 import matplotlib.pyplot as plt
 import torch
 
@@ -19,7 +16,7 @@ from torchcaps.train import load_run
 # -----------------
 # The file has ten test images of each class beside the weights.
 
-run = load_run(Path(str(resources.files("torchcaps"))) / "explore" / "shipped" / "capsnet-digits")
+run = load_run("capsnet-digits")
 model = run.model
 images = run.extra["examples.images"] / 255  # [b 1 28 28]
 labels = run.extra["examples.labels"]

@@ -47,6 +47,7 @@ _MODULES = {
     "RoutingInfo": "torchcaps.types",
     "create": "torchcaps.train.run",
     "fit": "torchcaps.train.own_data",
+    "list_models": "torchcaps.zoo.catalog",
     "load": "torchcaps.train.run",
     "load_recipe": "torchcaps.train.recipe",
     "route": "torchcaps.routing",

@@ -30,7 +30,7 @@ class Attack:
     """
 
     folder: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
-    """Folder of the run."""
+    """Folder of the run, or the name of a shipped model (`torchcaps zoo`)."""
     against: tuple[Path, ...] = ()
     """Folders of other runs, tested on the same images, to compare with."""
     attacks: tuple[Name, ...] = ()

@@ -27,7 +27,8 @@ class Evaluate:
     """
 
     runs: tyro.conf.Positional[tuple[Path, ...]]
-    """Folders of runs of the same recipe, one a seed. A run that is not trained to its end is marked."""
+    """Folders of runs of the same recipe, one a seed, or the name of a shipped model (`torchcaps zoo`). A run that is
+    not trained to its end is marked."""
     control: tuple[Path, ...] = ()
     """Folders of runs of other recipes, to compare with."""
     results: Path | None = None

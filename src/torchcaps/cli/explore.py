@@ -18,12 +18,12 @@ class Explore:
 
     Example: torchcaps explore runs/capsnet-mnist-small-0 --no-browser
 
-    Without a run it offers a small one that ships with the package, and those in ./runs and one level deeper. Ctrl-C
-    ends it.
+    The models that ship with the package (`torchcaps zoo`) are always offered; without a run, also those in ./runs and
+    one level deeper. Ctrl-C ends it.
     """
 
     runs: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="[RUN ...]")] = ()
-    """Folders of runs, or folders that contain runs."""
+    """Folders of runs, folders that contain runs, or names of shipped models; they are offered first."""
     host: str = "127.0.0.1"
     """Address to listen on; any but this machine's own lets others in."""
     port: int = 0

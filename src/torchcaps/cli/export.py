@@ -28,7 +28,7 @@ class Export:
     """
 
     folder: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
-    """Folder of the run."""
+    """Folder of the run, or the name of a shipped model (`torchcaps zoo`)."""
     file: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="FILE")]
     """File to write: model.onnx, or model.safetensors for the weights."""
     force: bool = False

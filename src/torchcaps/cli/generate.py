@@ -31,7 +31,7 @@ class Generate:
     """
 
     folder: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
-    """Folder of the run."""
+    """Folder of the run, or the name of a shipped model (`torchcaps zoo`)."""
     out: Path | None = None
     """Folder to draw into; RUN/pictures if not given."""
     what: Annotated[str, tyro.conf.arg(metavar="KIND")] = "all"

@@ -24,6 +24,7 @@ from torchcaps.cli.list_command import List
 from torchcaps.cli.predict import Predict
 from torchcaps.cli.report import Report
 from torchcaps.cli.train import TRAIN_FLAGS, Train
+from torchcaps.cli.zoo import Zoo
 from torchcaps.errors import RecipeError, suggestion
 
 __all__ = ["COMMANDS", "Command", "Overview", "parse", "split_overrides"]
@@ -48,6 +49,7 @@ COMMANDS: dict[str, type[Command]] = {
     "export": Export,
     "explore": Explore,
     "data": Data,
+    "zoo": Zoo,
     "list": List,
 }
 

@@ -32,7 +32,7 @@ class Predict:
     """
 
     folder: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
-    """Folder of the run."""
+    """Folder of the run, or the name of a shipped model (`torchcaps zoo`)."""
     pictures: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="PICTURE ...")]
     """PNG, JPEG, GIF, WebP or BMP files."""
     all: bool = False

@@ -23,7 +23,7 @@ class Report:
     """
 
     folder: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
-    """Folder of the run."""
+    """Folder of the run, or the name of a shipped model (`torchcaps zoo`)."""
     out: Path | None = None
     """File to write; RUN/report.html if not given."""
     result: Path | None = None
@@ -42,7 +42,7 @@ class Report:
         from torchcaps.systems.report import report_of, rows_of
         from torchcaps.systems.run_folders import find_run
         from torchcaps.train import load_run
-        from torchcaps.utils.files import write_atomically
+        from torchcaps.utils.files import make_folder, write_atomically
 
         # Check the flags before the run is loaded
         require_matplotlib()
@@ -51,7 +51,8 @@ class Report:
         folder = find_run(self.folder)
         # Load, draw and write one page
         run = load_run(folder)
-        path = self.out or folder / "report.html"
+        # The name of a shipped model is no folder yet
+        path = self.out or (folder if folder.exists() else make_folder(folder)) / "report.html"
         rows = rows_of(read_result(self.result)) if self.result else ()
         page = report_of(folder, run, FigureOptions(count=self.count, seed=self.seed), rows=rows)
         write_atomically(path, [page.encode()])

@@ -144,7 +144,7 @@ def load_examples(
 
 
 def _stored_images(tensors: Mapping[str, Tensor], spec: ImageSpec) -> Dataset | None:
-    """Return the images [n c h w] and labels [n] that `torchcaps export --examples` stored with the weights."""
+    """Return the images [n c h w] and labels [n] that are stored with the weights."""
     # Only exported weights carry images; the checkpoint of a run has none
     if not all(name in tensors for name in EXAMPLES):
         return None

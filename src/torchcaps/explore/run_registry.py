@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,10 +16,11 @@ from torchcaps.explore.examples import Examples, load_examples
 from torchcaps.systems import SYSTEMS, model_name, system_of
 from torchcaps.systems.explorer_view import ExplorerView
 from torchcaps.train.checkpoint import load as read_checkpoint
-from torchcaps.train.run import TrainedRun, checkpoint_path, load_run
+from torchcaps.train.run import TrainedRun, load_run, shipped_models, weights_path
 from torchcaps.utils.files import parse_json, read_regular
+from torchcaps.zoo import ModelCard, read_card
 
-__all__ = ["MAX_OPEN", "OpenRun", "RunEntry", "RunRegistry", "find_runs", "shipped_run"]
+__all__ = ["MAX_OPEN", "OpenRun", "RunEntry", "RunRegistry", "find_runs", "shipped_runs"]
 
 MAX_OPEN = 6
 """Runs in memory at a time; to open another, the least recently used one is dropped."""
@@ -30,12 +30,24 @@ _MAX_RECIPE_BYTES = 1 << 20
 
 
 class RunEntry(NamedTuple):
-    """A run that can be opened: its name on the page, the name of its system, its folder or weights file."""
+    """A run that can be opened.
+
+    Attributes:
+        name: On the page.
+        kind: Name of its system.
+        path: Its folder or weights file.
+        card: Of a model that ships with the package; None of other runs.
+    """
 
     name: str
     kind: str
     path: Path
-    shipped: bool = False
+    card: ModelCard | None = None
+
+    @property
+    def shipped(self) -> bool:
+        """True of a model that ships with the package."""
+        return self.card is not None
 
 
 @dataclass(frozen=True)
@@ -85,11 +97,11 @@ class RunRegistry:
 
 
 def find_runs(paths: Sequence[Path], data_dir: Path | None = None, root: Path = Path("runs")) -> RunRegistry:
-    """Find the runs to explore.
+    """Find the runs to explore; the models that ship with the package are always among them.
 
     Args:
-        paths: run folders, exported weights, or folders that contain runs. Without any, the shipped run and the runs
-            below `root` are offered.
+        paths: run folders, exported weights, folders that contain runs, or names of shipped models; they come first.
+            Without any, the shipped models come first and then the runs below `root`.
         data_dir: folder to search for test images first.
         root: folder that is searched without `paths`.
 
@@ -100,27 +112,33 @@ def find_runs(paths: Sequence[Path], data_dir: Path | None = None, root: Path = 
     """
     if data_dir is not None and not data_dir.is_dir():
         raise DataError(f"'{data_dir}' is no folder; name one that holds data sets, or leave --data-dir out")
+    shipped = shipped_runs()
     # What the user names must be explorable; what is found below `root` may be left out
-    if paths:
-        return RunRegistry(tuple(entry for path in paths for entry in _entries_at(path)), data_dir)
-    # The shipped run comes first: it is what the page opens with
-    shipped = shipped_run()
-    entries = (*([shipped] if shipped else []), *_entries_below(root))
+    named = [entry for path in paths for entry in _entries_at(path, shipped)]
+    others = [] if paths else _entries_below(root)
+    entries = (*named, *(entry for entry in shipped if entry not in named), *others)
     if not entries:
         raise RecipeError(f"no run under '{root}' can be explored; name the folder of one: torchcaps explore RUN")
     return RunRegistry(entries, data_dir)
 
 
-def shipped_run() -> RunEntry | None:
-    """Return the run that comes with the package, if it does."""
-    home = Path(str(resources.files("torchcaps"))) / "explore" / "shipped"
-    return next((entry._replace(shipped=True) for entry in _entries_below(home)), None)
+def shipped_runs() -> list[RunEntry]:
+    """Return the models that ship with the package; one whose card cannot be read is left out."""
+    found = []
+    for name, folder in shipped_models().items():
+        try:
+            card = read_card(folder)
+        except DataError:
+            continue
+        found.append(RunEntry(name, card.system, folder, card))
+    return found
 
 
-def _entries_at(path: Path) -> list[RunEntry]:
-    """Return the run at a path given by the user, or else the runs below it."""
-    if checkpoint_path(path).is_file():
-        return [_read_entry(path)]
+def _entries_at(path: Path, shipped: Sequence[RunEntry]) -> list[RunEntry]:
+    """Return the run at a path given by the user, or the shipped model of that name, or else the runs below it."""
+    weights = weights_path(path)
+    if weights.is_file():
+        return [entry for entry in shipped if entry.path == weights.parent] or [_read_entry(path)]
     entries = list(_entries_below(path))
     if not entries:
         raise CheckpointError(f"'{path}' holds no checkpoint and no runs; train into it first, or name another folder")
@@ -131,10 +149,10 @@ def _entries_below(root: Path) -> Iterator[RunEntry]:
     """Find explorable runs in the subfolders of `root` and one level deeper, such as runs/demo/poe-quick."""
     for folder in _subfolders(root):
         # A run is a folder with a checkpoint; its own subfolders are not searched
-        if checkpoint_path(folder).is_file():
+        if weights_path(folder).is_file():
             candidates = [folder]
         else:
-            candidates = [below for below in _subfolders(folder) if checkpoint_path(below).is_file()]
+            candidates = [below for below in _subfolders(folder) if weights_path(below).is_file()]
         for candidate in candidates:
             try:
                 yield _read_entry(candidate)._replace(name=candidate.relative_to(root).as_posix())
@@ -165,7 +183,7 @@ def _model_name(path: Path) -> str:
     recipe_path = path / "recipe.json"
     # Exported weights are a single file, whose recipe is inside
     if not recipe_path.is_file():
-        return model_name(read_checkpoint(checkpoint_path(path)).meta.recipe.model)
+        return model_name(read_checkpoint(weights_path(path)).meta.recipe.model)
     try:
         # Only the model's name is read: a list of runs needs no valid recipes
         recipe: Any = parse_json(read_regular(recipe_path, _MAX_RECIPE_BYTES))

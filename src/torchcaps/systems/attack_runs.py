@@ -22,6 +22,7 @@ from torchcaps.evaluate.attacks.curves import (
     select_attacks,
 )
 from torchcaps.evaluate.results import versions
+from torchcaps.systems.image_sources import load_test_images
 from torchcaps.systems.registry import system_of
 from torchcaps.systems.run_folders import find_run
 from torchcaps.train.run import TrainedRun, load_run
@@ -95,7 +96,7 @@ def load_attack_runs(folders: Sequence[Path], source: Path | None = None) -> Att
     """
     # All runs must have been tested on the same images with one label each.
     runs = [_load(folder) for folder in folders]
-    first = runs[0].recipe.data.load().test
+    first = load_test_images(runs[0])
     if first.labels.ndim != 1:
         raise DataError(f"'{folders[0]}' tells several things in an image apart; attacks need one label an image")
     tests = [_test_images(run, folder, first, runs[0]) for run, folder in zip(runs, folders, strict=True)]

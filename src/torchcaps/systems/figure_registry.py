@@ -14,6 +14,7 @@ from torchcaps.errors import RecipeError
 from torchcaps.evaluate.figures import learning_curve
 from torchcaps.systems.base import System
 from torchcaps.systems.figure_context import ComparedRun, FigureOptions, draw_figure
+from torchcaps.systems.image_sources import figure_images
 from torchcaps.systems.registry import SYSTEMS, system_of
 from torchcaps.systems.run_folders import find_run
 from torchcaps.systems.sparse.figures import RANKINGS
@@ -71,7 +72,7 @@ def figures_of(
     _check_kind(system, what, name, run)
     _check_options(system, what, options, beside)
     # One context for all figures: images are loaded and encoded once.
-    load = partial(system.figure_images, run.recipe, options.seed)
+    load = partial(figure_images, system, run, options.seed)
     compared = _load_compared(beside, name, options.seed)
     context = system.figure_context(run.model, options, load, name, compared)
     # "all" leaves out what these options or data do not allow.
@@ -124,7 +125,7 @@ def _load_compared(folders: Sequence[Path], name: str, seed: int) -> list[Compar
         if system.name not in RANKINGS:
             titles = " or ".join(SYSTEMS[one].title for one in RANKINGS)
             raise RecipeError(f"'{folder}' is a run of {type(run.model).__name__}; --beside wants {titles}")
-        found.append(ComparedRun(other, system.name, run.model, system.figure_images(run.recipe, seed)))
+        found.append(ComparedRun(other, system.name, run.model, figure_images(system, run, seed)))
     return found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from torchcaps.errors import CheckpointError
-from torchcaps.train.run import checkpoint_path
+from torchcaps.train.run import weights_path
 
 __all__ = ["REFERENCE_PREFIX", "find_run"]
 
@@ -17,7 +17,8 @@ def find_run(folder: Path) -> Path:
     """Return the folder of the run that a path means.
 
     Args:
-        folder: A run's folder, an exported model, or a folder with a single run in it, such as the demo's.
+        folder: A run's folder, an exported model, a folder with a single run in it, such as the demo's, or the name of
+            a shipped model.
 
     Returns:
         The path itself, or that of the run in it. A path without any is returned as it is, to be refused when it is
@@ -26,11 +27,11 @@ def find_run(folder: Path) -> Path:
     Raises:
         CheckpointError: If there are several runs in the folder.
     """
-    if not folder.is_dir() or checkpoint_path(folder).exists():
+    if not folder.is_dir() or weights_path(folder).exists():
         return folder
     # A folder of runs also holds the reference classifiers that evaluations trained.
     children = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(REFERENCE_PREFIX))
-    runs = [path for path in children if checkpoint_path(path).exists()]
+    runs = [path for path in children if weights_path(path).exists()]
     if len(runs) > 1:
         raise CheckpointError(f"'{folder}' holds {len(runs)} runs; name one: {', '.join(map(str, runs))}")
     return runs[0] if runs else folder

@@ -7,13 +7,14 @@ import re
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 from typing import Literal, NamedTuple, cast
 
 from torch import Tensor
 
 from torchcaps.config import Table, flatten, from_dict, to_dict
-from torchcaps.errors import CheckpointError, TrainingError
+from torchcaps.errors import CheckpointError, TrainingError, suggestion
 from torchcaps.models import Model
 from torchcaps.train.checkpoint import Checkpoint
 from torchcaps.train.checkpoint import load as read_checkpoint
@@ -36,9 +37,14 @@ __all__ = [
     "open_run",
     "recipe_in",
     "run_of",
+    "shipped_models",
+    "weights_path",
 ]
 
 _MAX_RECIPE_BYTES = 1 << 20
+
+GIVEN_AWAY = "model.safetensors"
+"""Name of the weights in the folder of a model that is given away, as other libraries have it."""
 
 Resume = bool | Literal["auto"]
 
@@ -205,7 +211,8 @@ def load(folder: Path | str) -> Model:
     """Load the model of a trained run.
 
     Args:
-        folder: The folder of a run, or the path of weights alone (`torchcaps export RUN model.safetensors`).
+        folder: The folder of a run, the path of weights alone (`torchcaps export RUN model.safetensors`), or the name
+            of a model that ships with the package (`torchcaps zoo`).
 
     Returns:
         The model, in evaluation mode.
@@ -217,7 +224,8 @@ def load_run(folder: Path | str) -> TrainedRun:
     """Load a trained model with its recipe and how far the run got; everything is checked, nothing is executed.
 
     Args:
-        folder: The folder of a run, or the path of weights alone (`torchcaps export RUN model.safetensors`).
+        folder: The folder of a run, the path of weights alone (`torchcaps export RUN model.safetensors`), or the name
+            of a model that ships with the package (`torchcaps zoo`).
 
     Returns:
         The model in evaluation mode, its recipe, its steps and seconds, and examples that were exported with it.
@@ -229,10 +237,15 @@ def load_run(folder: Path | str) -> TrainedRun:
 
 
 def find_checkpoint(folder: Path) -> Checkpoint:
-    """Read the checkpoint of a run's folder, or the file of weights at that path."""
-    if folder.is_dir() and not checkpoint_path(folder).exists():
+    """Read the checkpoint of a run's folder, the file of weights at that path, or the shipped model of that name."""
+    path = weights_path(folder)
+    if folder.is_dir() and not path.exists():
         raise CheckpointError(f"'{folder}' holds no checkpoint; train into it first, or name the folder of a run")
-    return read_checkpoint(checkpoint_path(folder))
+    # A single word that is no path was meant as the name of a shipped model
+    if len(folder.parts) == 1 and not folder.suffix and not path.exists():
+        known = suggestion(folder.name, shipped_models())
+        raise CheckpointError(f"'{folder}' is neither a run nor a model that ships with torchcaps{known}")
+    return read_checkpoint(path)
 
 
 def run_of(checkpoint: Checkpoint) -> TrainedRun:
@@ -257,8 +270,31 @@ def run_of(checkpoint: Checkpoint) -> TrainedRun:
 
 
 def checkpoint_path(folder: Path) -> Path:
-    """Where the checkpoint of a run lies; a file, weights alone, stands for itself."""
+    """Where training writes the checkpoint of a run; a file, weights alone, stands for itself."""
     return folder if folder.is_file() else folder / "checkpoint.safetensors"
+
+
+def weights_path(folder: Path) -> Path:
+    """Find the file to read a trained model from.
+
+    Args:
+        folder: The folder of a run, one with `model.safetensors` as models are given away, a file of weights, or the
+            name of a shipped model. What is on the disk comes before a shipped model of the same name.
+
+    Returns:
+        The path of the file; it need not exist.
+    """
+    path = checkpoint_path(folder)
+    shipped = shipped_models().get(str(folder))
+    candidates = [path, folder / GIVEN_AWAY, *([shipped / GIVEN_AWAY] if shipped else [])]
+    return next((candidate for candidate in candidates if candidate.is_file()), path)
+
+
+def shipped_models() -> dict[str, Path]:
+    """Return the folders of the trained models that ship with the package, by name."""
+    # Found by the package's own place, since a model is data and imports nothing
+    home = Path(str(resources.files("torchcaps"))) / "zoo" / "models"
+    return {path.parent.name: path.parent for path in sorted(home.glob(f"*/{GIVEN_AWAY}"))}
 
 
 def _is_ours(name: str) -> bool:

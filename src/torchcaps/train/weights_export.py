@@ -13,10 +13,13 @@ from torchcaps.config import from_dict, to_dict
 from torchcaps.train.checkpoint import Checkpoint
 from torchcaps.train.recipe import Recipe
 
-__all__ = ["EXAMPLES", "strip_to_weights"]
+__all__ = ["EXAMPLES", "FACTOR_PREFIX", "strip_to_weights"]
 
 EXAMPLES = ("examples.images", "examples.labels")
 """The names of the images, bytes [n c h w], and labels [n] that may go along."""
+
+FACTOR_PREFIX = "examples.factors."
+"""How the names of further facts [n] about these images begin, such as the azimuth of each."""
 
 _MODEL = "state.model."
 _AVERAGE = "state.average."

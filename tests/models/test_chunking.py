@@ -10,7 +10,7 @@ import torch
 from support.small_models import DISTINCT, ROUTED, SMALL, SPEC, built, images
 from torchcaps.errors import ShapeError
 from torchcaps.kernels.threads import SWITCH, kernel_mode, kernels_enabled
-from torchcaps.models import MODELS, Model, chunking
+from torchcaps.models import MODELS, CapsNet, Model, chunking
 from torchcaps.types import Batch, Capsules
 
 METHODS = ("encode", "scores", "reconstruct")
@@ -52,7 +52,7 @@ def unwrapped(model: Model, method: str):
 
 def call(model: Model, method: str, x: torch.Tensor):
     """`reconstruct` of CapsNet takes capsules and labels instead of images."""
-    if method == "reconstruct" and type(model).__name__ == "CapsNet":
+    if method == "reconstruct" and isinstance(model, CapsNet):
         pose = x.flatten(1)[:, : 3 * 4].unflatten(1, (3, 4))
         return model.reconstruct(Capsules(pose, pose.norm(dim=-1)), chosen=torch.arange(len(x)) % 3)
     return getattr(model, method)(x)

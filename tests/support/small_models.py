@@ -12,6 +12,7 @@ from torchcaps.models import (
     CapsNetConfig,
     CNNConfig,
     ConvNetConfig,
+    EfficientCapsNetConfig,
     MatrixConfig,
     Model,
     PoEConfig,
@@ -44,6 +45,9 @@ SMALL: dict[str, Any] = {
     "capsnet-small": SmallCapsNetConfig(**_CAPSULES, shared=True),
     "cnn": CNNConfig(widths=(4,), kernel=3, hidden=(8,)),
     "convnet": ConvNetConfig(widths=(4, 4), kernel=3, hidden=(8, 6)),
+    "efficient-capsnet": EfficientCapsNetConfig(
+        channels=(4, 8), kernels=(3, 3), strides=(1, 2), type_dimension=4, dimension=4, decoder=(8,)
+    ),
     "matrix": MatrixConfig(**_MATRIX),
     "matrix-small": SmallMatrixConfig(**_MATRIX, norm=True),
     "matrix-tiny": TinyMatrixConfig(),

@@ -23,6 +23,7 @@ SHAPES = {
     "capsnet-small": {"scores": [3], "pose": [3, 4], "activation": [3]},
     "cnn": {"scores": [3]},
     "convnet": {"scores": [3]},
+    "efficient-capsnet": {"scores": [3], "pose": [3, 4], "activation": [3]},
     "matrix": {"scores": [3], "pose": [3, 16], "activation": [3]},
     "matrix-small": {"scores": [3], "pose": [3, 16], "activation": [3]},
     "matrix-tiny": {"scores": [3], "pose": [3, 16], "activation": [3]},
@@ -56,7 +57,7 @@ def run_file(path, x):
 def expected(model, x):
     """What the file must give, by the model's public methods."""
     found = {}
-    if type(model).__name__ in ("CNN", "CapsNet", "MatrixCaps"):
+    if type(model).__name__ in ("CNN", "CapsNet", "EfficientCapsNet", "MatrixCaps"):
         found["scores"] = model.scores(x)
     if hasattr(model, "encode"):
         code = model.encode(x)

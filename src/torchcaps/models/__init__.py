@@ -6,6 +6,7 @@ from torchcaps.models.autoencoder import Autoencoder, AutoencoderConfig
 from torchcaps.models.base import Model, ModelConfig, check_images
 from torchcaps.models.baselines import CNN, CNNConfig, ConvNetConfig
 from torchcaps.models.capsnet import CapsNet, CapsNetConfig, CapsNetOutput, SmallCapsNetConfig
+from torchcaps.models.efficient_capsnet import EfficientCapsNet, EfficientCapsNetConfig
 from torchcaps.models.matrix import (
     MatrixCaps,
     MatrixConfig,
@@ -28,6 +29,8 @@ __all__ = [
     "CapsNetConfig",
     "CapsNetOutput",
     "ConvNetConfig",
+    "EfficientCapsNet",
+    "EfficientCapsNetConfig",
     "MatrixCaps",
     "MatrixConfig",
     "MatrixInit",
@@ -54,6 +57,7 @@ MODELS: dict[str, type] = {
     "capsnet-small": SmallCapsNetConfig,
     "cnn": CNNConfig,
     "convnet": ConvNetConfig,
+    "efficient-capsnet": EfficientCapsNetConfig,
     "matrix": MatrixConfig,
     "matrix-small": SmallMatrixConfig,
     "matrix-tiny": TinyMatrixConfig,

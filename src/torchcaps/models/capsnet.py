@@ -7,14 +7,14 @@ routing -> margin loss on their lengths, and a decoder that must redraw the imag
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import relu
 
 from torchcaps.config import NonNegativeFloat, Size, Sizes
 from torchcaps.errors import ShapeError
-from torchcaps.layers import DenseDecoder, mask_all_but
+from torchcaps.layers import DenseCapsules, DenseDecoder, PrimaryCapsules, mask_all_but
 from torchcaps.losses import margin_loss, multi_hot, reconstruction_loss
 from torchcaps.models.base import Model, check_classes, check_images, is_correct
 from torchcaps.models.chunking import in_chunks
@@ -22,7 +22,33 @@ from torchcaps.models.conv_stem import build_routed_layer, build_stem
 from torchcaps.routing import Dynamic, RouterChoice
 from torchcaps.types import Batch, Capsules, ImageSpec, RoutingInfo
 
-__all__ = ["CapsNet", "CapsNetConfig", "CapsNetOutput", "SmallCapsNetConfig"]
+__all__ = ["CapsNet", "CapsNetConfig", "CapsNetLayers", "CapsNetOutput", "SmallCapsNetConfig"]
+
+
+class CapsNetLayers(NamedTuple):
+    """The layers below the decoder.
+
+    Attributes:
+        conv: Images [b c h w] -> features [b c' h' w'].
+        primary: Features -> primary capsules.
+        classes: Primary capsules -> class capsules.
+    """
+
+    conv: nn.Module
+    primary: PrimaryCapsules
+    classes: DenseCapsules
+
+
+class ClassCapsulesConfig(Protocol):
+    """What `CapsNet` asks of a configuration."""
+
+    @property
+    def dimension(self) -> int: ...
+    @property
+    def reconstruction(self) -> float: ...
+    @property
+    def decoder(self) -> tuple[int, ...]: ...
+    def build_layers(self, spec: ImageSpec) -> CapsNetLayers: ...
 
 
 @dataclass(frozen=True)
@@ -39,6 +65,7 @@ class CapsNetConfig:
         routing: Any router of `ROUTERS`.
         reconstruction: Weight of the decoder's loss beside the margin loss.
         decoder: Units of its hidden layers.
+        start: Initial weights: "torch", the defaults of its layers, or "authors", see `conv_stem.build_stem`.
     """
 
     channels: Size = 256
@@ -54,9 +81,14 @@ class CapsNetConfig:
     routing: RouterChoice = field(default_factory=Dynamic)
     reconstruction: NonNegativeFloat = 0.0005
     decoder: Sizes = (512, 1024)
+    start: Literal["torch", "authors"] = "torch"
 
     def build(self, spec: ImageSpec) -> CapsNet:
         return CapsNet(self, spec)
+
+    def build_layers(self, spec: ImageSpec) -> CapsNetLayers:
+        conv, primary = build_stem(self, spec, self.start)
+        return CapsNetLayers(conv, primary, build_routed_layer(self, primary, spec.classes))
 
 
 @dataclass(frozen=True)
@@ -97,20 +129,23 @@ class CapsNet(Model):
         spec: Shape of its images, and the number of classes.
     """
 
-    def __init__(self, config: CapsNetConfig, spec: ImageSpec) -> None:
+    def __init__(self, config: ClassCapsulesConfig, spec: ImageSpec) -> None:
         super().__init__()
         check_classes(spec)
         self.config = config
         self.spec = spec
-        self.conv, self.primary = build_stem(config, spec)
-        self.classes = build_routed_layer(config, self.primary, spec.classes)
+        self.conv, self.primary, self.classes = config.build_layers(spec)
         self.decoder = DenseDecoder(spec.classes, config.dimension, spec[:3], config.decoder)
 
     def forward(self, images: Tensor, *, trace: bool = False) -> CapsNetOutput:
         check_images(images, self.spec)
-        primary = self.primary(relu(self.conv(images)))  # [b h w i d]
+        primary = self.primary(self.features(images))  # [b h w i d]
         classes, info = self.classes(primary, trace=trace)  # [b j k]
         return CapsNetOutput(classes, primary, info)
+
+    def features(self, images: Tensor) -> Tensor:
+        """What the primary capsules see [b c' h' w'] of images [b c h w]."""
+        return relu(self.conv(images))
 
     @in_chunks
     def encode(self, images: Tensor) -> Capsules:

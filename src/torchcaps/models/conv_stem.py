@@ -3,7 +3,9 @@ section 4)."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Literal, Protocol
+
+from torch import nn
 
 from torchcaps.layers import Convolution, DenseCapsules, PrimaryCapsules, SharedCapsules
 from torchcaps.math.grid import Grid
@@ -41,8 +43,21 @@ class StemConfig(Protocol):
     def routing(self) -> RouterSettings: ...
 
 
-def build_stem(config: StemConfig, spec: ImageSpec) -> tuple[Convolution, PrimaryCapsules]:
-    """The two layers for images of a shape; images that are too small are refused."""
+def build_stem(
+    config: StemConfig, spec: ImageSpec, start: Literal["torch", "authors"] = "torch"
+) -> tuple[Convolution, PrimaryCapsules]:
+    """Build the two layers for images of a shape.
+
+    Args:
+        config: Sizes.
+        spec: Shape of the images; images that are too small are refused.
+        start: Initial values. "torch": those of `nn.Conv2d`. "authors": those of the authors' code of Sabour 2017,
+            where primary capsules are the mean over their types: weights of N(0, .1) whose convolution is divided by
+            the number of types, biases of .1.
+
+    Returns:
+        The convolution and the primary capsules.
+    """
     check_spec(spec, smallest=config.kernel + config.stride * (config.primary_kernel - 1))
     # The capsules stand on the grid of the convolution's output
     below = Grid.of_image(spec.height, spec.width).window(config.kernel, config.stride)
@@ -54,7 +69,13 @@ def build_stem(config: StemConfig, spec: ImageSpec) -> tuple[Convolution, Primar
         config.type_dimension,
         kernel=config.primary_kernel,
         stride=config.primary_stride,
+        scale=1 / config.types if start == "authors" else 1.0,
     )
+    if start == "authors":
+        nn.init.normal_(primary.pose.weight, std=0.1)
+        for layer in (conv, primary.pose):
+            if layer.bias is not None:
+                nn.init.constant_(layer.bias, 0.1)
     return conv, primary
 
 

@@ -36,7 +36,7 @@ class CapsNetSystem(System):
     name = "capsnet"
     title = "CapsNets"
     paper = "Sabour, Frosst and Hinton 2017, Dynamic Routing Between Capsules"
-    models = ("capsnet", "capsnet-small")
+    models = ("capsnet", "capsnet-small", "efficient-capsnet")
     metrics = (*CLASSIFIER_METRICS, Metric("factor_correlation*", "higher"))
     controls = (*System.controls, *PIXEL_CONTROLS)
     figures: ClassVar[Mapping[str, Figure[Any]]] = {

@@ -127,7 +127,7 @@ def rank_classes(model: Model, data: Dataset, batch: int = 100) -> Ranking:
     network = cast(CapsNet, model.eval())
     outputs: list[CapsNetOutput] = [network(images) for images in _batches(data, batch)]
     # The support after the last iteration, the one that the network used.
-    psi = torch.cat([support(out.info.coupling[-1], network.config.types) for out in outputs])
+    psi = torch.cat([support(out.info.coupling[-1], network.primary.types) for out in outputs])
     return Ranking(psi, rank(psi), None)
 
 

@@ -15,6 +15,8 @@ from torchcaps.train.recipe import stage_names, stage_of
 
 UNITS = {"K": 1e3, "M": 1e6}
 SMALLNORB_IMAGES = 24_300
+OTHER_NAMES = ("cnn", "attention")
+"""What a recipe is named after if not its system: the kind of baseline, or the router that a network is known for."""
 
 
 def parameters(name: str) -> int:
@@ -31,7 +33,7 @@ def test_there_are_few_enough_to_choose_from():
 @pytest.mark.parametrize("name", recipe_names())
 def test_a_recipe_is_named_after_its_system_and_says_in_one_line_what_it_is(name):
     recipe = load_recipe(name)
-    assert recipe.name == name and name.split("-")[0] in (system_of(recipe.model).name, "cnn")
+    assert recipe.name == name and name.split("-")[0] in (system_of(recipe.model).name, *OTHER_NAMES)
     assert "\n" not in recipe.about and 40 < len(recipe.about) < 100
 
 

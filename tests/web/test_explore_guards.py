@@ -78,7 +78,7 @@ def test_the_cap_is_exact(address, size, status):
 
 @pytest.mark.parametrize(("rest", "status"), [(b"0\r\n\r\n", b"400"), (b"1\r\nx\r\n0\r\n\r\n", b"413")])
 def test_the_cap_holds_for_chunked_bodies(address, rest, status):
-    chunks = [b"1000\r\n" + bytes(4096) + b"\r\n"] * 16
+    chunks = [b"1000\r\n" + bytes(4096) + b"\r\n"] * (MAX_BODY // 4096)
     request = raw_request(address, DRAW, "Transfer-Encoding: chunked", "Connection: close")
     with connect(address, request, *chunks, rest) as connection:
         assert read_all(connection).startswith(b"HTTP/1.1 " + status)
@@ -92,7 +92,7 @@ def test_a_huge_or_senseless_length_is_refused_unread(address, size):
 
 
 def test_a_chunked_body_without_end_is_refused(address):
-    chunks = [b"10000\r\n" + bytes(1 << 16) + b"\r\n"] * 17
+    chunks = [b"10000\r\n" + bytes(1 << 16) + b"\r\n"] * (MAX_DISCARDED // (1 << 16) + 1)
     with connect(address, raw_request(address, DRAW, "Transfer-Encoding: chunked"), *chunks) as connection:
         assert read_all(connection).startswith(b"HTTP/1.1 413 ")
 

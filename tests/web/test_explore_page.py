@@ -25,6 +25,7 @@ pytest.importorskip("starlette", reason="the explorer needs the extra `explore`"
 pytest.importorskip("uvicorn", reason="the explorer needs the extra `explore`")
 
 from support.explorer_server import Address, ask, served, tiny_run  # noqa: E402
+from torchcaps.explore.middleware import MAX_BODY  # noqa: E402
 from torchcaps.explore.run_registry import find_runs  # noqa: E402
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -80,7 +81,7 @@ def visit(browser, address) -> Iterator[Callable[..., sync_api.Page]]:
     said: list[str] = []
     contexts = []
 
-    def open_page(hash_: str = "", **wishes) -> sync_api.Page:
+    def open_page(hash_: str = "#run=capsnet-digits", *, answered: bool = True, **wishes) -> sync_api.Page:
         context = browser.new_context(**{"viewport": {"width": 1100, "height": 900}, **wishes})
         context.set_default_timeout(PATIENCE)
         contexts.append(context)
@@ -89,7 +90,8 @@ def visit(browser, address) -> Iterator[Callable[..., sync_api.Page]]:
         page.on("console", lambda message: said.append(message.text))
         page.on("pageerror", lambda error: said.append(str(error)))
         page.goto(f"{address.url}/{hash_}")
-        _answered(page)
+        if answered:
+            _answered(page)
         return page
 
     yield open_page
@@ -172,6 +174,41 @@ def test_a_drawn_digit_lights_its_capsule_up(visit, digit, strokes):
     sync_api.expect(_by(page, "hint")).to_be_visible()
 
 
+def test_the_front_page_offers_every_model_and_opens_it(visit, address):
+    page = visit(answered=False, hash_="")
+    shipped = [run["name"] for run in ask(address, "GET", "/api/runs")[2]["runs"] if run["shipped"]]
+    sync_api.expect(page.locator(".models .model-pictures")).to_have_count(len(shipped))
+    for name in shipped:
+        _by(page, f"model-{name}").click()
+        sync_api.expect(_by(page, "run").locator("option:checked")).to_contain_text(name)
+        _answered(page)
+        assert page.evaluate("location.hash") != "#"
+        _by(page, "to-home").click()
+        sync_api.expect(_by(page, "home")).to_be_visible()
+    _by(page, "own-matrix").click()
+    _answered(page)
+    sync_api.expect(_by(page, "home")).to_be_hidden()
+
+
+def test_the_tour_has_six_steps(visit):
+    page = visit(answered=False, hash_="")
+    _by(page, "tour-start").click()
+    for step in range(1, 7):
+        sync_api.expect(_by(page, "tour-count")).to_have_text(f"step {step} of 6")
+        _answered(page)
+        sync_api.expect(page.locator(".looked-at")).to_have_count(1)
+        sync_api.expect(_by(page, "trouble")).to_be_hidden()
+        _by(page, "tour-next").click()
+    sync_api.expect(_by(page, "tour")).to_be_hidden()
+
+
+def test_a_blank_picture_is_no_digit_and_children_that_stay_undecided_are_called_so(visit):
+    page = visit("#run=capsnet-digits&tab=routing")
+    sync_api.expect(_by(page, "entropy-now")).to_contain_text("undecided")
+    _by(page, "source-draw").check(force=True)
+    sync_api.expect(_by(page, "answer")).to_have_text("nothing")
+
+
 def test_disturbing_changes_the_input(visit):
     page = visit()
     with _changes(page, "model-input", "parents-input", "parents-drawn"):
@@ -246,6 +283,7 @@ def test_every_panel_shows_runs_without_classes(visit, run, about, capsules, rou
     sync_api.expect(_by(page, "answer")).to_contain_text("№")
     _open(page, "routing")
     sync_api.expect(_by(page, "step-said")).to_have_text(f"round {rounds} of {rounds}")
+    assert _by(page, "play").is_visible() == (rounds > 1)
     with _changes(page, "votes-canvas"):
         _by(page, "heat").click(position={"x": 20, "y": 20})
     _open(page, "instantiation")
@@ -396,7 +434,7 @@ def test_a_server_that_is_busy_or_gone(browser, address):
     refusals = iter([True, True])
     busy = {"status": 503, "headers": {"Retry-After": "1"}, "json": {"error": "busy"}}
     page.route("**/infer", lambda route: route.fulfill(**busy) if next(refusals, False) else route.continue_())
-    page.goto(address.url)
+    page.goto(f"{address.url}/#run=capsnet-digits")
     _answered(page)
     sync_api.expect(_by(page, "trouble")).to_be_hidden()
     page.route("**/api/**", lambda route: route.abort())
@@ -409,6 +447,6 @@ def test_a_server_that_is_busy_or_gone(browser, address):
 
 def test_foreign_hosts_and_large_bodies_are_refused(address):
     assert ask(address, "GET", "/", headers={"Host": "capsules.example"})[0] == 400
-    assert ask(address, "POST", "/api/runs/0/infer", b" " * 65_537)[0] == 413
+    assert ask(address, "POST", "/api/runs/0/infer", b" " * (MAX_BODY + 1))[0] == 413
     assert ask(address, "GET", "/static/main.js")[0] == 200
     assert ask(address, "GET", "/static/../__init__.py")[0] == 404

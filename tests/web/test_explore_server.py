@@ -117,7 +117,16 @@ def test_examples_are_those_of_the_data_or_drawn_by_code(address):
 
 def test_infer(address):
     answer = post(address, "/api/runs/0/infer", {"image": IMAGE})
-    assert set(answer) == {"activation", "winner", "pose", "reconstruction", "capsule_images", "limits", "milliseconds"}
+    assert set(answer) == {
+        "activation",
+        "winner",
+        "pose",
+        "reconstruction",
+        "capsule_images",
+        "silent",
+        "limits",
+        "milliseconds",
+    }
     assert len(answer["activation"]) == 10 and answer["winner"] == max(range(10), key=answer["activation"].__getitem__)
     assert torch.tensor(answer["pose"]).shape == (10, 4)
     assert answer["reconstruction"]["shape"] == [1, 16, 16] and answer["capsule_images"]["shape"] == [10, 1, 16, 16]

@@ -15,7 +15,7 @@ from torchcaps.errors import ShapeError, TorchcapsError
 from torchcaps.math.pixels import standardize
 from torchcaps.systems.prediction import class_names
 from torchcaps.train import Recipe
-from torchcaps.train.weights_export import EXAMPLES
+from torchcaps.train.weights_export import EXAMPLES, FACTOR_PREFIX
 from torchcaps.types import ImageSpec
 
 __all__ = ["COUNT", "Examples", "load_examples"]
@@ -70,6 +70,15 @@ class Examples:
         if not self._is_labeled:
             return f"digit {labels[0]}, drawn by code"
         return " and ".join(self.names[label] for label in labels)
+
+    @property
+    def factors(self) -> dict[str, list[int]]:
+        """Further facts about each image by name, such as its azimuth; empty where nothing is known."""
+        # Of stored images only: those of a data set are a sample, among which nothing can be turned
+        if self.data is None or self.source != "own" or not self.data.factors:
+            return {}
+        known = {**self.data.factors, "category": self.data.labels}
+        return {name: values.tolist() for name, values in known.items()}
 
     @property
     def inputs(self) -> Tensor | None:
@@ -149,7 +158,10 @@ def _stored_images(tensors: Mapping[str, Tensor], spec: ImageSpec) -> Dataset | 
     if not all(name in tensors for name in EXAMPLES):
         return None
     images, labels = (tensors[name] for name in EXAMPLES)
-    return _if_fitting(Dataset(images, labels, spec.classes), spec)
+    factors = {
+        name.removeprefix(FACTOR_PREFIX): values for name, values in tensors.items() if name.startswith(FACTOR_PREFIX)
+    }
+    return _if_fitting(Dataset(images, labels, spec.classes, factors), spec)
 
 
 def _test_images(config: DataConfig, spec: ImageSpec, data_dir: Path | None) -> Dataset | None:

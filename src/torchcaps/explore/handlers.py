@@ -24,11 +24,15 @@ from torchcaps.explore.messages import (
     encode_images,
     to_json,
 )
-from torchcaps.explore.run_registry import OpenRun, RunRegistry
+from torchcaps.explore.run_registry import OpenRun, RunEntry, RunRegistry
 
 __all__ = ["ACTIONS", "Action", "JsonObject", "describe_run", "get_example", "list_runs"]
 
 JsonObject = dict[str, object]
+
+MIN_WON = 3
+"""Test images that a capsule must win to be called by what they show."""
+
 R = TypeVar("R")
 
 
@@ -49,6 +53,7 @@ def list_runs(registry: RunRegistry) -> list[JsonObject]:
             "kind": entry.kind,
             "shipped": entry.shipped,
             "loaded": registry.is_open(number),
+            "card": _card(entry),
         }
         for number, entry in enumerate(registry.entries)
     ]
@@ -84,6 +89,8 @@ def describe_run(number: int, run: OpenRun) -> JsonObject:
         "steps": run.trained.step,
         "parameters": sum(p.numel() for p in model.parameters()),
         "classifies": model.is_classifier,
+        "nicknames": _nicknames(run),
+        "factors": examples.factors,
         "display": "standardized" if examples.standardized else "unit",
     }
 
@@ -105,6 +112,7 @@ def _infer(run: OpenRun, request: InferRequest) -> JsonObject:
         "pose": to_json(result.pose),
         "reconstruction": _encode(run, result.reconstruction, image),
         "capsule_images": _encode(run, result.capsule_images, image),
+        "silent": to_json(result.silent),
         "limits": _limits(run, result.winner, result.pose[result.winner]),
         "milliseconds": to_json(1000 * (time.perf_counter() - start)),
     }
@@ -143,6 +151,30 @@ def _sample(run: OpenRun, request: SampleRequest) -> JsonObject:
 def _sample_grid(run: OpenRun, request: SampleGridRequest) -> JsonObject:
     grid = run.view.sample_grid(request.count, request.domain, request.seed)
     return {"images": _encode(run, grid.images), "poses": to_json(grid.poses), "capsules": list(grid.capsules)}
+
+
+def _card(entry: RunEntry) -> JsonObject | None:
+    """Return what the front page shows of a shipped model."""
+    card = entry.card
+    if card is None:
+        return None
+    picture = {"shape": list(card.picture.shape), "data": card.picture.data}
+    return {"summary": card.summary, "headline": card.headline, "data": card.data, "picture": picture}
+
+
+def _nicknames(run: OpenRun) -> list[str | None]:
+    """Say of each capsule that was learned without labels what it mostly wins: None if that is no single class."""
+    names: list[str | None] = [None] * run.view.capsules
+    examples = run.examples
+    if run.trained.model.is_classifier or not len(examples) or examples.label(0) is None:
+        return names
+    # Majorities among few images mean nothing
+    labels = torch.tensor([examples.label(n) or 0 for n in range(len(examples))])
+    for j in range(run.view.capsules):
+        counts = torch.bincount(labels[run.view.winners == j], minlength=1)
+        if int(counts.sum()) >= MIN_WON and int(counts.max()) > 0.5 * int(counts.sum()):
+            names[j] = f"mostly {examples.names[int(counts.argmax())]}"
+    return names
 
 
 ACTIONS: Mapping[str, Action[Any]] = {

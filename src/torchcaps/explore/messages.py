@@ -153,7 +153,7 @@ def decode_image(image: EncodedImage, shape: Sequence[int]) -> Tensor:
         ShapeError: another shape, or another number of bytes.
         DataError: the bytes are not base64.
     """
-    # The shape is compared before anything is decoded: base64 of 64 kB at most is left
+    # The shape is compared before anything is decoded: base64 of the largest body is left
     if image.shape != tuple(shape):
         raise ShapeError(f"the image is of {list(image.shape)}; this run's are of {list(shape)} [c h w]")
     try:

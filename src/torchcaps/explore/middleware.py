@@ -17,9 +17,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 __all__ = ["HEADERS", "MAX_BODY", "TIMEOUT", "SecurityHeaders", "allowed_hosts", "is_loopback", "read_json_body"]
 
-MAX_BODY = 65_536
-"""Largest accepted body in bytes."""
-MAX_DISCARDED = 1 << 20
+MAX_BODY = 1 << 19
+"""Largest accepted body in bytes: room for a color image of 256x256 in base64."""
+MAX_DISCARDED = 1 << 22
 """Bytes of a larger body that are read and dropped: a client that is still sending would not read the refusal."""
 TIMEOUT = 10
 """Seconds that the server waits for a client: for the next request, for its body, for a response to be read."""

@@ -135,7 +135,7 @@ class Explorer:
         body = await read_json_body(request, self.timeout)
 
         def work() -> JsonObject:
-            # Parsing 64 kB is work, too: in the worker, not in the event loop
+            # Parsing half a megabyte is work, too: in the worker, not in the event loop
             parsed = parse_request(action.request, body)
             return action.respond(self._open(number), parsed)
 

@@ -56,7 +56,7 @@ class OpenRun:
 
     entry: RunEntry
     trained: TrainedRun
-    view: ExplorerView[Any]
+    view: ExplorerView[Any, Any]
     examples: Examples
 
 

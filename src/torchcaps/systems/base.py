@@ -189,7 +189,7 @@ class System:
     figures: ClassVar[Mapping[str, Figure[Any]]] = {}
     figure_options: ClassVar[frozenset[str]] = frozenset()
     max_figure_images: ClassVar[int | None] = 10_000
-    explorer_view: ClassVar[type[ExplorerView[Any]] | None] = None
+    explorer_view: ClassVar[type[ExplorerView[Any, Any]] | None] = None
     redraws: ClassVar[bool] = False
     predicts: ClassVar[Literal["class", "capsule"]] = "class"
     attacked_by_own_loss: ClassVar[bool] = True
@@ -342,7 +342,9 @@ class System:
 
     # --- The explorer -----------------------------------------------------------------------------------------
 
-    def explore(self, model: Model, names: Sequence[str] = (), examples: Tensor | None = None) -> ExplorerView[Any]:
+    def explore(
+        self, model: Model, names: Sequence[str] = (), examples: Tensor | None = None
+    ) -> ExplorerView[Any, Any]:
         """Build the explorer's view of a trained model.
 
         Args:

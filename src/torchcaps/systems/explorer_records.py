@@ -62,7 +62,9 @@ class CapsuleReading(NamedTuple):
         pose: [j k]
         reconstruction: [c h w] decoded from all capsules, or from the winner where the decoder gets one capsule only;
             None without a decoder.
-        capsule_images: [j c h w] decoded from each capsule alone; None without a decoder.
+        capsule_images: [j c h w] decoded from each capsule alone, from a silent one in its typical pose; None without a
+            decoder.
+        silent: [j] which capsules were turned off, so that their pose is 0; None without a decoder.
     """
 
     activation: Tensor
@@ -70,6 +72,7 @@ class CapsuleReading(NamedTuple):
     pose: Tensor
     reconstruction: Tensor | None
     capsule_images: Tensor | None
+    silent: Tensor | None = None
 
 
 class PoseRange(NamedTuple):

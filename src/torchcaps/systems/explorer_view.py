@@ -1,7 +1,7 @@
 """What the explorer can ask of any capsule network: its capsules, its routing, images decoded from a pose.
 
 An `ExplorerView` wraps one model in evaluation mode, without gradients; its results are functions of its arguments.
-This module holds what all systems share, over five methods that each system implements.
+This module holds what all systems share, over six methods that each system implements.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from torchcaps.systems.explorer_records import (
     SampleGrid,
 )
 from torchcaps.systems.routing_trace import contributions, read_routing
+from torchcaps.types import Capsules
 from torchcaps.utils.random import permutation
 
 __all__ = ["MAX_GRID_CAPSULES", "MAX_GRID_SAMPLES", "ExplorerView"]
@@ -37,11 +38,18 @@ MAX_GRID_SAMPLES = 8
 _CHUNK = 50
 """Examples that are encoded together."""
 
+_SILENT = 0.1
+"""Below this length a capsule counts as turned off: a decoder draws much the same of all such."""
+
 M = TypeVar("M", bound=Model)
+O = TypeVar("O")
+"""What a view needs of one forward pass of its model."""
 
 
-class ExplorerView(ABC, Generic[M]):
+class ExplorerView(ABC, Generic[M, O]):
     """What the explorer shows of one model. Images [c h w] are in the format of the model's input.
+
+    The forward pass of the last image is kept: further questions about it, such as its routing, cost no other.
 
     Args:
         model: a model of the system that the subclass is for; it is put into evaluation mode.
@@ -68,6 +76,7 @@ class ExplorerView(ABC, Generic[M]):
             self.layer = self._describe_layer(model)
         self.names = self._capsule_names(tuple(names))
         self._examples = examples
+        self._last: tuple[Tensor, O] | None = None
         # Last, since it may depend on the examples.
         self.domains = self._domains()
 
@@ -99,15 +108,17 @@ class ExplorerView(ABC, Generic[M]):
     @torch.inference_mode()
     def infer(self, image: Tensor) -> CapsuleReading:
         """Compute the capsules of an image [c h w], and the images decoded from all and from each of them."""
-        encoded = self._encode(image.unsqueeze(0))
+        encoded = self._encoded(self._forward_once(image))
         pose = encoded.capsules.pose[0]  # [j k]
         activation = encoded.capsules.activation[0]  # [j]
         winner = int(encoded.winner)
         if not self.has_decoder:
             return CapsuleReading(activation, winner, pose, None, None)
-        # Decode all capsules together, and each alone.
-        each = self._decode_alone(range(self.capsules), pose)
-        return CapsuleReading(activation, winner, pose, self._reconstruct(pose, winner), each)
+        # Decode all capsules together, and each alone; one that is silent shows what it stands for.
+        silent = pose.norm(dim=-1) < _SILENT  # [j]
+        shown = torch.where(silent.unsqueeze(-1), self._typical_poses, pose) if bool(silent.any()) else pose
+        each = self._decode_alone(range(self.capsules), shown)
+        return CapsuleReading(activation, winner, pose, self._reconstruct(pose, winner), each, silent)
 
     @torch.inference_mode()
     def routing(self, image: Tensor, parent: int, children: Sequence[int] = ()) -> RoutingReading:
@@ -125,7 +136,7 @@ class ExplorerView(ABC, Generic[M]):
         for child in children:
             if not 0 <= child < self.children:
                 raise ShapeError(f"there is no child {child}; there are 0 to {self.children - 1}")
-        trace = self._trace(image.unsqueeze(0))
+        trace = self._trace(self._forward_once(image))
         return read_routing(trace, self.layer, self._contributions(trace, parent), parent, children)
 
     @torch.inference_mode()
@@ -213,12 +224,16 @@ class ExplorerView(ABC, Generic[M]):
         """Describe the last layer that is routed."""
 
     @abstractmethod
-    def _encode(self, images: Tensor) -> Encoded:
-        """Compute the capsules of images [b c h w]."""
+    def _forward(self, images: Tensor, *, trace: bool) -> O:
+        """Run the model on images [b c h w]; with `trace`, record how its last layer was routed."""
 
     @abstractmethod
-    def _trace(self, image: Tensor) -> RoutingTrace:
-        """Run the model once on an image [1 c h w] and record how its last layer was routed."""
+    def _encoded(self, out: O) -> Encoded:
+        """Read the capsules of all images from a forward pass."""
+
+    @abstractmethod
+    def _trace(self, out: O) -> RoutingTrace:
+        """Read the routing of the one image of a forward pass that recorded it."""
 
     @abstractmethod
     def _decode(self, pose: Tensor) -> Tensor:
@@ -249,6 +264,17 @@ class ExplorerView(ABC, Generic[M]):
         order = wins.argsort(descending=True, stable=True)[:MAX_GRID_CAPSULES].sort().values
         return tuple(j for j in order.tolist() if wins[j])
 
+    @cached_property
+    def _typical_poses(self) -> Tensor:
+        """What each capsule stands for: its mean pose [j k] in the examples that it wins, 0 without any."""
+        typical = torch.zeros(self.capsules, self.dimension)
+        if self._examples is None or not len(self._examples):
+            return typical
+        for j, poses in enumerate(self._winning_poses):
+            if len(poses):
+                typical[j] = poses.mean(0)
+        return typical
+
     def _sample_poses(self, capsule: int, count: int, domain: str, seed: int) -> Tensor:
         """Draw poses [n k] of examples that the capsule wins, none twice before all were drawn."""
         poses = self._winning_poses[capsule]
@@ -266,15 +292,36 @@ class ExplorerView(ABC, Generic[M]):
             raise ShapeError(f"{len(names)} names came for {self.capsules} capsules; give one each, or none")
         return names or tuple(str(j) for j in range(self.capsules))
 
+    def _forward_once(self, image: Tensor) -> O:
+        """Run the model on an image [c h w], unless the last question was about the same one."""
+        if self._last is None or not torch.equal(self._last[0], image):
+            # Kept as it came, since the caller may change it
+            self._last = (image.clone(), self._forward(image.unsqueeze(0), trace=True))
+        return self._last[1]
+
+    @cached_property
+    def winners(self) -> Tensor:
+        """The capsule [n] that wins each example; none without examples."""
+        return self._encoded_examples.winner
+
+    @cached_property
+    @torch.inference_mode()
+    def _encoded_examples(self) -> Encoded:
+        """Capsules of all examples, computed in chunks that fit into memory."""
+        if self._examples is None or not len(self._examples):
+            none = torch.zeros(0, self.capsules)
+            return Encoded(Capsules(none.unsqueeze(-1), none), torch.zeros(0, dtype=torch.int64))
+        encoded = [self._encoded(self._forward(chunk, trace=False)) for chunk in torch.split(self._examples, _CHUNK)]
+        capsules = [one.capsules for one in encoded]
+        pose = torch.cat([one.pose for one in capsules])  # [n j k]
+        activation = torch.cat([one.activation for one in capsules])  # [n j]
+        return Encoded(Capsules(pose, activation), torch.cat([one.winner for one in encoded]))
+
     @cached_property
     def _winning_poses(self) -> list[Tensor]:
         """For each capsule, its poses [n k] in the examples that it wins."""
-        assert self._examples is not None, "the domain was checked"
-        # Once for all examples, in chunks that fit into memory
-        encoded = [self._encode(chunk) for chunk in torch.split(self._examples, _CHUNK)]
-        pose = torch.cat([e.capsules.pose for e in encoded])  # [n j k]
-        winner = torch.cat([e.winner for e in encoded])  # [n]
-        return [pose[winner == j, j] for j in range(self.capsules)]
+        pose = self._encoded_examples.capsules.pose  # [n j k]
+        return [pose[self.winners == j, j] for j in range(self.capsules)]
 
     def _decode_alone(self, capsules: Sequence[int], pose: Tensor) -> Tensor:
         """Decode single capsules, each in its pose [b k], all others being 0, to images [b c h w]."""

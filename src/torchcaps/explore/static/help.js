@@ -18,8 +18,13 @@ const BLIND = {
   instantiation: "A capsule's numbers say how its thing stands to the viewer. This model has no decoder, so they can be read but not drawn.",
 };
 
-/** @param {string} panel @param {boolean} draws whether the model has a decoder */
-export const lead = (panel, draws) => (draws ? LEADS : { ...LEADS, ...BLIND })[panel];
+const SINGLE = "Many small capsules below, each for one region of the picture, vote on the pose of every capsule above. This network routes in a single round: there is nothing to step through.";
+
+/** @param {string} panel @param {{has_decoder: boolean, iterations: number}} facts of the run */
+export function lead(panel, facts) {
+  if (panel === "routing" && facts.iterations === 1) return SINGLE;
+  return (facts.has_decoder ? LEADS : { ...LEADS, ...BLIND })[panel];
+}
 
 /** Behind “More”, by kind of model. @type {Record<string, Record<Kind, string[]>>} */
 const MORE = {

@@ -59,7 +59,7 @@ const shown = once(() => {
 });
 
 /** @param {number} n */
-async function takeExample(n) {
+export async function takeExample(n) {
   const { facts } = state;
   const at = Math.min(n, facts.examples - 1);
   const { image, label, name } = await ask(`/api/runs/${facts.id}/examples/${at}`);

@@ -4,6 +4,7 @@ import { repaint } from "./canvas.js";
 import * as compare from "./compare.js";
 import { arrows, by, fill, h, later, offer } from "./dom.js";
 import { lead, more, systemName } from "./help.js";
+import * as home from "./home.js";
 import * as input from "./input.js";
 import * as instantiation from "./instantiation.js";
 import * as parents from "./parents.js";
@@ -11,6 +12,8 @@ import * as routing from "./routing.js";
 import { save } from "./save.js";
 import { follow, isOurs, link, on, read, set, state } from "./state.js";
 import * as samples from "./samples.js";
+import * as tour from "./tour.js";
+import * as turn from "./turn.js";
 import { decode, each, encode } from "./wire.js";
 
 const PANELS = { parents, routing, instantiation, samples, compare };
@@ -41,6 +44,7 @@ function trouble(error) {
 
 /** Open a run, with what a link wishes for it. @param {number} id @param {Record<string, any>} wish */
 async function open(id, wish = {}) {
+  set({ home: false });
   by("page").setAttribute("aria-busy", "true");
   by("run").value = String(id);
   try {
@@ -84,7 +88,7 @@ function introduce() {
   document.title = `${facts.name} · torchcaps explore`;
   by("about").textContent = `${systemName(facts.kind)}, ${facts.parameters.toLocaleString("en")} parameters, ${facts.shape[2]}×${facts.shape[1]} pixels`;
   by("about").title = facts.about;
-  for (const panel of Object.keys(PANELS)) fill(by(`words-${panel}`), h("p.lead", {}, lead(panel, facts.has_decoder)), more(panel, facts.kind));
+  for (const panel of Object.keys(PANELS)) fill(by(`words-${panel}`), h("p.lead", {}, lead(panel, facts)), more(panel, facts.kind));
 }
 
 const MEASURES = { capsnet: "its length is", matrix: "its switch is at", sparse: "first in rank, its length is", poe: "it is on with chance" };
@@ -95,13 +99,34 @@ function answer() {
   if (!inferred || !facts) return;
   const name = facts.names[inferred.winner];
   const value = inferred.activation[inferred.winner];
+  const { bytes } = inferred.image;
+  if (bytes.every((x) => x === bytes[0])) return nothing();
   by("answer-lead").textContent = facts.classifies ? "The model says" : "First comes";
   by("answer").textContent = facts.classifies ? name : name.replace(/^capsule /, "№ ");
   by("answer").classList.toggle("long", by("answer").textContent.length > 3);
   by("answer").classList.toggle("unsure", facts.classifies && value < 0.5);
   const known = facts.classifies && label ? (label.index === inferred.winner ? ", and that is right" : `; the label is ${label.name}`) : "";
-  by("answer-more").textContent = `${MEASURES[facts.kind] ?? "its activation is"} ${value.toFixed(2)}${known}`;
+  const nickname = facts.nicknames[inferred.winner] ? `${facts.nicknames[inferred.winner]}; ` : "";
+  by("answer-more").textContent = `${nickname}${MEASURES[facts.kind] ?? "its activation is"} ${value.toFixed(2)}${known}`;
   announce(`${by("answer-lead").textContent} ${name}, ${value.toFixed(2)}${known}`);
+}
+
+/** A blank picture: whatever the capsules say of it means nothing. */
+function nothing() {
+  by("answer-lead").textContent = "The picture is blank";
+  by("answer").textContent = "nothing";
+  by("answer").classList.add("long", "unsure");
+  by("answer-more").textContent = "draw something, or choose a test image";
+  announce("The picture is blank");
+}
+
+/** The front page, or a model. */
+function places() {
+  by("home").hidden = !state.home;
+  by("page").hidden = state.home;
+  for (const name of ["to-home", "share", "save-menu", "about"]) by(name).hidden = state.home;
+  document.querySelector(".run-field").hidden = state.home;
+  if (state.home) document.title = "torchcaps explore";
 }
 
 function tabs() {
@@ -155,7 +180,11 @@ function keep(format) {
 function wire() {
   Object.values(PANELS).forEach((panel) => panel.start());
   input.start();
+  turn.start(input.takeExample);
+  tour.start(open);
   by("run").onchange = ({ target }) => open(Number(target.value));
+  by("to-home").onclick = () => [tour.go(-1), set({ home: true })];
+  by("tour-start").onclick = () => tour.go(0);
   by("share").onclick = share;
   by("theme").onclick = theme;
   for (const format of ["png", "svg", "json"]) by(`save-${format}`).onclick = () => keep(format);
@@ -167,12 +196,13 @@ function wire() {
   on(["image"], infer);
   on(["inferred", "label"], answer);
   on(["tab"], tabs);
+  on(["home"], places);
   on(["tab"], repaint);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", repaint);
   line.addEventListener("busy", ({ detail }) => document.body.classList.toggle("busy", detail > 0));
   line.addEventListener("here", ({ detail: here }) => {
     by("gone").hidden = here;
-    if (here) state.facts ? set({ image: state.image && { ...state.image } }) : begin();
+    if (here) state.facts || state.home ? set({ image: state.image && { ...state.image } }) : begin();
   });
   window.addEventListener("unhandledrejection", (event) => {
     if (!(event.reason instanceof Gone || event.reason instanceof Refused)) return;
@@ -194,7 +224,9 @@ async function begin() {
   by("version").textContent = version;
   offer(by("run"), runs.map((run) => [run.id, run.shipped ? `${run.name} (shipped)` : run.name]), 0);
   if (!runs.length) return trouble("No run was found here. Train one first: torchcaps train capsnet-glyphs --out runs/mine");
-  await visit(await read(location.hash));
+  home.paint((id) => open(id));
+  if (location.hash.length > 1) await visit(await read(location.hash));
+  else set({ home: true });
   follow();
 }
 

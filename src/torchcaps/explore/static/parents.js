@@ -13,7 +13,7 @@ function build() {
     const cells = { bar: h("span.bar"), said: h("span.number"), tile: h("canvas.tile", { width: 1, height: 1, "aria-hidden": "true" }) };
     const row = h(
       "button.capsule", { type: "button", "data-testid": `capsule-${j}`, onclick: () => choose(j) },
-      h("span.capsule-name", {}, name), h("span.track", {}, cells.bar), cells.said, has_decoder && cells.tile,
+      h("span.capsule-name", { title: state.facts.nicknames[j] ?? "" }, name, state.facts.nicknames[j] && h("span.nickname", {}, state.facts.nicknames[j])), h("span.track", {}, cells.bar), cells.said, has_decoder && cells.tile,
     );
     return { row, ...cells };
   });
@@ -35,6 +35,7 @@ function update() {
     row.classList.toggle("wins", j === inferred.winner);
     row.dataset.value = value.toFixed(4);
     row.setAttribute("aria-label", `${facts.names[j]}: ${value.toFixed(2)}${j === inferred.winner ? ", the winner" : ""}`);
+    row.classList.toggle("silent", Boolean(inferred.silent?.[j]));
     if (inferred.capsuleImages) show(tile, inferred.capsuleImages[j]);
   });
   redraw();

@@ -63,6 +63,8 @@ function paint() {
   by("step").max = String(last() + 1);
   by("step").value = String(now + 1);
   by("step-said").textContent = `round ${now + 1} of ${last() + 1}`;
+  for (const name of ["step", "step-back", "step-on", "play", "heats"]) by(name).hidden = last() === 0;
+  document.querySelector(".keys").hidden = last() === 0;
   by("step-back").disabled = now === 0;
   by("step-on").disabled = now === last();
   put(by("heat"), heat(routed.image, routed.maps[now], state.place));
@@ -72,7 +74,8 @@ function paint() {
   by("activation-figure").hidden = !routed.activation;
   by("agreement-figure").hidden = !routed.agreement;
   const most = Math.log(state.facts.names.length);
-  by("entropy-now").textContent = `Now ${routed.entropy[now].toFixed(3)}${state.facts.kind === "poe" ? "" : ` of at most ${most.toFixed(3)}`}.`;
+  const undecided = routed.entropy[now] > 0.97 * most ? " The children stay undecided: nearly all give every parent the same share, and small differences of many add up." : "";
+  by("entropy-now").textContent = `Now ${routed.entropy[now].toFixed(3)}${state.facts.kind === "poe" ? "" : ` of at most ${most.toFixed(3)}.${undecided}`}`;
   by("followed").textContent = state.place
     ? `Following the ${routed.chosen_votes.length} children at row ${state.place[0] + 1}, column ${state.place[1] + 1} (orange).`
     : "Choose a square of the heat map to follow its children's votes.";

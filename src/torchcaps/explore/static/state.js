@@ -11,6 +11,7 @@ const LONGEST = 6000; // characters of a picture in a link
 export const state = {
   runs: [], // as /api/runs lists them
   facts: null, // of the run that is open
+  home: false, // the front page is shown
   tab: "parents",
   source: "example", // "draw" | "example" | "picture"
   example: 0,
@@ -57,7 +58,7 @@ const runName = (id) => state.runs.find((run) => run.id === id)?.name ?? "";
 /** The state as text for location.hash; what is as usual is left out. @returns {Promise<string>} */
 async function write() {
   const s = state;
-  if (!s.facts) return "";
+  if (!s.facts || s.home) return "";
   const words = new URLSearchParams({ run: s.facts.name, tab: s.tab });
   const say = (key, value, usual) => value !== usual && value !== null && words.set(key, String(value));
   if (s.source === "example") say("example", s.example, null);

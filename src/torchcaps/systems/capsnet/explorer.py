@@ -14,7 +14,7 @@ from torchcaps.systems.routing_trace import describe_layer, trace_layer
 __all__ = ["CapsNetView"]
 
 
-class CapsNetView(ExplorerView[CapsNet]):
+class CapsNetView(ExplorerView[CapsNet, CapsNetOutput]):
     """View of a CapsNet: the longest capsule wins, and the decoder gets one capsule only, as in training."""
 
     kind = "capsnet"
@@ -23,12 +23,14 @@ class CapsNetView(ExplorerView[CapsNet]):
     def _describe_layer(model: CapsNet) -> LayerSummary:
         return describe_layer(model.classes, model.primary.grid)
 
-    def _encode(self, images: Tensor) -> Encoded:
-        out: CapsNetOutput = self.model(images)
+    def _forward(self, images: Tensor, *, trace: bool) -> CapsNetOutput:
+        out: CapsNetOutput = self.model(images, trace=trace)
+        return out
+
+    def _encoded(self, out: CapsNetOutput) -> Encoded:
         return Encoded(out.classes, out.classes.activation.argmax(-1))
 
-    def _trace(self, image: Tensor) -> RoutingTrace:
-        out: CapsNetOutput = self.model(image, trace=True)
+    def _trace(self, out: CapsNetOutput) -> RoutingTrace:
         return trace_layer(self.model.classes, out.primary, out.info)
 
     def _decode(self, pose: Tensor) -> Tensor:

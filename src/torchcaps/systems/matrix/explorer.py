@@ -28,7 +28,7 @@ def trace_classes(model: MatrixCaps, children: Capsules, info: RoutingInfo) -> R
     return trace._replace(parents=model.norms[-1](trace.parents))
 
 
-class MatrixView(ExplorerView[MatrixCaps]):
+class MatrixView(ExplorerView[MatrixCaps, MatrixOutput]):
     """View of matrix capsules: the capsule of the highest activation wins."""
 
     kind = "matrix"
@@ -38,12 +38,14 @@ class MatrixView(ExplorerView[MatrixCaps]):
     def _describe_layer(model: MatrixCaps) -> LayerSummary:
         return describe_layer(model.classes, model.classes.grid)
 
-    def _encode(self, images: Tensor) -> Encoded:
-        out: MatrixOutput = self.model(images)
+    def _forward(self, images: Tensor, *, trace: bool) -> MatrixOutput:
+        out: MatrixOutput = self.model(images, trace=trace)
+        return out
+
+    def _encoded(self, out: MatrixOutput) -> Encoded:
         return Encoded(out.classes, out.classes.activation.argmax(-1))
 
-    def _trace(self, image: Tensor) -> RoutingTrace:
-        out: MatrixOutput = self.model(image, trace=True)
+    def _trace(self, out: MatrixOutput) -> RoutingTrace:
         return trace_classes(self.model, out.below[-1], out.infos[-1])
 
     def _decode(self, pose: Tensor) -> Tensor:

@@ -7,6 +7,8 @@ the competition are 0.
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import torch
 from torch import Tensor
 
@@ -16,6 +18,7 @@ from torchcaps.math.pose import vector_votes
 from torchcaps.math.squash import norm
 from torchcaps.models import PoE
 from torchcaps.models.poe import pose_sampling
+from torchcaps.models.poe.encoder import CapsuleState
 from torchcaps.models.poe.energy import hidden, probability_on, unhide
 from torchcaps.routing import iterations_of, route
 from torchcaps.systems.explorer_records import Encoded, LayerSummary, PoseRange, RoutingTrace
@@ -30,7 +33,7 @@ _REACH = 2.5
 """Standard deviations by which a number is moved, as in `pose_sampling.sweep_poses`."""
 
 
-class PoEView(ExplorerView[PoE]):
+class PoEView(ExplorerView[PoE, CapsuleState]):
     """View of products of experts: the capsule of rank 0 wins or, without competition, the most probable one."""
 
     kind = "poe"
@@ -42,16 +45,17 @@ class PoEView(ExplorerView[PoE]):
         iterations = iterations_of(model.energy.config.routing)
         return LayerSummary(children, capsules, dimension, model.autoencoder.grid, iterations)
 
-    def _encode(self, images: Tensor) -> Encoded:
-        state = self.model.infer(images)
+    def _forward(self, images: Tensor, *, trace: bool) -> CapsuleState:
+        return self.model.infer(images)
+
+    def _encoded(self, state: CapsuleState) -> Encoded:
         # The gate turns off what lost the competition; without competition there is none.
         capsules = Capsules(unhide(state.hidden, state.slab), state.on)
         return Encoded(capsules, self.model.energy.winners(state))
 
-    def _trace(self, image: Tensor) -> RoutingTrace:
+    def _trace(self, state: CapsuleState) -> RoutingTrace:
         """Trace the routing; parents are z_j and the probability of being on, behind each iteration's gate."""
         energy = self.model.energy
-        state = self.model.infer(image)
         x = state.x  # [1 i d]
         activation = norm(x)
         _, info = route(Capsules(x, activation), energy.W, energy.config.routing, trace=True)
@@ -85,6 +89,11 @@ class PoEView(ExplorerView[PoE]):
             variance = torch.ones_like(variance)
         reach = _REACH * variance.clamp_min(0).sqrt()
         return PoseRange((mean - reach).to(pose.dtype), (mean + reach).to(pose.dtype))
+
+    @cached_property
+    def _typical_poses(self) -> Tensor:
+        """The mean [j k] of z_j over the training images that each capsule took part in."""
+        return self.model.decoder.pose_mean().float()
 
     def _domains(self) -> tuple[str, ...]:
         return pose_sampling.DOMAINS

@@ -19,14 +19,17 @@ __all__ = ["SparseMatrixView", "SparseView"]
 S = TypeVar("S", bound=SparseModel)
 
 
-class _SparseModelView(ExplorerView[S]):
+class _SparseModelView(ExplorerView[S, SparseOutput]):
     """View of sparse capsules: the capsule of rank 0 wins; poses are those behind the mask, which the decoder gets."""
 
     kind = "sparse"
     has_class_capsules = False
 
-    def _encode(self, images: Tensor) -> Encoded:
-        out: SparseOutput = self.model(images)
+    def _forward(self, images: Tensor, *, trace: bool) -> SparseOutput:
+        out: SparseOutput = self.model(images, trace=trace)
+        return out
+
+    def _encoded(self, out: SparseOutput) -> Encoded:
         return Encoded(out.masked, out.ranks.argmin(-1))
 
     def _decode(self, pose: Tensor) -> Tensor:
@@ -52,8 +55,7 @@ class SparseView(_SparseModelView[SparseCaps]):
     def _describe_layer(model: SparseCaps) -> LayerSummary:
         return describe_layer(model.latent, model.primary.grid)
 
-    def _trace(self, image: Tensor) -> RoutingTrace:
-        out: SparseOutput = self.model(image, trace=True)
+    def _trace(self, out: SparseOutput) -> RoutingTrace:
         return self._mask_parents(trace_layer(self.model.latent, out.primary, out.info))
 
 
@@ -64,6 +66,5 @@ class SparseMatrixView(_SparseModelView[SparseMatrixCaps]):
     def _describe_layer(model: SparseMatrixCaps) -> LayerSummary:
         return describe_layer(model.matrix.classes, model.matrix.classes.grid)
 
-    def _trace(self, image: Tensor) -> RoutingTrace:
-        out: SparseOutput = self.model(image, trace=True)
+    def _trace(self, out: SparseOutput) -> RoutingTrace:
         return self._mask_parents(trace_classes(self.model.matrix, out.primary, out.info))

@@ -117,9 +117,11 @@ class SparseSystem(System):
         """Return the run with an SVM on its codes, which has scores of classes."""
         return with_svm(run)
 
-    def explore(self, model: Model, names: Sequence[str] = (), examples: Tensor | None = None) -> ExplorerView[Any]:
+    def explore(
+        self, model: Model, names: Sequence[str] = (), examples: Tensor | None = None
+    ) -> ExplorerView[Any, Any]:
         """Build the view that suits the model's routing: dynamic or EM."""
         config = cast(SparseModel, model).config
         is_em = model_name(config) == "sparse-matrix"
-        view: type[ExplorerView[Any]] = SparseMatrixView if is_em else SparseView
+        view: type[ExplorerView[Any, Any]] = SparseMatrixView if is_em else SparseView
         return view(model, names, examples)

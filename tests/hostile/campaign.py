@@ -1,6 +1,8 @@
-"""Checkpoints that are damaged or forged, by the thousand: each is refused by one error, or loads, at little cost.
+"""Checkpoints that are damaged or forged, and npz files of any contents, by the thousand.
 
-    python tests/hostile/campaign.py --mutants 70000 --forgeries 6000
+Each is refused by one error, or loads, at little cost:
+
+    python tests/hostile/campaign.py --mutants 70000 --forgeries 6000 --arrays 2000
 
 The suite runs a small share of it (`test_campaign.py`).
 """
@@ -21,9 +23,12 @@ from typing import Any, NamedTuple
 
 sys.path.append(str(Path(__file__).parents[1]))  # for `support`, if this is run as a script
 
+import numpy as np
+
 from support.mutations import blind_edits
 from support.tiny_recipe import tiny
-from torchcaps.errors import CheckpointError
+from torchcaps.data import NpzConfig
+from torchcaps.errors import CheckpointError, DataError
 from torchcaps.train.checkpoint import read_tensors, save, write_tensors
 from torchcaps.train.recipe import Recipe
 from torchcaps.train.run import load_run
@@ -50,6 +55,18 @@ VALUES += [
     {"name": "em"},
     {"name": "dynamic", "iterations": 100},
 ]
+DTYPES = ["u1", "u1", "u1", "i8", "i4", "u2", "i1", "u8", "f4", "f8", "f2", "c8", "?", "U", "S", "M8[s]", "O"]
+"""Types of numpy that an npz file may hold; text is given a length of five."""
+ODD: dict[str, list[Any]] = {
+    "u": [0, 1, 255],
+    "i": [0, -1, 127],
+    "f": [0.0, -1.0, 0.5, float("nan"), float("inf"), 65_000.0],
+    "c": [0, 1j],
+    "b": [True],
+    "M": [0],
+    "O": [None, "x", 1],
+}
+"""Values that one element gets, by the kind of its type."""
 
 
 class Report(NamedTuple):
@@ -99,6 +116,69 @@ def forge(rng: random.Random, document: dict[str, Any]) -> None:
             return
 
 
+def attack_npz(path: Path) -> str:
+    """Load an npz file as training does, and name what came of it; other errors than ours go up."""
+    try:
+        splits = NpzConfig(path=str(path), test=0.5).load()
+    except DataError as error:
+        assert "\n" not in str(error)
+        assert len(str(error)) < 2000
+        return "refused"
+    for data in splits[:2]:
+        assert data.images.shape[0] == data.labels.shape[0]
+    return "loaded"
+
+
+def invent_array(rng: random.Random, count: int, axes: int) -> np.ndarray:
+    """Make an array of a dtype, a shape and values that a user's program might have stored.
+
+    Args:
+        rng: The random numbers.
+        count: Rows that a well-formed file would have.
+        axes: Its axes in a well-formed file.
+    """
+    shape = [count, *(rng.choice([1, 3, 8, 28]) for _ in range(axes - 1))]
+    # Half of the arrays are well-formed; others lack an axis, have one too many, are empty or have another length
+    if rng.random() < 0.5:
+        return np.random.default_rng(rng.randrange(2**32)).integers(0, 3, shape).astype("u1")
+    if rng.random() < 0.4:
+        shape = rng.choice([shape[:-1], [*shape, 2], [0, *shape[1:]], [count + 1, *shape[1:]], [*shape[:-1], 0]])
+    dtype = rng.choice(DTYPES)
+    values = np.random.default_rng(rng.randrange(2**32)).integers(0, rng.choice([1, 2, 10, 255]) + 1, shape)
+    if dtype in "US":
+        return values.astype(dtype + "5")
+    with np.errstate(all="ignore"):
+        array = np.asarray(values * rng.choice([1, 1, 1, 0.5, -1, 1e6])).astype(dtype)
+        if array.size:
+            array.flat[rng.randrange(array.size)] = rng.choice(ODD[array.dtype.kind])
+    return array
+
+
+def run_npz(folder: Path, *, arrays: int, seed: int = 0) -> Report:
+    """Attack with so many npz files of invented contents.
+
+    Raises:
+        AssertionError: An error has more than one line.
+        Exception: Any error that is not a DataError.
+    """
+    rng = random.Random(seed)
+    target = folder / "attacked.npz"
+    outcomes: Counter[str] = Counter()
+    slowest = 0.0
+    before = _resident()
+    for _ in range(arrays):
+        # The arrays that a file should have, some of them missing or under other names
+        count = rng.choice([1, 2, 12, 40])
+        found = {"images": invent_array(rng, count, rng.choice([3, 4])), "labels": invent_array(rng, count, 1)}
+        if rng.random() < 0.1:
+            found[rng.choice(["x", "image", "images.npy"])] = found.pop(rng.choice(["images", "labels"]))
+        np.savez(target, **found)
+        begun = time.perf_counter()
+        outcomes[f"npz {attack_npz(target)}"] += 1
+        slowest = max(slowest, time.perf_counter() - begun)
+    return Report(outcomes, slowest, _resident() - before)
+
+
 def run(folder: Path, *, mutants: int, forgeries: int, seed: int = 0) -> Report:
     """Attack with so many damaged files and so many forged ones.
 
@@ -145,11 +225,14 @@ def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mutants", type=int, default=70_000, help="damaged files (70,000)")
     parser.add_argument("--forgeries", type=int, default=6_000, help="files with hostile recipes and right digests")
+    parser.add_argument("--arrays", type=int, default=2_000, help="npz files of invented contents")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args(words)
     with tempfile.TemporaryDirectory() as folder:
         found = run(Path(folder), mutants=given.mutants, forgeries=given.forgeries, seed=given.seed)
-    print(dict(found.outcomes), f"slowest {found.slowest:.2f} s, memory grew by {found.grown:.0f} MB")
+        of_arrays = run_npz(Path(folder), arrays=given.arrays, seed=given.seed)
+    for report in (found, of_arrays):
+        print(dict(report.outcomes), f"slowest {report.slowest:.2f} s, memory grew by {report.grown:.0f} MB")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hostile.campaign import run
+from hostile.campaign import run, run_npz
 
 
 @pytest.mark.parametrize(
@@ -17,3 +17,10 @@ def test_damaged_and_forged_checkpoints_cost_little(tmp_path: Path, mutants: int
     assert found.outcomes["forgery refused"] > forgeries / 4
     assert found.slowest < 10
     assert found.grown < 1000
+
+
+@pytest.mark.parametrize("arrays", [200, pytest.param(2_000, marks=pytest.mark.long)], ids=["share", "whole"])
+def test_arrays_of_any_contents_cost_little(tmp_path: Path, arrays: int) -> None:
+    found = run_npz(tmp_path, arrays=arrays)
+    assert found.outcomes["npz refused"] > arrays / 2 and found.outcomes["npz loaded"] > 0
+    assert found.slowest < 10 and found.grown < 1000

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Protocol, Self
 
 import torch
 from torch import Tensor, nn
 
-from torchcaps.errors import DataError, RecipeError, ShapeError
+from torchcaps.errors import CheckpointError, DataError, RecipeError, ShapeError
 from torchcaps.types import Batch, ImageSpec
 
 __all__ = ["Model", "ModelConfig", "check_classes", "check_images", "check_spec", "is_correct"]
@@ -31,6 +34,9 @@ class Model(nn.Module):
     """
 
     spec: ImageSpec
+    recipe: object | None = None
+    """The recipe that it was built by, if it was built by one."""
+
     by_gradient: bool = True
     """If False, `objective` itself learns, by gathering sums into buffers: it is called without gradients, and there
     is no optimizer. Each process has its own share of the batch: gather `mean_over_processes`."""
@@ -95,6 +101,50 @@ class Model(nn.Module):
         # Asked of the type, so that no image has to be passed
         return type(self).scores is not Model.scores
 
+    def save_pretrained(self, folder: Path | str) -> Path:
+        """Write the model as a folder in the form of model hubs, see `torchcaps.zoo.hub.save_pretrained`.
+
+        Args:
+            folder: Where to write; it is made if it does not exist.
+
+        Returns:
+            The folder: `model.safetensors`, `config.json`, `README.md`.
+        """
+        path: Path = _hub().save_pretrained(self, folder)
+        return path
+
+    @classmethod
+    def from_pretrained(cls, name: Path | str) -> Self:
+        """Load a model of this class by the name of a shipped one, from a folder, or from a model hub.
+
+        Args:
+            name: As in "capsnet-digits", a folder that `save_pretrained` wrote, or "user/name" on the hub.
+
+        Returns:
+            The model, in evaluation mode.
+
+        Raises:
+            CheckpointError: There is none, or it is of another class.
+        """
+        model = _hub().load_pretrained(name)
+        if not isinstance(model, cls):
+            raise CheckpointError(
+                f"'{name}' is a {type(model).__name__}, not a {cls.__name__}; load it by its own class"
+            )
+        return model
+
+    def push_to_hub(self, repository: str) -> str:
+        """Upload the model to a model hub by `huggingface_hub`, the extra `hub`.
+
+        Args:
+            repository: As in "user/name".
+
+        Returns:
+            The address of the commit.
+        """
+        address: str = _hub().push_to_hub(self, repository)
+        return address
+
     def stages(self) -> dict[str, Model]:
         """Return name -> stage in the order of training; the names are `STAGES` of the model's configuration."""
         return {"all": self}
@@ -115,6 +165,11 @@ class Model(nn.Module):
 
         What it changes it must change in place (`copy_`), so that memory is laid out as after a resumption.
         """
+
+
+def _hub() -> ModuleType:
+    """Import what writes and reads folders of models, when it is first used: it is above models, and knows recipes."""
+    return import_module("torchcaps.zoo.hub")
 
 
 class ModelConfig(Protocol):

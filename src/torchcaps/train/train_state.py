@@ -204,6 +204,7 @@ def build_model(recipe: Recipe, spec: ImageSpec, device: torch.device | None = N
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_of(recipe.seed, 0))
         model = recipe.model.build(spec)
+    model.recipe = recipe
     model.to(device)
     # Configuration and model must agree: recipes name stages before any model is built.
     stages = model.stages()

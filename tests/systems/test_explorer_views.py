@@ -176,7 +176,11 @@ def test_inference_is_the_models_own(kind):
     else:
         assert inferred.winner == int(generation.winners(model, IMAGE[None]))
     if not view.has_decoder:
-        assert inferred.reconstruction is None and inferred.capsule_images is None
+        assert inferred.reconstruction is None and view_of(kind, None).infer(IMAGE).capsule_images is None
+        # Each capsule shows an example that it wins, or a blank
+        for j, shown in enumerate(inferred.capsule_images):
+            own = EXAMPLES[view.winners == j]
+            assert any(torch.equal(shown, one) for one in own) or (not len(own) and not shown.any())
         return
     with torch.no_grad():
         redrawn = model.reconstruct(code if kind.startswith("capsnet") else IMAGE[None])

@@ -72,6 +72,11 @@ class Examples:
         return " and ".join(self.names[label] for label in labels)
 
     @property
+    def things(self) -> int:
+        """How many things an image shows."""
+        return 1 if self.data is None or self.data.labels.ndim == 1 else self.data.labels.shape[1]
+
+    @property
     def factors(self) -> dict[str, list[int]]:
         """Further facts about each image by name, such as its azimuth; empty where nothing is known."""
         # Of stored images only: those of a data set are a sample, among which nothing can be turned

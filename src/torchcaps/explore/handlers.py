@@ -79,6 +79,8 @@ def describe_run(number: int, run: OpenRun) -> JsonObject:
         "dimension": view.dimension,
         "iterations": view.iterations,
         "has_decoder": view.has_decoder,
+        "has_tiles": view.has_decoder or len(examples) > 0,
+        "things": examples.things,
         "domains": list(view.domains),
         "children": view.children,
         "places": list(view.places),

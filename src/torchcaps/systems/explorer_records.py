@@ -62,8 +62,8 @@ class CapsuleReading(NamedTuple):
         pose: [j k]
         reconstruction: [c h w] decoded from all capsules, or from the winner where the decoder gets one capsule only;
             None without a decoder.
-        capsule_images: [j c h w] decoded from each capsule alone, from a silent one in its typical pose; None without a
-            decoder.
+        capsule_images: [j c h w] decoded from each capsule alone, from a silent one in its typical pose; without a
+            decoder, the example of the nearest pose, or None without examples.
         silent: [j] which capsules were turned off, so that their pose is 0; None without a decoder.
     """
 

@@ -113,7 +113,7 @@ class ExplorerView(ABC, Generic[M, O]):
         activation = encoded.capsules.activation[0]  # [j]
         winner = int(encoded.winner)
         if not self.has_decoder:
-            return CapsuleReading(activation, winner, pose, None, None)
+            return CapsuleReading(activation, winner, pose, None, self._nearest_examples(pose))
         # Decode all capsules together, and each alone; one that is silent shows what it stands for.
         silent = pose.norm(dim=-1) < _SILENT  # [j]
         shown = torch.where(silent.unsqueeze(-1), self._typical_poses, pose) if bool(silent.any()) else pose
@@ -322,6 +322,22 @@ class ExplorerView(ABC, Generic[M, O]):
         """For each capsule, its poses [n k] in the examples that it wins."""
         pose = self._encoded_examples.capsules.pose  # [n j k]
         return [pose[self.winners == j, j] for j in range(self.capsules)]
+
+    def _nearest_examples(self, pose: Tensor) -> Tensor | None:
+        """Return for each capsule's pose [j k] the example [j c h w] that it wins with the nearest pose, else a blank.
+
+        It shows what a capsule believes where there is no decoder; None without examples.
+        """
+        if self._examples is None or not len(self._examples):
+            return None
+        known = self._encoded_examples.capsules.pose  # [n j k]
+        distance = (known - pose).square().sum(-1)  # [n j]
+        own = self.winners.unsqueeze(-1) == torch.arange(self.capsules)  # [n j]
+        distance = distance.masked_fill(~own, torch.inf)
+        # The image itself, if it is an example, would say nothing
+        distance = distance.masked_fill(distance < 1e-8, torch.inf)
+        found = self._examples[distance.argmin(0)]  # [j c h w]
+        return torch.where(distance.isfinite().any(0).view(-1, 1, 1, 1), found, torch.zeros_like(found))
 
     def _decode_alone(self, capsules: Sequence[int], pose: Tensor) -> Tensor:
         """Decode single capsules, each in its pose [b k], all others being 0, to images [b c h w]."""

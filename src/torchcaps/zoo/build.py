@@ -31,6 +31,9 @@ __all__ = ["BuildSettings", "build_model_folder", "choose_examples", "training_c
 _PICTURE_IMAGES = 10
 """Images of a card's picture."""
 
+_LARGE = 10_000
+"""Numbers from which on a tensor of doubles is rounded."""
+
 
 @dataclass(frozen=True)
 class BuildSettings:
@@ -84,6 +87,7 @@ def build_model_folder(run_folder: Path, folder: Path, settings: BuildSettings) 
         own = {"examples.images": test.images, "examples.labels": test.labels}
         own |= {FACTOR_PREFIX + name: values for name, values in test.factors.items()}
     small = strip_to_weights(checkpoint, half=True, names=names)
+    small.tensors.update({name: _shrunk(value) for name, value in small.tensors.items()})
     small.tensors.update(own)
     make_folder(folder)
     save(folder / GIVEN_AWAY, small)
@@ -96,6 +100,14 @@ def build_model_folder(run_folder: Path, folder: Path, settings: BuildSettings) 
     write_atomically(folder / CARD, [encode_card(card)])
     write_atomically(folder / README, [card_text(card, result).encode()])
     return card
+
+
+def _shrunk(value: Tensor) -> Tensor:
+    """Round large tensors of doubles, sums that only training reads, to half precision if they stay finite."""
+    if value.dtype != torch.float64 or value.numel() < _LARGE:
+        return value
+    rounded = value.half()
+    return rounded if bool(rounded.isfinite().all()) else value.float()
 
 
 def choose_examples(test: Dataset, count: int) -> Dataset:

@@ -85,6 +85,19 @@ export function difference(image, reconstruction) {
   return canvas;
 }
 
+/** Two pictures over each other, the first in orange, the second in blue. */
+export function twoColors(first, second) {
+  const [, h, w] = first.shape;
+  const canvas = Object.assign(document.createElement("canvas"), { width: w, height: h });
+  const data = new ImageData(w, h);
+  for (let n = 0; n < h * w; n++) {
+    const [a, b] = [first.bytes[n] / 255, second.bytes[n] / 255];
+    data.data.set([255 * a + 70 * b, 150 * a + 170 * b, 60 * a + 235 * b, 255], 4 * n);
+  }
+  canvas.getContext("2d").putImageData(data, 0, 0);
+  return canvas;
+}
+
 /** A number in few characters. */
 export function brief(x) {
   if (x === 0) return "0";

@@ -1,5 +1,5 @@
 // Parents: which capsules are active, what the winner redraws, and what each draws alone.
-import { bars, colors, difference } from "./canvas.js";
+import { bars, colors, difference, twoColors } from "./canvas.js";
 import { by, fill, h } from "./dom.js";
 import { on, parent, set, state, winner } from "./state.js";
 import { show, toCanvas } from "./wire.js";
@@ -8,18 +8,18 @@ let rows = [];
 
 /** One button a capsule: name, bar, number, what it draws. */
 function build() {
-  const { names, has_decoder } = state.facts;
+  const { names, has_tiles } = state.facts;
   rows = names.map((name, j) => {
     const cells = { bar: h("span.bar"), said: h("span.number"), tile: h("canvas.tile", { width: 1, height: 1, "aria-hidden": "true" }) };
     const row = h(
       "button.capsule", { type: "button", "data-testid": `capsule-${j}`, onclick: () => choose(j) },
-      h("span.capsule-name", { title: state.facts.nicknames[j] ?? "" }, name, state.facts.nicknames[j] && h("span.nickname", {}, state.facts.nicknames[j])), h("span.track", {}, cells.bar), cells.said, has_decoder && cells.tile,
+      h("span.capsule-name", { title: state.facts.nicknames[j] ?? "" }, name, state.facts.nicknames[j] && h("span.nickname", {}, state.facts.nicknames[j])), h("span.track", {}, cells.bar), cells.said, has_tiles && cells.tile,
     );
     return { row, ...cells };
   });
   const list = by("capsules");
   list.classList.toggle("many", names.length > 12);
-  list.classList.toggle("blind", !has_decoder);
+  list.classList.toggle("blind", !has_tiles);
   fill(list, ...rows.map(({ row }) => row));
 }
 
@@ -48,12 +48,27 @@ function redraw() {
   by("redrawn").hidden = !inferred.reconstruction;
   by("blind").hidden = facts.has_decoder;
   if (!inferred.reconstruction) return;
+  if (facts.things === 2) return pair();
   show(by("parents-drawn"), inferred.reconstruction);
   const canvas = difference(inferred.image, inferred.reconstruction);
   const to = by("parents-missed");
   Object.assign(to, { width: canvas.width, height: canvas.height }).getContext("2d").drawImage(canvas, 0, 0);
+  by("parents-missed").parentElement.hidden = false;
   by("drawn-by").textContent = facts.kind === "capsnet" ? `redrawn by ${facts.names[inferred.winner]}` : "redrawn by all";
   by("error").textContent = `${(100 * gap(inferred.image, inferred.reconstruction)).toFixed(1)} % off a pixel, on average`;
+}
+
+/** Two things in one picture, pulled apart: what the two strongest capsules draw, each in a color. */
+function pair() {
+  const { inferred, facts } = state;
+  const [a, b] = inferred.activation.map((_, j) => j).sort((i, j) => inferred.activation[j] - inferred.activation[i]);
+  const canvas = twoColors(inferred.capsuleImages[a], inferred.capsuleImages[b]);
+  for (const name of ["parents-drawn", "parents-missed"]) {
+    const to = by(name);
+    Object.assign(to, { width: canvas.width, height: canvas.height }).getContext("2d").drawImage(canvas, 0, 0);
+  }
+  by("drawn-by").textContent = `${facts.names[a]} in orange, ${facts.names[b]} in blue`;
+  by("parents-missed").parentElement.hidden = true;
 }
 
 const gap = (a, b) => a.bytes.reduce((sum, x, n) => sum + Math.abs(x - b.bytes[n]), 0) / 255 / a.bytes.length;

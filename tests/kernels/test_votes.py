@@ -242,22 +242,25 @@ def operators() -> list[tuple[Callable[..., object], tuple[object, ...]]]:
     given = problem(Case(batch=8, types=1, parents=2))
     votes = given.votes(CompiledVotes, leaves(given.given))
     assert isinstance(votes, CompiledVotes)
-    layer = tuple(x.detach().requires_grad_(n < 2) if isinstance(x, Tensor) else x for n, x in enumerate(votes._layer))
+    layer = votes._fixed
+    handle = [torch.zeros(x.shape, dtype=x.dtype).requires_grad_() for x in votes._handle()]
+    learning = tuple(x.detach().requires_grad_(n < 2) if isinstance(x, Tensor) else x for n, x in enumerate(layer))
     log_weight, mean, scale, bias = map(votes.split_batch, given.given[3:])
     pairs = compiled._pairs(log_weight).requires_grad_()
     parents = [compiled._samples_last(x).requires_grad_() for x in (mean, scale, bias)]
     log_a = votes._log_a.detach().requires_grad_()
     return [
-        (compiled._moments, (*layer, pairs, log_a)),
-        (compiled._log_likelihood, (*layer, *parents)),
-        (compiled._total, (*layer, pairs)),
-        (compiled._dot, (*layer, parents[0])),
-        (compiled._squared_lengths, layer),
+        (compiled._handles, learning),
+        (compiled._moments, (*layer, given.slots.order, given.slots.ends, handle, pairs, log_a)),
+        (compiled._log_likelihood, (*layer, handle, *parents)),
+        (compiled._total, (*layer, handle, pairs)),
+        (compiled._dot, (*layer, handle, parents[0])),
+        (compiled._squared_lengths, (*layer, handle)),
         (compiled._compete, (pairs, given.slots.order, given.slots.ends, 1, -float("inf"))),
     ]
 
 
-@pytest.mark.parametrize("number", range(6))
+@pytest.mark.parametrize("number", range(7))
 def test_operators_pass_opcheck(number):
     operator, arguments = operators()[number]
     torch.library.opcheck(operator, arguments)

@@ -130,13 +130,17 @@ def m_step(problem: Problem, log_share: Tensor, previous: Tensor | float, lam: f
         lam: lambda.
     """
     moments = problem.votes.moments(log_share)  # lines 2 to 4
-    mean = moments.mean + problem.settings.damping * (previous - moments.mean)
-    # About the damped mean: the variance about the votes' own mean, and the square of the step between the two.
-    variance = moments.variance + (moments.mean - mean).square() + problem.settings.min_variance
+    mean = moments.mean
+    variance = moments.variance + problem.settings.min_variance
+    if problem.settings.damping > 0:
+        # About the damped mean: the variance about the votes' own mean, and the square of the step between the two.
+        step = problem.settings.damping * (previous - mean)
+        mean = mean + step
+        variance = variance + step.square()
     if problem.settings.switch == "mixing":
         return State(log_share, mean, variance, _proportion(moments.log_mass))
     mass = (moments.log_mass + problem.votes.log_scale).exp()  # [b p j]
-    cost = (problem.beta_u.unsqueeze(-1) + 0.5 * variance.log()).sum(-1) * mass  # line 5, summed over h
+    cost = (problem.votes.dimension * problem.beta_u + 0.5 * variance.log().sum(-1)) * mass  # line 5, summed over h
     return State(log_share, mean, variance, lam * (problem.beta_a - cost))  # line 6, before the logistic
 
 
@@ -167,7 +171,7 @@ def e_step(problem: Problem, state: State) -> Tensor:
 def _log_density(problem: Problem, state: State, bias: Tensor | float = 0.0) -> Tensor:
     """bias_j + log N(V_ij; mu_j, sigma_j^2) [b p i j], for a bias [b p j]."""
     log_volume = state.variance.log().sum(-1) + problem.votes.dimension * LOG_2PI
-    return problem.votes.log_likelihood(state.mean, state.variance.sqrt().reciprocal(), bias - 0.5 * log_volume)
+    return problem.votes.log_likelihood(state.mean, state.variance.rsqrt(), bias - 0.5 * log_volume)
 
 
 def energy(problem: Problem, state: State) -> Tensor:
@@ -182,7 +186,7 @@ def energy(problem: Problem, state: State) -> Tensor:
 
 def _log_descent(problem: Problem, state: State, log_factor: Tensor) -> Tensor:
     """-exp(log_factor_j) energy_ij [b p i j], for the logarithm of a factor [b p j]."""
-    scale = state.variance.sqrt().reciprocal()  # 1 / sigma [b p j k]
+    scale = state.variance.rsqrt()  # 1 / sigma [b p j k]
     each = 0.5 * (problem.settings.min_variance * scale.square() + state.variance.log())
     constant = each.sum(-1) + problem.votes.dimension * (problem.beta_u - 0.5)  # [b p j]
     root = (0.5 * log_factor).exp().unsqueeze(-1)

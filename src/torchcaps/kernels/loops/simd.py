@@ -10,6 +10,7 @@ many values at a time take `memory(bytes)`: load, load4, store and fill of narro
     store(a, (m, n), v)   a[m, n, :] = v; rows, if v is   fma(a, b, c)           a b + c
                           a tuple, from there on          fma4(a, b, c)          the same of four b and c
     load_half(a, (m, l))  half as many, from lane l on    maximum(a, b)          the larger of a and b
+    load_from(p, a, m)    row m of an array like a that begins at address p
     add_at(a, (m,), v)    a[m] += v, from there on        where_negative(s, a, b)   a where s < 0, else b
     interleave(a, b)      two vectors, a0 b0 a1 b1 ...    lane_sum(v)            the sum of the lanes, a number
     deinterleave(a, b)    the way back                    lane_sums(a, b, c, d)  four such sums, a vector
@@ -52,6 +53,7 @@ __all__ = [
     "lane_sums",
     "load",
     "load4",
+    "load_from",
     "load_half",
     "maximum",
     "memory",
@@ -184,6 +186,18 @@ def _reader(size: int, rows: int) -> Operation:
     return intrinsic(typed)
 
 
+def _load_from(typing: NumbaContext, address: NumbaType, like: NumbaType, row: NumbaType) -> Lowering:
+    kind = _vector_type(like, VECTOR_BYTES)
+    align = like.dtype.bitwidth // 8
+
+    def write(context: NumbaContext, builder: LLVMBuilder, signature: Signature, args: list[LLVMValue]) -> LLVMValue:
+        first = builder.inttoptr(context.cast(builder, args[0], address, types.intp), kind.vector.as_pointer())
+        index = context.cast(builder, args[2], row, types.intp)
+        return builder.load(builder.gep(first, [index], source_etype=kind.vector), align=align, typ=kind.vector)
+
+    return kind(address, like, row), write
+
+
 def _writer(size: int, *, adding: bool) -> Operation:
     """Make the operation that stores a vector, or a tuple of them in as many rows; adding, to what is there."""
 
@@ -270,6 +284,8 @@ def memory(size: int) -> Memory:
 
 load, load4, store, fill = memory(VECTOR_BYTES)
 load_half: Callable[[Array, Index], Vector] = _reader(VECTOR_BYTES // 2, 1)
+load_from: Callable[[int, Array, int], Vector] = intrinsic(_load_from)
+"""Row m of an array of which only the address is known: a loop may take any number of such arrays."""
 add_at: Callable[[Array, Index, Vector], None] = _writer(VECTOR_BYTES, adding=True)
 broadcast: Callable[[Array, Index], Vector] = intrinsic(_broadcast)
 

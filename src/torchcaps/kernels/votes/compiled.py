@@ -3,17 +3,27 @@
 The loops work on L samples at a time, which lie side by side in memory. The tensors that `CompiledVotes` takes and
 returns are views of that memory with the usual order of axes; elementwise operations between them keep the layout, so
 that nothing is copied on the way.
+
+The way back from the votes to the children and to W costs more than all else, and it is linear: it need be gone once
+for all operations of a router. So an operation does not take the children and W as what its result depends on, but a
+handle of them. The gradient by a handle is a term of the gradient by the votes, which has few factors,
+
+    g_V_ijk = w_ij (a_jk + b_jk (V_ijk - m_jk))
+
+and the backward pass of all handles together sums the terms, tile by tile, and multiplies once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from types import ModuleType
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from torchcaps.kernels.operators import GradContext, OperatorInputs
 from torchcaps.kernels.threads import in_threads
@@ -28,6 +38,10 @@ __all__ = ["CompiledVotes"]
 
 BYTES = 64
 """Width of a vector, as in `loops.votes`."""
+FACTORS = 4
+"""Tensors of a handle, the factors w, a, b and m of its gradient."""
+HANDLES = 8
+"""Operations whose gradients are summed before they go back to the children."""
 
 
 @cache
@@ -53,11 +67,13 @@ class CompiledVotes(Votes):
         offset = given.pose.new_zeros(self.children, self.dimension) if given.offset is None else given.offset
         self._layer = _Layer(
             x=self._blocks(given.pose).permute(0, 2, 3, 1).contiguous(),
-            W=given.weights.transpose(0, 1).reshape(self.parents, len(given.weights), -1).contiguous(),
+            W=_ordered(given.weights, matrix=given.matrix),
             offset=offset.to(given.pose.dtype).contiguous(),
             child=given.slots.child,
             matrix=given.matrix,
         )
+        self._fixed = self._layer._replace(x=self._layer.x.detach(), W=self._layer.W.detach())
+        self._free: list[list[Tensor]] = []  # handles that no operation has taken yet
         self._log_a = self._blocks(self._relative).permute(0, 2, 1).contiguous()  # [n c l]
         self._given = given
 
@@ -65,21 +81,32 @@ class CompiledVotes(Votes):
         return CompiledVotes(self._given.detach())
 
     def moments(self, log_weight: Tensor) -> Moments:
-        log_mass, mean, variance = _moments(*self._layer, _pairs(log_weight), self._log_a)
+        slots = (self.slots.order, self.slots.ends)
+        log_mass, mean, variance = _moments(*self._fixed, *slots, self._handle(), _pairs(log_weight), self._log_a)
         return Moments(_samples_first(log_mass), _samples_first(mean), _samples_first(variance))
 
     def log_likelihood(self, mean: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
         given = (_samples_last(mean), _samples_last(scale), _samples_last(bias))
-        return _from_pairs(_log_likelihood(*self._layer, *given))
+        return _from_pairs(_log_likelihood(*self._fixed, self._handle(), *given))
 
     def total(self, weight: Tensor) -> Tensor:
-        return _samples_first(_total(*self._layer, _pairs(weight)))
+        return _samples_first(_total(*self._fixed, self._handle(), _pairs(weight)))
 
     def dot(self, parent: Tensor) -> Tensor:
-        return _from_pairs(_dot(*self._layer, _samples_last(parent)))
+        return _from_pairs(_dot(*self._fixed, self._handle(), _samples_last(parent)))
 
     def squared_lengths(self) -> Tensor:
-        return _from_pairs(_squared_lengths(*self._layer))
+        return _from_pairs(_squared_lengths(*self._fixed, self._handle()))
+
+    def _handle(self) -> list[Tensor]:
+        """Take a handle of the children and W for one operation, or one without a gradient if none is wanted."""
+        learns = self._layer.x.requires_grad or self._layer.W.requires_grad
+        if not learns or not torch.is_grad_enabled():
+            return _no_handle(self._fixed.x)
+        if not self._free:
+            made = _handles(*self._layer)
+            self._free = [made[n : n + FACTORS] for n in range(0, len(made), FACTORS)]
+        return self._free.pop()
 
     def compete(self, logits: Tensor, *, across_parents: bool = True, background: float | None = None) -> Tensor:
         slots = self.slots
@@ -125,8 +152,16 @@ def _samples_first(x: Tensor) -> Tensor:
     return x.movedim(-1, 1)
 
 
+def _ordered(weights: Tensor, *, matrix: bool) -> Tensor:
+    """W [m j k d] -> [j m (d k)] with k padded to a multiple of four, or [m j 4 4] -> [j m 16]."""
+    turned = weights.transpose(0, 1)
+    if not matrix:
+        turned = pad(turned.transpose(2, 3), (0, -weights.shape[2] % 4))
+    return turned.flatten(2).contiguous()
+
+
 class _Layer(NamedTuple):
-    """The arguments that all operators share: poses [n c d l], W [j m (k d)], offset [i k], children in slots [p i]."""
+    """The arguments that all operators share: poses [n c d l], W [j m (d k)], offset [i k], children in slots [p i]."""
 
     x: Tensor
     W: Tensor
@@ -136,9 +171,10 @@ class _Layer(NamedTuple):
 
     def record(self) -> LoopLayer:
         """The same for the compiled loops."""
-        arrays = (_rows(self.x), self.W.detach().numpy(), self.offset.detach().numpy(), self.child.numpy())
-        sizes = (self.x.shape[1], self.x.shape[2], self.offset.shape[1])
-        record: LoopLayer = _loops().Layer(self.matrix, *sizes, *arrays)
+        j, _, d, k = (*self.W.shape[:2], self.x.shape[2], self.offset.shape[1])
+        offset = pad(self.offset.detach(), (0, -k % 4))
+        arrays = (_rows(self.x), self.W.detach().flatten(0, 1).numpy(), offset.numpy(), self.child.numpy())
+        record: LoopLayer = _loops().Layer(self.matrix, self.x.shape[1], j, d, k, *arrays)
         return record
 
     @property
@@ -164,13 +200,20 @@ class _Layer(NamedTuple):
         return j * m * _up(self.offset.shape[1], 4), _up(self.x.shape[2], self.lanes)
 
     def gradient(self, rows: Tensor) -> Tensor:
-        """The gradient by W [j m (k d)] from its sum in `gradient_rows`."""
+        """The gradient by W [j m (d k)] from its sum in `gradient_rows`."""
         if self.matrix:
             return rows.sum(1).view_as(self.W)
+        # Lanes that fill the last vector of a child's pose hold nothing
         j, m, _ = self.W.shape
-        d = self.x.shape[2]
-        k = self.offset.shape[1]
-        return rows.view(j, m, -1, rows.shape[1])[:, :, :k, :d].reshape(j, m, k * d)
+        k_by_d = rows.view(j, m, -1, rows.shape[1])[..., : self.x.shape[2]]
+        return k_by_d.transpose(2, 3).reshape_as(self.W)
+
+    def handles(self) -> list[Tensor]:
+        """The factors of HANDLES handles, without memory: w [n p j i l], then a, b and m [n p j k l]."""
+        p, i = self.child.shape
+        shape = (self.blocks, p, len(self.W))
+        factors = ((*shape, i, self.lanes), *[(*shape, self.offset.shape[1], self.lanes)] * (FACTORS - 1))
+        return [self.x.new_zeros(()).expand(each) for _ in range(HANDLES) for each in factors]
 
     def new_pairs(self) -> Tensor:
         """Memory for [n p j i l]."""
@@ -201,19 +244,14 @@ def _run(layer: _Layer, work: Callable[[int, int, LoopLayer], None]) -> None:
     in_threads(lambda _, start, stop: work(start, stop, record), layer.blocks * len(layer.child))
 
 
-class _Shared(NamedTuple):
-    """Gradients to which several tasks add: by the children [n c d l], by W, and by a number of each child [n c l]."""
-
-    x: Tensor
-    W: Tensor
-    scalar: Tensor
-
-
-def _run_back(layer: _Layer, work: Callable[[int, int, LoopLayer, Gradients, Array], None]) -> _Shared:
-    """Run a backward loop, work(start, stop, layer, gradients, gradient by a scalar of each child), over all tasks.
+def _run_back(layer: _Layer, work: Callable[[int, int, LoopLayer, Gradients], None]) -> tuple[Tensor, Tensor]:
+    """Run a loop that adds to gradients, work(start, stop, layer, gradients), over all tasks.
 
     Windows of one sample overlap, so that two places may add to the gradient of one child. Threads therefore take whole
     blocks of samples or, where there are too few of these, add up in memory of their own.
+
+    Returns:
+        Gradients by the children [n c d l] and by W.
     """
     # Whole blocks of samples where there are enough for all threads, else single places.
     threads = torch.get_num_threads()
@@ -224,26 +262,56 @@ def _run_back(layer: _Layer, work: Callable[[int, int, LoopLayer, Gradients, Arr
     # Sums over places and parents: one copy for each thread that shares samples with another.
     copies = 1 if by_block else min(threads, tasks)
     g_x = layer.x.new_zeros(copies, *layer.x.shape)
-    g_scalar = layer.x.new_zeros(copies, *layer.x.shape[:2], layer.lanes)
     g_W = layer.x.new_zeros(min(threads, tasks), *layer.gradient_rows)
     record = layer.record()
 
     def in_thread(n: int, start: int, stop: int) -> None:
         own = 0 if by_block else n
-        gradients = _loops().Gradients(_rows(g_x[own]), g_W[n].numpy())
-        work(start * step, stop * step, record, gradients, _rows(g_scalar[own]))
+        work(start * step, stop * step, record, _loops().Gradients(_rows(g_x[own]), g_W[n].numpy()))
 
     in_threads(in_thread, tasks)
     # Copies are added in the order of the threads: the same sum for the same number of threads.
-    return _Shared(g_x.sum(0), layer.gradient(g_W.sum(0)), g_scalar.sum(0))
+    return _sum_copies(g_x), layer.gradient(_sum_copies(g_W))
+
+
+def _sum_copies(x: Tensor) -> Tensor:
+    """The sum over the first axis, for a single copy without another one."""
+    return x.squeeze(0) if len(x) == 1 else x.sum(0)
 
 
 # --- The operators --------------------------------------------------------------------------------------------------
 
 
+@torch.library.custom_op("torchcaps::votes_handles", mutates_args=())
+def _handles(x: Tensor, W: Tensor, offset: Tensor, child: Tensor, matrix: bool) -> list[Tensor]:
+    """Handles of the children and W, FACTORS tensors each: one for every operation on the votes."""
+    return _Layer(x, W, offset, child, matrix).handles()
+
+
+@torch.library.custom_op("torchcaps::votes_collect", mutates_args=())
+def _collect(
+    x: Tensor, W: Tensor, offset: Tensor, child: Tensor, matrix: bool, factors: Sequence[Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Gradients by x and W from all terms of the gradient by the votes; their factors w, a, b, m term by term."""
+    layer = _Layer(x, W, offset, child, matrix)
+    held = [each.contiguous() for each in factors]  # kept alive while loops know nothing but addresses
+    addresses = [np.array([each.data_ptr() for each in held[n::FACTORS]], np.int64) for n in range(FACTORS)]
+    terms = _loops().Terms(*addresses)
+    return _run_back(layer, lambda start, stop, *given: _loops().collect(start, stop, given[0], terms, given[1]))
+
+
 @torch.library.custom_op("torchcaps::votes_moments", mutates_args=())
 def _moments(
-    x: Tensor, W: Tensor, offset: Tensor, child: Tensor, matrix: bool, log_weight: Tensor, log_a: Tensor
+    x: Tensor,
+    W: Tensor,
+    offset: Tensor,
+    child: Tensor,
+    matrix: bool,
+    order: Tensor,
+    ends: Tensor,
+    handle: Sequence[Tensor],
+    log_weight: Tensor,
+    log_a: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Log mass [p j b], mean and variance [p j k b] under log weights [p j i b] and log activations [n b]."""
     layer = _Layer(x, W, offset, child, matrix)
@@ -262,35 +330,41 @@ def _moments_backward(
     offset: Tensor,
     child: Tensor,
     matrix: bool,
+    order: Tensor,
+    ends: Tensor,
     log_weight: Tensor,
     log_a: Tensor,
-    log_mass: Tensor,
-    mean: Tensor,
-    variance: Tensor,
-    g_log_mass: Tensor,
-    g_mean: Tensor,
-    g_variance: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients by x, W, log weights and log activations."""
+    found: Sequence[Tensor],
+    slopes: Sequence[Tensor],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The votes' weights, and the gradients by log weights and log activations; `found` and `slopes` are Moments."""
     layer = _Layer(x, W, offset, child, matrix)
     loops = _loops()
     weights = loops.Weights(_rows(log_weight), _rows(log_a))
-    found = loops.Moments(*map(_rows, (log_mass, mean, variance)))
-    slopes = loops.Moments(*map(_rows, (g_log_mass, g_mean, g_variance)))
+    weight = layer.new_pairs()
     g_log_weight = layer.new_pairs()
-    out = _rows(g_log_weight)
-
-    def work(start: int, stop: int, record: LoopLayer, gradients: Gradients, by_activation: Array) -> None:
-        by_weights = loops.Weights(out, by_activation)
-        loops.moments_back(start, stop, record, weights, found, slopes, gradients=gradients, by_weights=by_weights)
-
-    shared = _run_back(layer, work)
-    return shared.x, shared.W, g_log_weight, shared.scalar
+    records = (weights, loops.Moments(*map(_rows, found)), loops.Moments(*map(_rows, slopes)))
+    arrays = (_rows(weight), _rows(g_log_weight))
+    _run(layer, lambda start, stop, record: loops.moments_back(start, stop, record, *records, *arrays))
+    # An activation enters all weights of its child.
+    g_log_a = torch.empty_like(log_a)
+    who = _competition(g_log_weight, order, ends, 1)
+    sums = (arrays[1], _rows(g_log_a))
+    in_threads(lambda _, start, stop: loops.child_sums(start, stop, who, *sums), (len(ends) - 1) * layer.blocks)
+    return weight, g_log_weight, g_log_a
 
 
 @torch.library.custom_op("torchcaps::votes_log_likelihood", mutates_args=())
 def _log_likelihood(
-    x: Tensor, W: Tensor, offset: Tensor, child: Tensor, matrix: bool, mean: Tensor, scale: Tensor, bias: Tensor
+    x: Tensor,
+    W: Tensor,
+    offset: Tensor,
+    child: Tensor,
+    matrix: bool,
+    handle: Sequence[Tensor],
+    mean: Tensor,
+    scale: Tensor,
+    bias: Tensor,
 ) -> Tensor:
     """bias - 1/2 sum_k (scale (V - mean))^2, [p j i b]."""
     layer = _Layer(x, W, offset, child, matrix)
@@ -305,24 +379,22 @@ def _log_likelihood(
 @torch.library.custom_op("torchcaps::votes_log_likelihood_backward", mutates_args=())
 def _log_likelihood_backward(
     x: Tensor, W: Tensor, offset: Tensor, child: Tensor, matrix: bool, mean: Tensor, scale: Tensor, g: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients by x, W, mean, scale and bias."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients by mean, scale and bias."""
     layer = _Layer(x, W, offset, child, matrix)
-    found = (torch.empty_like(mean), torch.empty_like(scale), layer.new_parents())
+    found = (_like(mean), _like(scale), layer.new_parents())
     loops = _loops()
     gaussians = loops.Gaussians(_rows(mean), _rows(scale), _rows(found[2]))
     by_gaussians = loops.Gaussians(*map(_rows, found))
     slope = _rows(g)
-
-    def work(start: int, stop: int, record: LoopLayer, gradients: Gradients, _: Array) -> None:
-        loops.likelihood_back(start, stop, record, gaussians, slope, gradients=gradients, by_gaussians=by_gaussians)
-
-    shared = _run_back(layer, work)
-    return shared.x, shared.W, *found
+    _run(layer, lambda start, stop, record: loops.likelihood_back(start, stop, record, gaussians, slope, by_gaussians))
+    return found
 
 
 @torch.library.custom_op("torchcaps::votes_total", mutates_args=())
-def _total(x: Tensor, W: Tensor, offset: Tensor, child: Tensor, matrix: bool, weight: Tensor) -> Tensor:
+def _total(
+    x: Tensor, W: Tensor, offset: Tensor, child: Tensor, matrix: bool, handle: Sequence[Tensor], weight: Tensor
+) -> Tensor:
     """sum_i weight V, [p j k b]."""
     layer = _Layer(x, W, offset, child, matrix)
     total = layer.new_parents(offset.shape[1])
@@ -332,53 +404,27 @@ def _total(x: Tensor, W: Tensor, offset: Tensor, child: Tensor, matrix: bool, we
 
 
 @torch.library.custom_op("torchcaps::votes_dot", mutates_args=())
-def _dot(x: Tensor, W: Tensor, offset: Tensor, child: Tensor, matrix: bool, parent: Tensor) -> Tensor:
+def _dot(
+    x: Tensor, W: Tensor, offset: Tensor, child: Tensor, matrix: bool, handle: Sequence[Tensor], parent: Tensor
+) -> Tensor:
     """sum_k V parent, [p j i b]."""
     layer = _Layer(x, W, offset, child, matrix)
     found = layer.new_pairs()
     arrays = (_rows(parent), _rows(found))
-    _run(layer, lambda start, stop, record: _loops().dot(start, stop, record, *arrays))
+    _run(layer, lambda start, stop, record: _loops().dot(start, stop, record, arrays[0], False, arrays[1]))
     return found
 
 
-@torch.library.custom_op("torchcaps::votes_outer_backward", mutates_args=())
-def _outer_backward(
-    x: Tensor, W: Tensor, offset: Tensor, child: Tensor, matrix: bool, weight: Tensor, parent: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Gradients by x and W where g_V_ij = weight_ij parent_j, as for the total and the dot product."""
-    layer = _Layer(x, W, offset, child, matrix)
-    arrays = (_rows(weight), _rows(parent))
-
-    def work(start: int, stop: int, record: LoopLayer, gradients: Gradients, _: Array) -> None:
-        _loops().outer_back(start, stop, record, *arrays, gradients)
-
-    shared = _run_back(layer, work)
-    return shared.x, shared.W
-
-
 @torch.library.custom_op("torchcaps::votes_squared_lengths", mutates_args=())
-def _squared_lengths(x: Tensor, W: Tensor, offset: Tensor, child: Tensor, matrix: bool) -> Tensor:
+def _squared_lengths(
+    x: Tensor, W: Tensor, offset: Tensor, child: Tensor, matrix: bool, handle: Sequence[Tensor]
+) -> Tensor:
     """sum_k V^2, [p j i b]."""
     layer = _Layer(x, W, offset, child, matrix)
     found = layer.new_pairs()
     out = _rows(found)
-    _run(layer, lambda start, stop, record: _loops().lengths(start, stop, record, out))
+    _run(layer, lambda start, stop, record: _loops().dot(start, stop, record, out, True, out))
     return found
-
-
-@torch.library.custom_op("torchcaps::votes_squared_lengths_backward", mutates_args=())
-def _squared_lengths_backward(
-    x: Tensor, W: Tensor, offset: Tensor, child: Tensor, matrix: bool, g: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Gradients by x and W."""
-    layer = _Layer(x, W, offset, child, matrix)
-    slope = _rows(g)
-
-    def work(start: int, stop: int, record: LoopLayer, gradients: Gradients, _: Array) -> None:
-        _loops().lengths_back(start, stop, record, slope, gradients)
-
-    shared = _run_back(layer, work)
-    return shared.x, shared.W
 
 
 @torch.library.custom_op("torchcaps::votes_compete", mutates_args=())
@@ -413,9 +459,30 @@ def _compete_backward(log_share: Tensor, order: Tensor, ends: Tensor, groups: in
 # --- Shapes without values, for torch.compile and exports -----------------------------------------------------------
 
 
+@_handles.register_fake
+def _(x: Tensor, W: Tensor, offset: Tensor, child: Tensor, matrix: bool) -> list[Tensor]:
+    return _Layer(x, W, offset, child, matrix).handles()
+
+
+@_collect.register_fake
+def _(
+    x: Tensor, W: Tensor, offset: Tensor, child: Tensor, matrix: bool, factors: Sequence[Tensor]
+) -> tuple[Tensor, Tensor]:
+    return _like(x), _like(W)
+
+
 @_moments.register_fake
 def _(
-    x: Tensor, W: Tensor, offset: Tensor, child: Tensor, matrix: bool, log_weight: Tensor, log_a: Tensor
+    x: Tensor,
+    W: Tensor,
+    offset: Tensor,
+    child: Tensor,
+    matrix: bool,
+    order: Tensor,
+    ends: Tensor,
+    handle: Sequence[Tensor],
+    log_weight: Tensor,
+    log_a: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
     layer = _Layer(x, W, offset, child, matrix)
     return layer.new_parents(), layer.new_parents(offset.shape[1]), layer.new_parents(offset.shape[1])
@@ -428,21 +495,27 @@ def _(
     offset: Tensor,
     child: Tensor,
     matrix: bool,
+    order: Tensor,
+    ends: Tensor,
     log_weight: Tensor,
     log_a: Tensor,
-    log_mass: Tensor,
-    mean: Tensor,
-    variance: Tensor,
-    g_log_mass: Tensor,
-    g_mean: Tensor,
-    g_variance: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return _like(x), _like(W), _like(log_weight), _like(log_a)
+    found: Sequence[Tensor],
+    slopes: Sequence[Tensor],
+) -> tuple[Tensor, Tensor, Tensor]:
+    return _like(log_weight), _like(log_weight), _like(log_a)
 
 
 @_log_likelihood.register_fake
 def _(
-    x: Tensor, W: Tensor, offset: Tensor, child: Tensor, matrix: bool, mean: Tensor, scale: Tensor, bias: Tensor
+    x: Tensor,
+    W: Tensor,
+    offset: Tensor,
+    child: Tensor,
+    matrix: bool,
+    handle: Sequence[Tensor],
+    mean: Tensor,
+    scale: Tensor,
+    bias: Tensor,
 ) -> Tensor:
     return _Layer(x, W, offset, child, matrix).new_pairs()
 
@@ -450,36 +523,27 @@ def _(
 @_log_likelihood_backward.register_fake
 def _(
     x: Tensor, W: Tensor, offset: Tensor, child: Tensor, matrix: bool, mean: Tensor, scale: Tensor, g: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    layer = _Layer(x, W, offset, child, matrix)
-    return _like(x), _like(W), _like(mean), _like(scale), layer.new_parents()
+) -> tuple[Tensor, Tensor, Tensor]:
+    return _like(mean), _like(scale), _Layer(x, W, offset, child, matrix).new_parents()
 
 
 @_total.register_fake
-def _(x: Tensor, W: Tensor, offset: Tensor, child: Tensor, matrix: bool, weight: Tensor) -> Tensor:
+def _(
+    x: Tensor, W: Tensor, offset: Tensor, child: Tensor, matrix: bool, handle: Sequence[Tensor], weight: Tensor
+) -> Tensor:
     return _Layer(x, W, offset, child, matrix).new_parents(offset.shape[1])
 
 
 @_dot.register_fake
-def _(x: Tensor, W: Tensor, offset: Tensor, child: Tensor, matrix: bool, parent: Tensor) -> Tensor:
-    return _Layer(x, W, offset, child, matrix).new_pairs()
-
-
-@_outer_backward.register_fake
 def _(
-    x: Tensor, W: Tensor, offset: Tensor, child: Tensor, matrix: bool, weight: Tensor, parent: Tensor
-) -> tuple[Tensor, Tensor]:
-    return _like(x), _like(W)
+    x: Tensor, W: Tensor, offset: Tensor, child: Tensor, matrix: bool, handle: Sequence[Tensor], parent: Tensor
+) -> Tensor:
+    return _Layer(x, W, offset, child, matrix).new_pairs()
 
 
 @_squared_lengths.register_fake
-def _(x: Tensor, W: Tensor, offset: Tensor, child: Tensor, matrix: bool) -> Tensor:
+def _(x: Tensor, W: Tensor, offset: Tensor, child: Tensor, matrix: bool, handle: Sequence[Tensor]) -> Tensor:
     return _Layer(x, W, offset, child, matrix).new_pairs()
-
-
-@_squared_lengths_backward.register_fake
-def _(x: Tensor, W: Tensor, offset: Tensor, child: Tensor, matrix: bool, g: Tensor) -> tuple[Tensor, Tensor]:
-    return _like(x), _like(W)
 
 
 @_compete.register_fake
@@ -499,62 +563,84 @@ def _like(x: Tensor) -> Tensor:
 # --- Gradients ------------------------------------------------------------------------------------------------------
 
 
+def _save_handles(ctx: GradContext, inputs: OperatorInputs, output: list[Tensor]) -> None:
+    *layer, matrix = inputs
+    ctx.save_for_backward(*layer)
+    ctx.settings = (matrix,)
+    ctx.set_materialize_grads(False)  # a handle that no result depends on has no gradient
+
+
+def _back_handles(ctx: GradContext, factors: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+    layer = _Layer(*ctx.saved_tensors, *ctx.settings)
+    terms = [factors[n : n + FACTORS] for n in range(0, len(factors), FACTORS) if factors[n] is not None]
+    # A factor that a term does not have is 0.
+    zero = torch.zeros_like(layer.new_parents(layer.offset.shape[1]))
+    given = [zero if each is None else each for term in terms for each in term]
+    return *_collect(*layer, given), None, None, None
+
+
 def _save_moments(ctx: GradContext, inputs: OperatorInputs, output: tuple[Tensor, ...]) -> None:
-    *layer, matrix, log_weight, log_a = inputs
-    ctx.save_for_backward(*layer, log_weight, log_a, *output)
+    *layer, matrix, order, ends, _, log_weight, log_a = inputs
+    ctx.save_for_backward(*layer, order, ends, log_weight, log_a, *output)
     ctx.settings = (matrix,)
 
 
-def _back_moments(
-    ctx: GradContext, g_log_mass: Tensor, g_mean: Tensor, g_variance: Tensor
-) -> tuple[Tensor | None, ...]:
-    *layer, log_weight, log_a, log_mass, mean, variance = ctx.saved_tensors
-    given = (log_weight, log_a, log_mass, mean, variance, g_log_mass, g_mean, g_variance)
-    g_x, g_W, g_log_weight, g_log_a = _moments_backward(*layer, *ctx.settings, *given)
-    return g_x, g_W, None, None, None, g_log_weight, g_log_a
+def _back_moments(ctx: GradContext, g_log_mass: Tensor, g_mean: Tensor, g_variance: Tensor) -> tuple[object, ...]:
+    *layer, order, ends, log_weight, log_a, log_mass, mean, variance = ctx.saved_tensors
+    given = (order, ends, log_weight, log_a, [log_mass, mean, variance], [g_log_mass, g_mean, g_variance])
+    weight, g_log_weight, g_log_a = _moments_backward(*layer, *ctx.settings, *given)
+    return *NO_LAYER, None, None, [weight, g_mean, 2 * g_variance, mean], g_log_weight, g_log_a
 
 
 def _save_log_likelihood(ctx: GradContext, inputs: OperatorInputs, output: Tensor) -> None:
-    *layer, matrix, mean, scale, _ = inputs
+    *layer, matrix, _, mean, scale, _ = inputs
     ctx.save_for_backward(*layer, mean, scale)
     ctx.settings = (matrix,)
 
 
-def _back_log_likelihood(ctx: GradContext, g: Tensor) -> tuple[Tensor | None, ...]:
+def _back_log_likelihood(ctx: GradContext, g: Tensor) -> tuple[object, ...]:
     *layer, mean, scale = ctx.saved_tensors
-    g_x, g_W, *others = _log_likelihood_backward(*layer, *ctx.settings, mean, scale, g)
-    return g_x, g_W, None, None, None, *others
+    found = _log_likelihood_backward(*layer, *ctx.settings, mean, scale, g)
+    return *NO_LAYER, [g, None, -scale.square(), mean], *found
 
 
 def _save_one(ctx: GradContext, inputs: OperatorInputs, output: Tensor) -> None:
-    *layer, matrix, given = inputs
+    *layer, matrix, _, given = inputs
     ctx.save_for_backward(*layer, given)
     ctx.settings = (matrix,)
 
 
-def _back_total(ctx: GradContext, g: Tensor) -> tuple[Tensor | None, ...]:
+def _back_total(ctx: GradContext, g: Tensor) -> tuple[object, ...]:
     *layer, weight = ctx.saved_tensors
-    g_x, g_W = _outer_backward(*layer, *ctx.settings, weight, g)
     # By the weights the total is linear: its derivative is the votes' dot product with g.
-    return g_x, g_W, None, None, None, _dot(*layer, *ctx.settings, g)
+    return *NO_LAYER, [weight, g, None, None], _dot(*layer, *ctx.settings, _no_handle(g), g)
 
 
-def _back_dot(ctx: GradContext, g: Tensor) -> tuple[Tensor | None, ...]:
+def _back_dot(ctx: GradContext, g: Tensor) -> tuple[object, ...]:
     *layer, parent = ctx.saved_tensors
-    g_x, g_W = _outer_backward(*layer, *ctx.settings, g, parent)
     # By the parents the dot product is linear: its derivative is the votes' sum under g.
-    return g_x, g_W, None, None, None, _total(*layer, *ctx.settings, g)
+    return *NO_LAYER, [g, parent, None, None], _total(*layer, *ctx.settings, _no_handle(g), g)
 
 
 def _save_squared_lengths(ctx: GradContext, inputs: OperatorInputs, output: Tensor) -> None:
-    *layer, matrix = inputs
+    *layer, matrix, _ = inputs
     ctx.save_for_backward(*layer)
     ctx.settings = (matrix,)
 
 
-def _back_squared_lengths(ctx: GradContext, g: Tensor) -> tuple[Tensor | None, ...]:
-    g_x, g_W = _squared_lengths_backward(*ctx.saved_tensors, *ctx.settings, g)
-    return g_x, g_W, None, None, None
+def _back_squared_lengths(ctx: GradContext, g: Tensor) -> tuple[object, ...]:
+    layer = _Layer(*ctx.saved_tensors, *ctx.settings)
+    two = torch.full_like(layer.new_parents(layer.offset.shape[1]), 2.0)
+    return *NO_LAYER, [g, None, two, None]
+
+
+NO_LAYER = (None,) * len(_Layer._fields)
+"""The gradients by the arguments that all operators share: what depends on them comes through handles."""
+
+
+def _no_handle(like: Tensor) -> list[Tensor]:
+    """A handle without a gradient."""
+    return [like.new_zeros(0) for _ in range(FACTORS)]
 
 
 def _save_compete(ctx: GradContext, inputs: OperatorInputs, output: Tensor) -> None:
@@ -568,6 +654,7 @@ def _back_compete(ctx: GradContext, g: Tensor) -> tuple[Tensor | None, ...]:
     return _compete_backward(log_share, order, ends, *ctx.settings, g), None, None, None, None
 
 
+_handles.register_autograd(_back_handles, setup_context=_save_handles)
 _moments.register_autograd(_back_moments, setup_context=_save_moments)
 _log_likelihood.register_autograd(_back_log_likelihood, setup_context=_save_log_likelihood)
 _total.register_autograd(_back_total, setup_context=_save_one)

@@ -13,7 +13,7 @@ function build() {
     const cells = { bar: h("span.bar"), said: h("span.number"), tile: h("canvas.tile", { width: 1, height: 1, "aria-hidden": "true" }) };
     const row = h(
       "button.capsule", { type: "button", "data-testid": `capsule-${j}`, onclick: () => choose(j) },
-      h("span.capsule-name", { title: state.facts.nicknames[j] ?? "" }, name, state.facts.nicknames[j] && h("span.nickname", {}, state.facts.nicknames[j])), h("span.track", {}, cells.bar), cells.said, has_tiles && cells.tile,
+      h("span.capsule-name", {}, name.replace(/^capsule /, "№ "), state.facts.nicknames[j] && h("span.nickname", {}, state.facts.nicknames[j])), h("span.track", {}, cells.bar), cells.said, has_tiles && cells.tile,
     );
     return { row, ...cells };
   });

@@ -347,6 +347,19 @@ def test_channels_may_come_last():
         last.predict(X)
 
 
+def test_images_are_moved_while_training_by_a_sixteenth_of_their_side():
+    def most(**given):
+        return check_settings(_Settings, CapsuleClassifier(**given)).shift
+
+    assert most() == 0 == most(image_shape=(1, 8, 8)) and most(image_shape=(32, 48, 3)) == 2
+    assert most(image_shape=(1, 32, 32), max_shift=5) == 5 and most(max_shift=5) == 0
+    X = np.random.default_rng(0).random((12, 1, 16, 16))
+    sizes = {"pose_dim": 2, "child_dim": 2, "n_children": 2, "channels": 2, "epochs": 1, "image_shape": (1, 16, 16)}
+    fits = [CapsuleClassifier(**sizes, max_shift=n).fit(X, list("ab") * 6).weights_ for n in (None, 1, 0)]
+    first = next(iter(fits[0]))
+    assert np.array_equal(fits[0][first], fits[1][first]) and not np.array_equal(fits[0][first], fits[2][first])
+
+
 def test_the_default_rate_falls_with_the_size_of_images():
     def rate(shape: tuple[int, int, int] | None, learning_rate: float | None = None) -> float:
         return check_settings(_Settings, CapsuleClassifier(image_shape=shape, learning_rate=learning_rate)).rate

@@ -26,6 +26,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
 from torchcaps.config import Count, NonNegativeFloat, Range
+from torchcaps.data.augment import SampleKey, shift
 from torchcaps.errors import DataError, TrainingError
 from torchcaps.estimators.preprocessing import (
     ColumnScaler,
@@ -58,6 +59,8 @@ MAX_INIT_STD = 0.5
 """Largest standard deviation of the initial W, for rows."""
 MOST_CHECKED = 1000
 """Training rows on which a classifier is compared with chance."""
+SHIFT_SHARE = 16
+"""Images are moved by up to their side divided by this while training: 2 pixels of 32, none of 8."""
 MAX_KERNEL = 9
 """Largest side of the filters of both convolutions, for images (Sabour 2017)."""
 
@@ -74,6 +77,7 @@ class _Settings:
     channels: Count
     kernel: Count | None
     reconstruction: NonNegativeFloat
+    max_shift: Annotated[int, Range(0, 1000)] | None
     epochs: Count
     batch_size: Count
     learning_rate: Annotated[float, Range(0, 1e30, open_low=True)] | None  # Adam divides it, in float32, by less than 1
@@ -99,6 +103,14 @@ class _Settings:
         pixels = SMALL_IMAGE if self.image_shape is None else math.prod(self.image_shape)
         share: float = min(1.0, SMALL_IMAGE / pixels) ** RATE_EXPONENT
         return RATE * share
+
+    @property
+    def shift(self) -> int:
+        """The most pixels by which images are moved while training; rows are not moved."""
+        shape = self.image_spec
+        if shape is None:
+            return 0
+        return min(shape[1:]) // SHIFT_SHARE if self.max_shift is None else self.max_shift
 
     def build(self, columns: int, classes: int, seed: int = 0) -> Model:
         """Build the network before training; the global random state of torch is left as it was.
@@ -167,8 +179,8 @@ def _train(network: Model, inputs: Tensor, labels: Tensor, settings: _Settings, 
         network: trained in place.
         inputs: rows [n p] or images [n c h w].
         labels: [n]
-        settings: epochs, batch size and learning rate.
-        seed: of the order of the rows.
+        settings: epochs, batch size, learning rate and shift.
+        seed: of the order and the shifts.
 
     Returns:
         The number of steps.
@@ -185,7 +197,8 @@ def _train(network: Model, inputs: Tensor, labels: Tensor, settings: _Settings, 
     # Batches of nearly equal size, so that no step averages over very few rows
     for epoch in range(settings.epochs):
         for number, index in enumerate(permutation(seed, epoch, n).tensor_split(batches)):
-            batch = Batch(inputs[index], labels[index], index)
+            images = shift(inputs[index], settings.shift, SampleKey(seed, epoch, index))
+            batch = Batch(images, labels[index], index)
             loss = network.objective(batch, epoch * batches + number)["loss"]
             optimizer.zero_grad()
             torch.autograd.backward(loss)
@@ -211,6 +224,8 @@ class CapsuleClassifier(ClassifierMixin, BaseEstimator):
         channels: filters of the first convolution; for images only.
         kernel: side of the filters of both convolutions, None for a third of the image's, at most 9; for images only.
         reconstruction: weight of the reconstruction loss; for images only.
+        max_shift: pixels by which images are moved at random while training, None for a sixteenth of their side; for
+            images only.
         epochs: passes over the rows.
         batch_size: rows a step.
         learning_rate: of Adam, at the start. None for 0.01, which falls with the size of images beyond 8x8.
@@ -241,6 +256,7 @@ class CapsuleClassifier(ClassifierMixin, BaseEstimator):
         channels: int = 32,
         kernel: int | None = None,
         reconstruction: float = 0.0005,
+        max_shift: int | None = None,
         epochs: int = 30,
         batch_size: int = 32,
         learning_rate: float | None = None,
@@ -254,6 +270,7 @@ class CapsuleClassifier(ClassifierMixin, BaseEstimator):
         self.channels = channels
         self.kernel = kernel
         self.reconstruction = reconstruction
+        self.max_shift = max_shift
         self.epochs = epochs
         self.batch_size = batch_size
         self.learning_rate = learning_rate

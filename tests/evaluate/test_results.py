@@ -15,7 +15,7 @@ from torchcaps.evaluate.results import gather
 from torchcaps.models import Model
 from torchcaps.systems import SYSTEMS, evaluate_runs
 from torchcaps.systems.base import EvaluationOptions
-from torchcaps.systems.report import html_report, rows_of, text_table
+from torchcaps.systems.report import html_report, report_tables, rows_of, text_table
 from torchcaps.train import TrainedRun, train
 from torchcaps.train.train_state import build_model
 from torchcaps.types import ImageSpec
@@ -64,10 +64,22 @@ def test_rows_are_means_with_deviations_and_percent():
 
 
 def test_the_page_is_self_contained_and_escapes():
-    page = html_report("<t>", ["a & b"], rows_of(some()), [("c <i>", b"png")])
+    page = html_report("<t>", ["a & b"], report_tables(some()), [("c <i>", b"png")])
     assert "&lt;t&gt;" in page and "a &amp; b" in page and "c &lt;i&gt;" in page
     assert "data:image/png;base64,cG5n" in page
     assert "<script" not in page and "http" not in page
+
+
+def test_tables_of_a_report_are_narrow_rounded_and_mark_the_best():
+    names = ["test_error", "knn", "purity", "cka", "argmax_nmi", "linear_probe", "frechet", "capsules_used"]
+    metrics = {name: [0.5 if name != "frechet" else 41.23456] for name in names}
+    controls = {"better": {**metrics, "test_error": [0.25], "purity": [0.9]}, "real images": {"purity": [1.0]}}
+    first, second = report_tables(some(seeds=[0], metrics=metrics, controls=controls, paper={"test_error": 0.01}))
+    assert [len(row) for row in first.rows] == [7] * 5 and [row[0] for row in second.rows] == ["", "r", "better"]
+    assert first.rows[2][1:4] == ["25.00", "0.500", "0.900"] and second.rows[1][1:] == ["41.235", "0"]
+    # Lower errors, higher purity; neither the paper nor real images compete, and CKA only describes
+    assert {(2, 1), (2, 3)} <= first.best and not {(1, 1), (4, 1), (3, 3), (1, 4)} & first.best
+    assert "<td><b>25.00</b></td>" in html_report("t", [], [first, second], [])
 
 
 class Knows(Model):

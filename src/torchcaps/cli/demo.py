@@ -124,7 +124,7 @@ class Demo:
         from torchcaps.models import PoE
         from torchcaps.systems.figure_context import FigureOptions
         from torchcaps.systems.poe.metrics import SAMPLES
-        from torchcaps.systems.report import report_of, rows_of
+        from torchcaps.systems.report import report_of
         from torchcaps.train import load_run
         from torchcaps.utils.files import write_atomically
 
@@ -140,7 +140,7 @@ class Demo:
         text = [paragraph.format(**facts) for paragraph in _TEXT]
         # One page: the text, the table of results, and every figure of the run
         path = self.out / "report.html"
-        page = report_of(folder, run, FigureOptions(), title="torchcaps demo", text=text, rows=rows_of(result))
+        page = report_of(folder, run, FigureOptions(), title="torchcaps demo", text=text, result=result)
         write_atomically(path, [page.encode()])
         return path
 

@@ -39,7 +39,7 @@ class Report:
         from torchcaps.evaluate.figures import require_matplotlib
         from torchcaps.evaluate.results import read_result
         from torchcaps.systems.figure_context import FigureOptions
-        from torchcaps.systems.report import report_of, rows_of
+        from torchcaps.systems.report import report_of
         from torchcaps.systems.run_folders import find_run
         from torchcaps.train import load_run
         from torchcaps.utils.files import make_folder, write_atomically
@@ -53,8 +53,8 @@ class Report:
         run = load_run(folder)
         # The name of a shipped model is no folder yet
         path = self.out or (folder if folder.exists() else make_folder(folder)) / "report.html"
-        rows = rows_of(read_result(self.result)) if self.result else ()
-        page = report_of(folder, run, FigureOptions(count=self.count, seed=self.seed), rows=rows)
+        result = read_result(self.result) if self.result else None
+        page = report_of(folder, run, FigureOptions(count=self.count, seed=self.seed), result=result)
         write_atomically(path, [page.encode()])
         print(path)
         suggest_next("explore", folder)

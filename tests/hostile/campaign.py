@@ -10,6 +10,7 @@ The suite runs a small share of it (`test_campaign.py`).
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import random
 import resource
@@ -111,7 +112,7 @@ def forge(rng: random.Random, document: dict[str, Any]) -> None:
             node = node[key]
         tables = (document, document["meta"], recipe, recipe["model"], recipe["data"])
         is_table = any(node[key] is table for table in tables)
-        node[key] = rng.choice(VALUES)
+        node[key] = copy.deepcopy(rng.choice(VALUES))  # a later change must not reach VALUES itself
         if is_table:
             return
 

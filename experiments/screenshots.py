@@ -1,8 +1,9 @@
-"""Take screenshots of the explorer for the docs: each panel, light and dark, docs/pictures/explore-PANEL-THEME.png.
+"""Take screenshots of the explorer for the docs: the front page, each panel, and a view of each system, light and dark.
 
     python experiments/screenshots.py [RUN ...] [--data-dir DIR]
 
-Without a run, the one that ships with the package and those under ./runs. Needs Playwright, and a Chromium on the path.
+They are docs/pictures/explore-NAME-THEME.png. Without a run, the models that ship and those under ./runs.
+Needs Playwright, and a Chromium on the path.
 """
 
 from __future__ import annotations
@@ -30,13 +31,19 @@ SCALE = 1.25
 COLORS = 224
 TIMEOUT = 60_000
 LINKS = {
-    "parents": "tab=parents&example=7",
-    "routing": "tab=routing&example=7&step=3&place=2.3",
-    "instantiation": "tab=instantiation&example=1&axes=1.6",
-    "samples": "tab=samples&count=6",
-    "compare": "tab=compare&example=2&rotate=20",
+    "home": "",
+    "parents": "run=capsnet-digits&tab=parents&example=7",
+    "routing": "run=capsnet-digits&tab=routing&example=7&step=3&place=2.3",
+    "instantiation": "run=capsnet-digits&tab=instantiation&example=1&axes=1.6",
+    "samples": "run=capsnet-digits&tab=samples&count=6",
+    "compare": "run=capsnet-digits&tab=compare&example=2&rotate=20&with=sparse-digits",
+    "matrix": "run=matrix-smallnorb&tab=parents&example=12",
+    "sparse": "run=sparse-digits&tab=parents&example=3",
 }
 READY = {
+    "home": ".model",
+    "matrix": ".capsule.wins",
+    "sparse": ".capsule.wins",
     "parents": ".capsule.wins",
     "routing": ".heats .thumb",
     "instantiation": ".strip",
@@ -50,6 +57,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="*", type=Path)
     parser.add_argument("--data-dir", type=Path)
+    parser.add_argument("--only", nargs="*", choices=LINKS, default=list(LINKS), help="names of pictures")
     asked = parser.parse_args(words)
     with explorer(asked.runs, asked.data_dir) as url, sync_playwright() as playwright:
         safe = [] if os.geteuid() else ["--no-sandbox"]
@@ -58,7 +66,7 @@ def main(words: Sequence[str] | None = None) -> None:
             size = {"width": round(WIDTH * SCALE), "height": 900}
             page = browser.new_page(viewport=size, color_scheme=theme)
             page.set_default_timeout(TIMEOUT)
-            for panel in LINKS:
+            for panel in asked.only:
                 path = PICTURES / f"explore-{panel}-{theme}.png"
                 write_atomically(path, [picture(page, url, panel)])
                 print(path, path.stat().st_size)
@@ -84,7 +92,8 @@ def picture(page: Page, url: str, panel: str) -> bytes:
     """Capture the whole page at a link as PNG, scaled to the width of the docs, with a palette of few colors."""
     page.goto("about:blank")
     page.goto(f"{url}#{LINKS[panel]}")
-    expect(page.get_by_test_id("answer")).not_to_have_text("–", timeout=TIMEOUT)
+    if panel != "home":
+        expect(page.get_by_test_id("answer")).not_to_have_text("–", timeout=TIMEOUT)
     page.wait_for_selector(READY[panel])
     page.wait_for_timeout(300)
     expect(page.locator("body.busy")).to_have_count(0, timeout=TIMEOUT)  # the pad's field is drawn, too

@@ -5,7 +5,7 @@ import { h } from "./dom.js";
 
 /** The line over a panel. @type {Record<string, string>} */
 const LEADS = {
-  parents: "A capsule is a small group of numbers that stands for one thing. A bar says how sure the model is that its thing is in the picture; the tile beside it is what that capsule alone would draw.",
+  parents: "A capsule is a small group of numbers that stands for one thing. A bar says how sure the model is that its thing is in the picture; the tile beside it is what that capsule alone would draw, or, dimmed, what one that is off stands for.",
   routing: "Many small capsules below, each for one region of the picture, vote on the pose of every capsule above. Routing repeats a few rounds: a vote that agrees with the others counts more in the next round.",
   instantiation: "A capsule's numbers say how its thing looks: slanted, thick, wide. Move one and the picture is redrawn at once. Nobody told the model what its numbers should mean; it found that out itself.",
   samples: "Each column is one capsule drawing on its own, each row another set of numbers for it. Choose a picture to open it in the instantiation panel.",

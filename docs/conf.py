@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import sys
 import zlib
 from pathlib import Path
@@ -120,6 +121,19 @@ def write_torch_inventory(path: Path) -> Path:
 
 intersphinx_mapping = {"torch": (TORCH_URL, str(write_torch_inventory(HERE / "_build" / "torch.inv")))}
 intersphinx_disabled_reftypes: list[str] = []
+
+
+def collect_live_page(folder: Path) -> Path:
+    """Put the page that runs without a server, and the weights it reads, into one folder; returns that folder."""
+    live = folder / "live"
+    shutil.rmtree(live, ignore_errors=True)
+    shutil.copytree(HERE / "live", live)
+    weights = HERE.parent / "src" / "torchcaps" / "zoo" / "models" / "capsnet-digits" / "model.safetensors"
+    shutil.copyfile(weights, live / "capsnet-digits.safetensors")
+    return folder
+
+
+html_extra_path = [str(collect_live_page(HERE / "_build" / "extra"))]
 
 CODE = re.compile(r"(``.+?``|`[^`]+`)")
 SPECIAL = re.compile(r"([*|\\])|(?<=\w)(_)(?=\W|$)")

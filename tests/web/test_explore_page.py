@@ -12,11 +12,16 @@ import os
 import re
 import shutil
 import struct
+import threading
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
+import torch
 
 sync_api = pytest.importorskip(
     "playwright.sync_api", reason="the page is tested with Playwright: pip install playwright"
@@ -27,10 +32,12 @@ pytest.importorskip("uvicorn", reason="the explorer needs the extra `explore`")
 from support.explorer_server import Address, ask, served, tiny_run  # noqa: E402
 from torchcaps.explore.middleware import MAX_BODY  # noqa: E402
 from torchcaps.explore.run_registry import find_runs  # noqa: E402
+from torchcaps.train.run import load_run, shipped_models  # noqa: E402
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on the path: apt-get install chromium")
 
+ROOT = Path(__file__).parents[2]
 PATIENCE = 30_000
 """Milliseconds a busy machine may take for one step."""
 MATRIX = {"name": "matrix", "sizes": [4, 2, 2, 2], "kernel": 3, "capsule_strides": [1, 1]}
@@ -100,6 +107,24 @@ def visit(browser, address) -> Iterator[Callable[..., sync_api.Page]]:
     foreign = [url for url in asked if not url.startswith((f"{address.url}/", "data:", "blob:"))]
     assert not foreign
     assert not said
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *_) -> None:
+        pass
+
+
+@pytest.fixture
+def live_site(tmp_path):
+    """A plain file server of the page and its weights, as the site has them."""
+    shutil.copytree(ROOT / "docs" / "live", tmp_path / "live")
+    shutil.copyfile(
+        shipped_models()["capsnet-digits"] / "model.safetensors", tmp_path / "live" / "capsnet-digits.safetensors"
+    )
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=tmp_path)) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
 
 
 def _by(page: sync_api.Page, name: str) -> sync_api.Locator:
@@ -450,3 +475,40 @@ def test_foreign_hosts_and_large_bodies_are_refused(address):
     assert ask(address, "POST", "/api/runs/0/infer", b" " * (MAX_BODY + 1))[0] == 413
     assert ask(address, "GET", "/static/main.js")[0] == 200
     assert ask(address, "GET", "/static/../__init__.py")[0] == 404
+
+
+def test_the_page_without_a_server_computes_what_python_does(browser, live_site):
+    """Of `docs/live`: lengths in every round, poses and drawings to 1e-3; no foreign request, a silent console."""
+    run = load_run("capsnet-digits")
+    images = run.extra["examples.images"][:2] / 255
+    with torch.no_grad():
+        out = run.model(images, trace=True)
+        drawn = run.model.reconstruct(out.classes)
+    asked: list[str] = []
+    said: list[str] = []
+    context = browser.new_context(viewport={"width": 360, "height": 740})
+    page = context.new_page()
+    page.on("request", lambda request: asked.append(request.url))
+    page.on("console", lambda message: said.append(message.text))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.goto(f"{live_site}/live/index.html")
+    page.wait_for_selector("body[data-ready]", timeout=PATIENCE)
+    for n in range(2):
+        found = page.evaluate("n => { takeExample(n); return window.found; }", n)
+        expected = {"lengths": out.info.parents.activation[:, n], "pose": out.classes.pose[n], "drawn": drawn[n]}
+        for name, value in expected.items():
+            torch.testing.assert_close(
+                torch.tensor(found[name]), value.reshape(torch.tensor(found[name]).shape), atol=1e-3, rtol=0
+            )
+        sync_api.expect(page.locator("#answer")).to_have_text(str(int(out.classes.activation[n].argmax())))
+    page.locator("#clear").click()
+    sync_api.expect(page.locator("#answer")).to_have_text("nothing yet")
+    place = page.locator("#surface").bounding_box()
+    page.mouse.move(place["x"] + 0.5 * place["width"], place["y"] + 0.15 * place["height"])
+    page.mouse.down()
+    page.mouse.move(place["x"] + 0.48 * place["width"], place["y"] + 0.85 * place["height"], steps=5)
+    page.mouse.up()
+    sync_api.expect(page.locator("#answer")).to_have_text("1")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
+    context.close()
+    assert not said and all(url.startswith((live_site, "data:")) for url in asked)

@@ -6,6 +6,8 @@
     em-IxJ            a layer of EM routing, I children to J parents with 4x4 poses
     em-A-B-C-D        MatrixCaps of these sizes on 2 x 32 x 32 images of 5 classes
     NAME-A-B-C-D      the same with another router: vb, attention, uniform, or EM as em-mixing, em-vector
+    em-composed-A-B-C-D, dynamic-composed-IxD-JxK
+                      the same as without "composed", by the router's equations on `Votes` instead of its fused kernel
     capsnet-SIDE      CapsNet on 1 x SIDE x SIDE images of 10 classes
     sparse-SIDE       SparseCaps on 1 x SIDE x SIDE images
 
@@ -17,9 +19,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -35,7 +38,7 @@ from torchcaps.math.squash import norm, squash
 from torchcaps.models import MODELS, Model
 from torchcaps.models.poe.config import EnergyConfig
 from torchcaps.models.poe.encoder import CapsuleEnergy, SampleDraws
-from torchcaps.routing import EM, VB, Attention, Dynamic, Uniform
+from torchcaps.routing import EM, VB, Attention, Dynamic, Uniform, dispatch
 from torchcaps.train.recipe import OptimizerConfig, TrainConfig
 from torchcaps.types import Batch, Capsules, ImageSpec
 
@@ -90,6 +93,23 @@ def plainly(work: Work) -> Work:
 def _fastly(work: Work) -> Work:
     """The same work with fast paths, whatever the environment says."""
     return Work(_switched("fast", work.forward), _switched("fast", work.step))
+
+
+def _composed(case: Case) -> Case:
+    """The same case, but its router runs on `Votes`, without its fused kernel."""
+
+    def unfused(act: Callable[[], object]) -> Callable[[], object]:
+        def acts() -> object:
+            with mock.patch.object(dispatch, "_route_fused", lambda *_: None):
+                return act()
+
+        return acts
+
+    def ours(batch: int) -> Work:
+        work = case.ours(batch)
+        return Work(unfused(work.forward), unfused(work.step))
+
+    return replace(case, ours=ours)
 
 
 def _switched(value: str, act: Callable[[], object]) -> Callable[[], object]:
@@ -269,6 +289,8 @@ _FORMS: dict[str, Callable[..., Case]] = {
     f"cd-{_SIZES}": _contrast,
     r"em-(\d+)x(\d+)(?:-t(\d+))?": _em_layer,
     rf"em-{_FOUR}": _matrix,
+    rf"em-composed-{_FOUR}": lambda *given: _composed(_matrix(*given)),
+    f"dynamic-composed-{_SIZES}": lambda *given: _composed(_dynamic(*given)),
     rf"em-mixing-{_FOUR}": partial(_matrix, routing=EM(switch="mixing")),
     rf"em-vector-{_FOUR}": partial(_matrix, pose="vector"),
     rf"vb-{_FOUR}": partial(_matrix, routing=VB()),

@@ -17,7 +17,17 @@ from torchcaps.math.grid import Grid
 from torchcaps.routing import Dynamic
 from torchcaps.types import Capsules
 
-TINY = ("dynamic-6x4-3x5", "dynamic-6x4-3x5-t1", "cd-6x4-3x5", "em-6x3", "em-4-2-2-2", "capsnet-18", "sparse-18")
+TINY = (
+    "dynamic-6x4-3x5",
+    "dynamic-6x4-3x5-t1",
+    "dynamic-composed-6x4-3x5",
+    "cd-6x4-3x5",
+    "em-6x3",
+    "em-4-2-2-2",
+    "em-composed-4-2-2-2",
+    "capsnet-18",
+    "sparse-18",
+)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -208,6 +208,26 @@ def test_strided_inputs() -> None:
 
 
 @ONLY_LOOPS
+@pytest.mark.parametrize("choice", [EM(), EM(damping=0.3, assignment="descent", competition="positions")], ids=str)
+@pytest.mark.parametrize("window", [Grid(5, 5).window(3, 2), Grid(1, 1).window(1, 1)], ids=["windows", "one place"])
+def test_threads_that_share_a_block_compute_what_one_does(choice: EM, window: Window) -> None:
+    job = task(3, 3, 4, 23, window)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        alone = with_slopes(fast, job, choice)
+        torch.set_num_threads(3)
+        shared = [with_slopes(fast, job, choice) for _ in range(2)]
+        with torch.no_grad():
+            looked = fast(job, choice)
+    finally:
+        torch.set_num_threads(before)
+    near(shared[0], alone, 1e-12)
+    torch.testing.assert_close(shared[0], shared[1], rtol=0, atol=0)
+    torch.testing.assert_close(list(looked), list(alone[: len(looked)]), rtol=1e-12, atol=1e-12)
+
+
+@ONLY_LOOPS
 def test_any_number_of_threads_and_the_same_each_time() -> None:
     job = task(40, 3, 4, 23, Grid(5, 5).window(3, 2), dtype=torch.float32)
     before = torch.get_num_threads()

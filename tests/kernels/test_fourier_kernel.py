@@ -196,6 +196,18 @@ def test_one_sample_is_the_first_of_many() -> None:
     near(one[:2], [t[:1] for t in many[:2]], 1e-13)
 
 
+def test_spectra_must_save_more_work_the_more_threads_there_are() -> None:
+    x, w = torch.empty(32, 256, 20, 20), torch.empty(256, 256, 9, 9)
+    before, taken = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            taken.append(fourier.is_faster(x, w, 2))
+    finally:
+        torch.set_num_threads(before)
+    assert taken == [True, False]
+
+
 def test_an_empty_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fourier, "FFT_COST", 0)
     layer, x = Convolution(16, 16, 5), torch.zeros(0, 16, 10, 10, requires_grad=True)

@@ -56,12 +56,12 @@ def test_two_runs_of_one_recipe_are_the_same_and_another_seed_is_not(tmp_path):
     assert not same(weights(tmp_path / "a"), weights(tmp_path / "c"))
 
 
-@pytest.mark.parametrize("optimizer", ["Adam", "SGD", "RMSprop", "fused Adam"])
+@pytest.mark.parametrize("optimizer", ["Adam", "SGD", "RMSprop", "foreach Adam"])
 @pytest.mark.parametrize("model", ["capsnet", "cnn"])
 def test_stopping_and_resuming_changes_no_bit(tmp_path, optimizer, model):
-    over = {"optimizer": {"name": optimizer.removeprefix("fused "), "lr": 0.01}}
-    if optimizer.startswith("fused"):
-        over["optimizer"]["options"] = {"fused": True}
+    over = {"optimizer": {"name": optimizer.removeprefix("foreach "), "lr": 0.01}}
+    if optimizer.startswith("foreach"):  # else fused
+        over["optimizer"]["options"] = {"foreach": True}
     if optimizer == "SGD":
         over["optimizer"]["options"] = {"momentum": 0.9, "weight_decay": 1e-4}
     if model == "cnn":  # has dropout, whose noise must resume too

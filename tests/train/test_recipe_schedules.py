@@ -177,3 +177,18 @@ def test_options_are_checked_by_signature(over: dict[str, object], text: str) ->
     with pytest.raises(RecipeError, match=text) as caught:
         tiny(**over)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["Adam", "AdamW"])
+def test_the_fused_step_is_the_default_on_a_cpu_and_the_same_but_for_rounding(name):
+    found = []
+    for options in ({}, {"fused": False}, {"foreach": True}):
+        weight = torch.nn.Parameter(torch.linspace(-1, 1, 33))
+        optimizer = OptimizerConfig(name, 0.01, options).build([weight])
+        assert bool(optimizer.defaults["fused"]) is (not options)
+        for step in range(3):
+            weight.grad = torch.linspace(-1, 2, 33) ** (step + 1)
+            optimizer.step()
+        found.append(weight.detach())
+    torch.testing.assert_close(found[0], found[1], rtol=1e-6, atol=1e-7)
+    assert torch.equal(found[1], found[2])

@@ -11,6 +11,7 @@ Inside, a tensor [b ...] is [blocks ... L] with a block's L samples last; `chunk
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -19,9 +20,21 @@ from torch import Tensor
 from torchcaps.kernels import chunked_em
 from torchcaps.kernels.chunked_em import EmInputs
 from torchcaps.kernels.operators import GradContext, OperatorInputs
-from torchcaps.kernels.records import EM_VECTOR_BYTES, FIT, LOGIT, POSE, EmGrads, EmProblem, EmTrace
+from torchcaps.kernels.records import (
+    EM_VECTOR_BYTES,
+    FIT,
+    LOGIT,
+    POSE,
+    SLOPE,
+    EmGrads,
+    EmPart,
+    EmProblem,
+    EmSlopes,
+    EmTrace,
+    Range,
+)
 from torchcaps.kernels.simd_layout import as_array, block_size, from_blocks, has_loops, to_blocks
-from torchcaps.kernels.threads import in_threads
+from torchcaps.kernels.threads import in_threads, split_range
 from torchcaps.math.logspace import log_floor
 
 __all__ = ["em_routing"]
@@ -303,27 +316,54 @@ def _problem(layer: EmInputs) -> EmProblem:
 def _forward_loops(layer: EmInputs, keep_all: bool) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     from torchcaps.kernels.loops import em
 
-    # Results, allocated here and filled by the threads
+    # Results, allocated here and filled by the threads; threads that share a block need all iterations of it
     pose = layer.pose
+    blocks = -(-len(pose) // block_size(pose.dtype, EM_VECTOR_BYTES))
+    shared = 0 < blocks < torch.get_num_threads()
     mean, logit, coupling, log_assignments, fits = _empty(
         pose,
         layer.weights,
         layer.windows,
         len(layer.inverse_temperature),
-        keep_all,
+        keep_all or shared,
         block_size(pose.dtype, EM_VECTOR_BYTES),
     )
     problem = _problem(layer)
     trace = EmTrace(log_assignments.flatten(0, -2).numpy(), fits.flatten(0, -2).numpy())
     result = coupling.numpy()
+    whole = _whole(problem)
 
-    def work(n: int, start: int, stop: int) -> None:
-        em.forward(start, stop, problem, trace, result, keep_all)
+    def run(first: int, last: int, part: EmPart) -> None:
+        em.forward(first, last, problem, trace, result, keep_all or shared, part)
 
-    in_threads(work, len(fits))
+    if shared:
+        _share_forward(lambda part: run(0, blocks, part), whole)
+    else:
+        in_threads(lambda _, start, stop: run(start, stop, whole), blocks)
     # The results of the last iteration, one sample after another again.
     last = fits[:, -1].permute(0, 4, 1, 2, 3).flatten(0, 1)[: len(pose)]  # [b p j FIT]
-    return mean.copy_(last[..., :POSE]), logit.copy_(last[..., LOGIT]), coupling, log_assignments, fits
+    mean.copy_(last[..., :POSE])
+    logit.copy_(last[..., LOGIT])
+    if shared and not keep_all:
+        return mean, logit, coupling, log_assignments[:, :0].clone(), fits[:, -1:].clone()
+    return mean, logit, coupling, log_assignments, fits
+
+
+def _share_forward(run: Callable[[EmPart], None], whole: EmPart) -> None:
+    """Run all iterations on all threads: each takes some children, then some pairs of a position and a parent."""
+    nothing = Range(0, 0)
+    for t in range(whole.steps.stop):
+        step = Range(t, t + 1)
+        if t > 0:
+            in_threads(lambda _, *some: run(EmPart(step, nothing, Range(*some))), whole.children.stop)  # noqa: B023
+        in_threads(lambda _, *some: run(EmPart(step, Range(*some), nothing)), whole.pairs.stop)  # noqa: B023
+
+
+def _whole(problem: EmProblem) -> EmPart:
+    """All work on a block of samples."""
+    pairs = len(problem.child) * len(problem.weights)
+    steps = len(problem.inverse_temperature)
+    return EmPart(Range(0, steps), Range(0, pairs), Range(0, len(problem.first_log_assignment)))
 
 
 def _backward_loops(
@@ -331,34 +371,76 @@ def _backward_loops(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     from torchcaps.kernels.loops import em_backward
 
-    # One array of derivatives for all threads, but of the weights one for each: all blocks add to them.
+    # Blocks for the threads or, where there are too few, parts of one block after another
     problem = _problem(layer)
     trace = EmTrace(log_assignments.flatten(0, -2).numpy(), fits.flatten(0, -2).numpy())
     pose = layer.pose
     W = layer.weights
     blocks = len(fits)
+    threads = torch.get_num_threads()
+    shared = 0 < blocks < threads
+    # Derivatives: of the weights one copy for each thread, since all blocks add to them; of the rest if they share.
     j = W.shape[1]
     L = fits.shape[-1]
-    g_pose = pose.new_zeros(problem.pose.shape)
-    g_log_a = pose.new_zeros(problem.log_activation.shape)
-    g_W = pose.new_zeros(torch.get_num_threads(), *problem.weights.shape)
-    g_beta = pose.new_zeros(blocks * j * 2, L)
-    grads = EmGrads(
-        mean=as_array(_rows(g_mean)),
-        logit=as_array(_rows(g_logit)),
-        pose=g_pose.numpy(),
-        log_activation=g_log_a.numpy(),
-        weights=g_W[0].numpy(),
-        beta=g_beta.numpy(),
-    )
+    copies = threads if shared else 1
+    g_pose = pose.new_zeros(copies, *problem.pose.shape)
+    g_log_a = pose.new_zeros(copies, *problem.log_activation.shape)
+    g_W = pose.new_zeros(threads, *problem.weights.shape)
+    g_beta = pose.new_zeros(copies, blocks * j * 2, L)
+    above = (as_array(_rows(g_mean)), as_array(_rows(g_logit)))
+    whole = _whole(problem)
+    carried = _new_slopes(problem, 1 if shared else max(1, min(threads, blocks)), copies)
 
-    def work(n: int, start: int, stop: int) -> None:
-        em_backward.backward(start, stop, problem, trace, grads._replace(weights=g_W[n].numpy()))
+    def work(n: int, start: int, stop: int, part: EmPart, slopes: EmSlopes) -> None:
+        own = n if shared else 0
+        below = (g_pose[own].numpy(), g_log_a[own].numpy(), g_W[n].numpy(), g_beta[own].numpy())
+        em_backward.backward(start, stop, problem, trace, EmGrads(*above, *below), part, slopes)
 
-    in_threads(work, blocks)
+    if shared:
+        for block in range(blocks):
+            for t in reversed(range(whole.steps.stop)):
+                _share_step(work, block, t, whole, carried)
+    else:
+        in_threads(lambda n, start, stop: work(n, start, stop, whole, carried[n]), blocks)
     # Sums over the blocks and threads, in a fixed order, and samples one after another again.
-    beta = g_beta.view(blocks, j, 2, L).sum((0, 3))
+    beta = g_beta.view(copies * blocks, j, 2, L).sum((0, 3))
     weights = g_W.sum(0).transpose(0, 1).reshape(W.shape)
-    poses = _samples(g_pose, pose)
-    log_as = _samples(g_log_a, layer.log_activation)
+    poses = _samples(g_pose.sum(0) if shared else g_pose[0], pose)
+    log_as = _samples(g_log_a.sum(0) if shared else g_log_a[0], layer.log_activation)
     return poses, log_as, weights.contiguous(), beta[:, 0].clone(), beta[:, 1].clone()
+
+
+def _new_slopes(problem: EmProblem, blocks: int, copies: int) -> list[EmSlopes]:
+    """Memory for what iterations hand on: of so many blocks, or of one that all threads share."""
+    whole = _whole(problem)
+    L = problem.pose.shape[1]
+    kind = problem.pose.dtype
+    steps = whole.steps.stop
+    slots = whole.pairs.stop * problem.child.shape[1]
+    sums = whole.children.stop * problem.groups
+    made = [
+        EmSlopes(
+            np.empty(((steps - 1) * slots, L), kind),
+            np.empty((steps * whole.pairs.stop * SLOPE, L), kind),
+            np.empty((sums, L), kind),
+            np.empty((sums, L), kind),
+        )
+        for _ in range(blocks)
+    ]
+    return made + [made[0]._replace(own_sums=np.empty((sums, L), kind)) for _ in range(copies - 1)]
+
+
+def _share_step(
+    work: Callable[[int, int, int, EmPart, EmSlopes], None], block: int, t: int, whole: EmPart, carried: list[EmSlopes]
+) -> None:
+    """Take iteration t of one block backward, its pairs on all threads, and add up the sums of their shares."""
+    part = whole._replace(steps=Range(t, t + 1))
+    runs = split_range(whole.pairs.stop, len(carried))
+
+    def share(n: int, first: int, last: int) -> None:
+        work(n, block, block + 1, part._replace(pairs=Range(first, last)), carried[n])
+
+    in_threads(share, whole.pairs.stop)
+    carried[0].sums[:] = carried[0].own_sums
+    for n in range(1, len(runs)):
+        carried[0].sums[:] += carried[n].own_sums

@@ -17,6 +17,7 @@ column frequencies are worked on at a time, so that no whole spectrum ever exist
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -32,7 +33,11 @@ __all__ = ["fourier_conv2d", "is_faster"]
 ROOM = 2**23
 """Complex numbers of the kernels' spectra at a time, or as many as one column frequency has."""
 FFT_COST = 175
-"""Multiplications that take as long as one number of a spectrum takes to be made (benchmarks/crossover.py)."""
+"""Multiplications that take as long as one number of a spectrum takes to be made (benchmarks/crossover.py).
+
+So on one thread. Transforms wait for memory, which threads share, where products gain from each thread: on n threads a
+number of a spectrum costs sqrt(n) times as many multiplications.
+"""
 
 
 def fourier_conv2d(x: Tensor, w: Tensor, stride: int = 1) -> Tensor:
@@ -68,7 +73,10 @@ def is_faster(x: Tensor, w: Tensor, stride: int) -> bool:
     products = 4 * b * deep * o
     numbers = deep * o + b * deep + b * o
     direct = z.M[0] * z.M[1] * t * u * b * c * o
-    return z.N[0] * len(z.columns) * (products + FFT_COST * numbers) < direct
+    # A compiled graph cannot ask for the threads; its sizes are symbols, which want whole numbers.
+    threads = 1 if torch.compiler.is_compiling() else torch.get_num_threads()
+    transforms = round(FFT_COST * math.sqrt(threads)) * numbers
+    return z.N[0] * len(z.columns) * (products + transforms) < direct
 
 
 def _fit(x: Tensor, w: Tensor) -> bool:

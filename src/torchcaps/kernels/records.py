@@ -21,12 +21,15 @@ __all__ = [
     "LSE",
     "MASS",
     "POSE",
+    "SLOPE",
     "VECTOR_BYTES",
     "CoupledVotes",
     "DynamicProblem",
     "DynamicTrace",
     "EmGrads",
+    "EmPart",
     "EmProblem",
+    "EmSlopes",
     "EmTrace",
     "FloatArray",
     "IntArray",
@@ -45,7 +48,9 @@ LSE = 32
 MASS = 33
 LOGIT = 34
 FIT = 35
-"""Numbers of a pose; rows of a parent's Gaussian after mean and variance (`loops.em`); and how many rows there are."""
+SLOPE = 2 * POSE
+"""Numbers of a pose; rows of a parent's Gaussian after mean and variance (`loops.em`); how many rows there are; and
+the rows of its derivatives, g_mu and g_v."""
 
 FloatArray: TypeAlias = NDArray[np.floating[Any]]
 IntArray: TypeAlias = NDArray[np.int64]
@@ -102,6 +107,34 @@ class EmTrace(NamedTuple):
 
     log_assignment: FloatArray
     fits: FloatArray
+
+
+class EmPart(NamedTuple):
+    """What one call works on, so that several threads can share a block of samples.
+
+    steps      iterations
+    pairs      s * J + j, positions of windows with their parents
+    children   whose assignments are normalized
+    """
+
+    steps: Range
+    pairs: Range
+    children: Range
+
+
+class EmSlopes(NamedTuple):
+    """What the iterations of a backward pass hand on to each other.
+
+    logit_grad   [(t-1 s j c) L] g_s of the next iteration, then g_l
+    slopes       [(t s j SLOPE) L] g_mu and g_v
+    sums         [(child group) L] sums of g_s over the parents that compete for a child, of the iteration after `steps`
+    own_sums     the same of the last iteration of `steps`, over the pairs of this part
+    """
+
+    logit_grad: FloatArray
+    slopes: FloatArray
+    sums: FloatArray
+    own_sums: FloatArray
 
 
 class EmGrads(NamedTuple):

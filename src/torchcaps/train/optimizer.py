@@ -56,6 +56,9 @@ LENGTH_OPTIONS: Mapping[str, str] = {
 # Of a cycle that is shorter than training torch raises an error in the middle of it, so its length is not for recipes.
 _LOOP_OPTIONS = {"OneCycleLR": {"total_steps", "epochs", "steps_per_epoch"}}
 _NEVER_OPTIONS = {"self", "params", "lr", "optimizer", "last_epoch", "scale_fn", "capturable", "differentiable"}
+# Optimizers whose fused form is several times as fast on a CPU, and the options that choose a form.
+_FUSED = {"Adam", "AdamW"}
+_FORMS = {"fused", "foreach"}
 _TYPES: Mapping[str, type] = {
     "bool": bool,
     "int": int,
@@ -86,11 +89,18 @@ class OptimizerConfig:
     def build(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
         """Make the optimizer of these parameters.
 
+        On a CPU, torch's fused form of Adam and AdamW is taken unless `options` choose a form: one pass over memory
+        instead of a dozen, the same step but for the last digit.
+
         Raises:
             RecipeError: torch refuses a value of an option.
         """
+        options = dict(self.options)
+        given = list(parameters)
+        if self.name in _FUSED and not options.keys() & _FORMS and all(_has_fused_step(each) for each in given):
+            options["fused"] = True
         try:
-            return OPTIMIZERS[self.name](parameters, lr=self.lr, **self.options)
+            return OPTIMIZERS[self.name](given, lr=self.lr, **options)
         except (TypeError, ValueError, RuntimeError, OverflowError) as error:
             raise _refused(f"optimizer {self.name}", self.options, error) from None
 
@@ -151,6 +161,11 @@ class ScheduleConfig:
             return SCHEDULES[self.name](optimizer, **options)
         except (TypeError, ValueError, ZeroDivisionError, OverflowError) as error:
             raise _refused(f"schedule {self.name}", self.options, error) from None
+
+
+def _has_fused_step(parameter: nn.Parameter) -> bool:
+    """Whether torch's fused optimizers take a parameter, on the device for which their speed is known."""
+    return parameter.device.type == "cpu" and parameter.dtype in (torch.float32, torch.float64)
 
 
 def _rise(share: object, steps: int) -> object:

@@ -20,7 +20,7 @@ import numpy as np
 from torchcaps.kernels.loops import inline, loop
 from torchcaps.kernels.loops.elementary import exp, exponent, log, mantissa
 from torchcaps.kernels.loops.simd import Array, Vector, fma4, maximum, memory, where_negative
-from torchcaps.kernels.records import EM_VECTOR_BYTES, FIT, LOGIT, LSE, MASS, POSE, EmProblem, EmTrace
+from torchcaps.kernels.records import EM_VECTOR_BYTES, FIT, LOGIT, LSE, MASS, POSE, EmPart, EmProblem, EmTrace, Range
 
 __all__ = [
     "cast_votes",
@@ -122,15 +122,18 @@ def _log_logistic(z: Vector) -> Vector:
 
 
 @inline
-def _normalize_assignments(problem: EmProblem, logits: Array, at: int, work: Workspace) -> None:
-    """Turn the logits [s j c] from row `at` on into log R: log-softmax over the parents that compete for a child."""
+def _normalize_assignments(problem: EmProblem, logits: Array, at: int, work: Workspace, who: Range) -> None:
+    """Turn the logits [s j c] from row `at` on into log R: log-softmax over the parents that compete for a child.
+
+    Only those of the children from who.start to who.stop.
+    """
     child = problem.child
     groups = problem.groups
     J = len(problem.weights)
     S, C = child.shape
     top = work.top
     norm = work.norm
-    for row in range(len(top)):
+    for row in range(who.start * groups, who.stop * groups):
         store(top, row, LOW)
         store(norm, row, 0.0)
 
@@ -138,6 +141,8 @@ def _normalize_assignments(problem: EmProblem, logits: Array, at: int, work: Wor
     for s in range(S):
         for j in range(J):
             for c in range(C):
+                if child[s, c] < who.start or child[s, c] >= who.stop:
+                    continue
                 g = child[s, c] * groups + j % groups
                 store(top, g, maximum(load(top, g), load(logits, at + (s * J + j) * C + c)))
 
@@ -145,6 +150,8 @@ def _normalize_assignments(problem: EmProblem, logits: Array, at: int, work: Wor
     for s in range(S):
         for j in range(J):
             for c in range(C):
+                if child[s, c] < who.start or child[s, c] >= who.stop:
+                    continue
                 g = child[s, c] * groups + j % groups
                 here = at + (s * J + j) * C + c
                 above = load(logits, here) - load(top, g)
@@ -152,11 +159,13 @@ def _normalize_assignments(problem: EmProblem, logits: Array, at: int, work: Wor
                 store(norm, g, load(norm, g) + exp(above))
 
     # Subtract its logarithm.
-    for row in range(len(norm)):
+    for row in range(who.start * groups, who.stop * groups):
         store(norm, row, log(load(norm, row)))
     for s in range(S):
         for j in range(J):
             for c in range(C):
+                if child[s, c] < who.start or child[s, c] >= who.stop:
+                    continue
                 g = child[s, c] * groups + j % groups
                 here = at + (s * J + j) * C + c
                 store(logits, here, load(logits, here) - load(norm, g))
@@ -302,8 +311,10 @@ def _store_coupling(log_R: Array, coupling: Array, b: int, s: int, j: int) -> No
 
 
 @loop
-def forward(start: int, stop: int, problem: EmProblem, trace: EmTrace, coupling: Array, keep_all: bool) -> None:
-    """Route the blocks from start to stop.
+def forward(
+    start: int, stop: int, problem: EmProblem, trace: EmTrace, coupling: Array, keep_all: bool, part: EmPart
+) -> None:
+    """Route the blocks from start to stop, or a part of the work on them.
 
     Args:
         start: First block.
@@ -312,6 +323,8 @@ def forward(start: int, stop: int, problem: EmProblem, trace: EmTrace, coupling:
         trace: Results of the iterations.
         coupling: [b s c j] R of the last iteration.
         keep_all: Whether `trace` has room for all iterations, or only for the last Gaussians and no assignments.
+        part: All iterations, pairs and children; or with `keep_all` first the children of an iteration, whose
+            assignments are normalized, and when all of them are through, its pairs.
     """
     # Sizes, and the workspace of this thread
     child = problem.child
@@ -334,42 +347,45 @@ def forward(start: int, stop: int, problem: EmProblem, trace: EmTrace, coupling:
     logits = trace.log_assignment if keep_all else np.empty((S * J * C, L), dtype)
     for block in range(start, stop):
         first_child = block * children
-        for t in range(T):
+        for t in range(part.steps.start, part.steps.stop):
             # Where this iteration's log R lie, and where the next one's go: the same rows unless all are kept.
             old = (block * (T - 1) + t - 1) * S * J * C if keep_all else 0
             new = (block * (T - 1) + t) * S * J * C if keep_all else 0
-            if t > 0:
-                _normalize_assignments(problem, logits, old, work)
-            for s in range(S):
-                most = max_log_activation(problem, first_child, s)
-                for j in range(J):
-                    here = (s * J + j) * C
-                    at = ((((block * T + t) if keep_all else block) * S + s) * J + j) * FIT
-                    before = -1 if t == 0 else (at - S * J * FIT if keep_all else at)
+            if t > 0 and part.children.start < part.children.stop:
+                _normalize_assignments(problem, logits, old, work, part.children)
+            most = max_log_activation(problem, first_child, 0)
+            for pair in range(part.pairs.start, part.pairs.stop):
+                s = pair // J
+                j = pair % J
+                if j == 0 or pair == part.pairs.start:
+                    most = max_log_activation(problem, first_child, s)
+                here = pair * C
+                at = (((block * T + t) if keep_all else block) * S * J + pair) * FIT
+                before = -1 if t == 0 else (at - S * J * FIT if keep_all else at)
 
-                    # The weights of the slots: softmax of log R + log a.
+                # The weights of the slots: softmax of log R + log a.
+                for c in range(C):
+                    i = child[s, c]
+                    log_R = load(logits, old + here + c) if t > 0 else fill(fits, problem.first_log_assignment[i])
+                    store(work.logit, c, log_R)
+                    store(work.weight, c, log_R + (load(problem.log_activation, first_child + i) - most))
+                lse = _softmax(work.weight)
+
+                # M-step: votes, mean, variance, activation.
+                cast_votes(problem, first_child, s, j, work.votes)
+                if damping > 0:
+                    _copy_mean(fits, before, work.previous)
+                _fit_mean(work, fits, at)
+                if damping > 0:
+                    _damp(fits, at, work.previous, damping)
+                _fit_variance(work, fits, at, problem.min_variance)
+                _activate(problem, fits, at, lse=lse, most=most, t=t, j=j)
+
+                # The last iteration's assignments are the result; else the E-step prepares the next ones.
+                if t + 1 == T:
+                    _store_coupling(work.logit, coupling, block * L, s, j)
+                else:
+                    _distances(work, fits, at)
+                    _distances_to_logits(problem, work.logit, fits, at, j)
                     for c in range(C):
-                        i = child[s, c]
-                        log_R = load(logits, old + here + c) if t > 0 else fill(fits, problem.first_log_assignment[i])
-                        store(work.logit, c, log_R)
-                        store(work.weight, c, log_R + (load(problem.log_activation, first_child + i) - most))
-                    lse = _softmax(work.weight)
-
-                    # M-step: votes, mean, variance, activation.
-                    cast_votes(problem, first_child, s, j, work.votes)
-                    if damping > 0:
-                        _copy_mean(fits, before, work.previous)
-                    _fit_mean(work, fits, at)
-                    if damping > 0:
-                        _damp(fits, at, work.previous, damping)
-                    _fit_variance(work, fits, at, problem.min_variance)
-                    _activate(problem, fits, at, lse=lse, most=most, t=t, j=j)
-
-                    # The last iteration's assignments are the result; else the E-step prepares the next ones.
-                    if t + 1 == T:
-                        _store_coupling(work.logit, coupling, block * L, s, j)
-                    else:
-                        _distances(work, fits, at)
-                        _distances_to_logits(problem, work.logit, fits, at, j)
-                        for c in range(C):
-                            store(logits, new + here + c, load(work.logit, c))
+                        store(logits, new + here + c, load(work.logit, c))

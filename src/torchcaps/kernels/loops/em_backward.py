@@ -48,12 +48,9 @@ from torchcaps.kernels.loops.em import (
     store,
 )
 from torchcaps.kernels.loops.simd import Array, Vector, fma4, lane_sum
-from torchcaps.kernels.records import FIT, LOGIT, LSE, MASS, POSE, EmGrads, EmProblem, EmTrace
+from torchcaps.kernels.records import FIT, LOGIT, LSE, MASS, POSE, SLOPE, EmGrads, EmPart, EmProblem, EmSlopes, EmTrace
 
 __all__ = ["backward"]
-
-SLOPE = 2 * POSE
-"""Rows of a parent's derivatives: g_mu 16, g_v 16."""
 
 
 class Workspace(NamedTuple):
@@ -295,8 +292,10 @@ def _product_back(problem: EmProblem, grads: EmGrads, G: Array, first_child: int
 
 
 @loop
-def backward(start: int, stop: int, problem: EmProblem, trace: EmTrace, grads: EmGrads) -> None:
-    """Differentiate the blocks from start to stop.
+def backward(
+    start: int, stop: int, problem: EmProblem, trace: EmTrace, grads: EmGrads, part: EmPart, carried: EmSlopes
+) -> None:
+    """Differentiate the blocks from start to stop, or a part of the work on one of them.
 
     Args:
         start: First block.
@@ -304,6 +303,8 @@ def backward(start: int, stop: int, problem: EmProblem, trace: EmTrace, grads: E
         problem: What was routed.
         trace: Results of all iterations.
         grads: Derivatives of the results, and those of the inputs, which are added to.
+        part: All iterations and pairs; or some pairs of one iteration, the last one first.
+        carried: What iterations hand on; parts of one block have all of it in common, but for `own_sums`.
     """
     # Sizes, and the workspace of this thread
     child = problem.child
@@ -322,76 +323,78 @@ def backward(start: int, stop: int, problem: EmProblem, trace: EmTrace, grads: E
         np.empty((C * POSE, L), dtype),
         np.empty((C, L), dtype),
         np.empty((C, L), dtype),
-        np.empty(((T - 1) * pairs, L), dtype),
-        np.empty((T * S * J * SLOPE, L), dtype),
+        carried.logit_grad,
+        carried.slopes,
     )
     # Sums of g_s over the parents that compete for a child, of iteration t + 1 and of t.
-    next_sums = np.empty((children * groups, L), dtype)
-    sums = np.empty((children * groups, L), dtype)
+    next_sums = carried.own_sums
+    sums = carried.sums
     for block in range(start, stop):
         first_child = block * children
-        for t in range(T - 1, -1, -1):
+        for t in range(part.steps.stop - 1, part.steps.start - 1, -1):
             # Iterations backward: the sums just filled become those of iteration t + 1
             next_sums, sums = sums, next_sums
             sums[:] = 0
-            for s in range(S):
-                most = max_log_activation(problem, first_child, s)
-                for j in range(J):
-                    here = s * J + j
-                    next_log_R = (block * (T - 1) + t) * pairs + here * C
-                    fit = ((block * T + t) * S * J + here) * FIT
-                    rows = Rows(
-                        fit,
-                        fit - S * J * FIT if t > 0 else -1,
-                        (t * S * J + here) * SLOPE,
-                        (block * J + j) * 2,
-                        next_log_R - pairs if t > 0 else -1,
-                        t * pairs + here * C if t + 1 < T else -1,
-                    )
-                    cast_votes(problem, first_child, s, j, work.votes)
+            most = max_log_activation(problem, first_child, 0)
+            for here in range(part.pairs.start, part.pairs.stop):
+                s = here // J
+                j = here % J
+                if j == 0 or here == part.pairs.start:
+                    most = max_log_activation(problem, first_child, s)
+                next_log_R = (block * (T - 1) + t) * pairs + here * C
+                fit = ((block * T + t) * S * J + here) * FIT
+                rows = Rows(
+                    fit,
+                    fit - S * J * FIT if t > 0 else -1,
+                    (t * S * J + here) * SLOPE,
+                    (block * J + j) * 2,
+                    next_log_R - pairs if t > 0 else -1,
+                    t * pairs + here * C if t + 1 < T else -1,
+                )
+                cast_votes(problem, first_child, s, j, work.votes)
 
-                    # Step 1: what the next iteration, or the loss, says of this one's Gaussian.
-                    if t + 1 == T:
-                        g_z = load(grads.logit, block * S * J + here)
+                # Step 1: what the next iteration, or the loss, says of this one's Gaussian.
+                if t + 1 == T:
+                    g_z = load(grads.logit, block * S * J + here)
+                    for h in range(POSE):
+                        g_mu = load(grads.mean, (block * S * J + here) * POSE + h)
+                        store(work.slopes, rows.slope + h, g_mu)
+                        store(work.slopes, rows.slope + POSE + h, 0.0)
+                else:
+                    S0 = _softmax_back(problem, trace, rows, next_log_R, next_sums, s=s, j=j, grad=work.logit_grad)
+                    _moments(work, fits, rows)
+                    g_z = _e_step_back(problem, fits, work.slopes, grads.beta, rows, S0, j)
+                    if damping > 0:
                         for h in range(POSE):
-                            g_mu = load(grads.mean, (block * S * J + here) * POSE + h)
-                            store(work.slopes, rows.slope + h, g_mu)
-                            store(work.slopes, rows.slope + POSE + h, 0.0)
-                    else:
-                        S0 = _softmax_back(problem, trace, rows, next_log_R, next_sums, s=s, j=j, grad=work.logit_grad)
-                        _moments(work, fits, rows)
-                        g_z = _e_step_back(problem, fits, work.slopes, grads.beta, rows, S0, j)
-                        if damping > 0:
-                            for h in range(POSE):
-                                more = load(work.slopes, rows.slope + S * J * SLOPE + h) * damping
-                                store(work.slopes, rows.slope + h, load(work.slopes, rows.slope + h) + more)
+                            more = load(work.slopes, rows.slope + S * J * SLOPE + h) * damping
+                            store(work.slopes, rows.slope + h, load(work.slopes, rows.slope + h) + more)
 
-                    # Step 2: through the fit to g_s, which belongs to the activations and to the iteration before.
-                    constant = _m_step_back(problem, fits, work.slopes, grads.beta, rows, g_z, t=t, j=j)
-                    _slot_weights(problem, trace, rows, first_child, s, most, work.weight)
-                    _slot_grads(work, fits, rows, 1 - damping, constant)
-                    for c in range(C):
-                        i = child[s, c]
-                        g_s = load(work.slot_grad, c)
-                        store(grads.log_activation, first_child + i, load(grads.log_activation, first_child + i) + g_s)
-                        if t > 0:
-                            group = i * groups + j % groups
-                            store(sums, group, load(sums, group) + g_s)
-                            store(work.logit_grad, (t - 1) * pairs + here * C + c, g_s)
+                # Step 2: through the fit to g_s, which belongs to the activations and to the iteration before.
+                constant = _m_step_back(problem, fits, work.slopes, grads.beta, rows, g_z, t=t, j=j)
+                _slot_weights(problem, trace, rows, first_child, s, most, work.weight)
+                _slot_grads(work, fits, rows, 1 - damping, constant)
+                for c in range(C):
+                    i = child[s, c]
+                    g_s = load(work.slot_grad, c)
+                    store(grads.log_activation, first_child + i, load(grads.log_activation, first_child + i) + g_s)
                     if t > 0:
-                        continue
+                        group = i * groups + j % groups
+                        store(sums, group, load(sums, group) + g_s)
+                        store(work.logit_grad, (t - 1) * pairs + here * C + c, g_s)
+                if t > 0:
+                    continue
 
-                    # Step 3: every iteration's share in the derivative of the votes, while these are at hand.
-                    for u in range(T):
-                        of_u = Rows(
-                            rows.fit + u * S * J * FIT,
-                            -1,
-                            rows.slope + u * S * J * SLOPE,
-                            rows.beta,
-                            next_log_R + (u - 1) * pairs if u > 0 else -1,
-                            u * pairs + here * C if u + 1 < T else -1,
-                        )
-                        if u > 0:
-                            _slot_weights(problem, trace, of_u, first_child, s, most, work.weight)
-                        _vote_grads(problem, work, fits, of_u, u > 0)
-                    _product_back(problem, grads, work.vote_grad, first_child, s, j)
+                # Step 3: every iteration's share in the derivative of the votes, while these are at hand.
+                for u in range(T):
+                    of_u = Rows(
+                        rows.fit + u * S * J * FIT,
+                        -1,
+                        rows.slope + u * S * J * SLOPE,
+                        rows.beta,
+                        next_log_R + (u - 1) * pairs if u > 0 else -1,
+                        u * pairs + here * C if u + 1 < T else -1,
+                    )
+                    if u > 0:
+                        _slot_weights(problem, trace, of_u, first_child, s, most, work.weight)
+                    _vote_grads(problem, work, fits, of_u, u > 0)
+                _product_back(problem, grads, work.vote_grad, first_child, s, j)

@@ -78,9 +78,10 @@ class Gaussians(NamedTuple):
 class Terms(NamedTuple):
     """Terms of the gradient by the votes, g_V = sum_n w_n (a_n + b_n (V - center_n)): addresses [n] of their arrays.
 
-    w is [s j c], the others are [s j k].
+    w is [s j c], the others are [s j k]. If no term is sloped, b is 0 and the votes are not needed.
     """
 
+    sloped: bool
     weight: Array
     constant: Array
     slope: Array
@@ -833,7 +834,8 @@ def collect(start: int, stop: int, layer: Layer, terms: Terms, gradients: Gradie
                 _read_terms(terms.center, count, x, parent * k, k, center)
                 for tile in range(0, C, TILE):
                     end = min(tile + TILE, C)
-                    _cast(layer, x, at, j, tile, end, V)
+                    if terms.sloped:
+                        _cast(layer, x, at, j, tile, end, V)
                     # The gradient by the votes of a few slots, term by term.
                     _clear(G, TILE * rows)
                     for n in range(count):
@@ -844,11 +846,13 @@ def collect(start: int, stop: int, layer: Layer, terms: Terms, gradients: Gradie
                             m0, m1, m2, m3 = load4(center, n * rows + q)
                             for c in range(tile, end):
                                 w = load_from(weight, x, parent * C + c)
-                                v0, v1, v2, v3 = load4(V, (c - tile) * rows + q)
-                                e0 = b0 * (v0 - m0) + a0
-                                e1 = b1 * (v1 - m1) + a1
-                                e2 = b2 * (v2 - m2) + a2
-                                e3 = b3 * (v3 - m3) + a3
+                                e0, e1, e2, e3 = (a0, a1, a2, a3)
+                                if terms.sloped:
+                                    v0, v1, v2, v3 = load4(V, (c - tile) * rows + q)
+                                    e0 = b0 * (v0 - m0) + a0
+                                    e1 = b1 * (v1 - m1) + a1
+                                    e2 = b2 * (v2 - m2) + a2
+                                    e3 = b3 * (v3 - m3) + a3
                                 to = (c - tile) * rows + q
                                 store(G, to, fma4(w, (e0, e1, e2, e3), load4(G, to)))
                     if matrix:

@@ -290,13 +290,13 @@ def _handles(x: Tensor, W: Tensor, offset: Tensor, child: Tensor, matrix: bool) 
 
 @torch.library.custom_op("torchcaps::votes_collect", mutates_args=())
 def _collect(
-    x: Tensor, W: Tensor, offset: Tensor, child: Tensor, matrix: bool, factors: Sequence[Tensor]
+    x: Tensor, W: Tensor, offset: Tensor, child: Tensor, matrix: bool, sloped: bool, factors: Sequence[Tensor]
 ) -> tuple[Tensor, Tensor]:
     """Gradients by x and W from all terms of the gradient by the votes; their factors w, a, b, m term by term."""
     layer = _Layer(x, W, offset, child, matrix)
     held = [each.contiguous() for each in factors]  # kept alive while loops know nothing but addresses
     addresses = [np.array([each.data_ptr() for each in held[n::FACTORS]], np.int64) for n in range(FACTORS)]
-    terms = _loops().Terms(*addresses)
+    terms = _loops().Terms(sloped, *addresses)
     return _run_back(layer, lambda start, stop, *given: _loops().collect(start, stop, given[0], terms, given[1]))
 
 
@@ -466,7 +466,7 @@ def _(x: Tensor, W: Tensor, offset: Tensor, child: Tensor, matrix: bool) -> list
 
 @_collect.register_fake
 def _(
-    x: Tensor, W: Tensor, offset: Tensor, child: Tensor, matrix: bool, factors: Sequence[Tensor]
+    x: Tensor, W: Tensor, offset: Tensor, child: Tensor, matrix: bool, sloped: bool, factors: Sequence[Tensor]
 ) -> tuple[Tensor, Tensor]:
     return _like(x), _like(W)
 
@@ -576,7 +576,8 @@ def _back_handles(ctx: GradContext, factors: Sequence[Tensor | None]) -> tuple[T
     # A factor that a term does not have is 0.
     zero = torch.zeros_like(layer.new_parents(layer.offset.shape[1]))
     given = [zero if each is None else each for term in terms for each in term]
-    return *_collect(*layer, given), None, None, None
+    sloped = any(term[2] is not None for term in terms)
+    return *_collect(*layer, sloped, given), None, None, None
 
 
 def _save_moments(ctx: GradContext, inputs: OperatorInputs, output: tuple[Tensor, ...]) -> None:

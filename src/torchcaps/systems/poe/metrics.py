@@ -6,7 +6,8 @@ between rows is a difference between capsules. Metrics, where j counts capsules 
     confident_fraction, classes_covered, consistency   of 50 samples of each single capsule, as a reference classifier
                      judges them ("empirical" poses; all J capsules count, unused ones too); see `sample_confidence`
     gaussian_confident, gaussian_consistency   the same of samples without kept poses, from a normal distribution with
-                     each capsule's mean and covariance; and complete_confident from the paper's domain, N(0, 1)
+                     each capsule's mean and covariance; and restricted_confident, complete_confident from N(0, 1) on
+                     the paper's domains
     argmax_nmi, purity   of the capsule that wins an image, against the image's class
     accuracy         with as many capsules as classes: capsules matched to classes one to one
     cka              mean over pairs of capsules, of poses without the gate: each one's own view of every image
@@ -337,13 +338,14 @@ def _other_domains(encoder: Encoder, data: EvaluationData) -> dict[str, float]:
     if not isinstance(encoder, PoEEncoder):
         return {}
     found = {}
-    for domain in ("gaussian", "complete"):
+    for domain in ("gaussian", "restricted", "complete"):
         samples = encoder.samples_from(domain, SAMPLES, seed=0)  # [j n c h w]
         verdicts = reference_probabilities(data.reference, samples.flatten(0, 1)).view(*samples.shape[:2], -1)
         found[domain] = sample_confidence(verdicts)
     return {
         "gaussian_confident": found["gaussian"]["confident_fraction"],
         "gaussian_consistency": found["gaussian"]["consistency"],
+        "restricted_confident": found["restricted"]["confident_fraction"],
         "complete_confident": found["complete"]["confident_fraction"],
     }
 

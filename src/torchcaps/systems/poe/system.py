@@ -57,6 +57,7 @@ class PoESystem(System):
         Metric("consistency", "higher"),
         Metric("gaussian_confident", "higher"),
         Metric("gaussian_consistency", "higher"),
+        Metric("restricted_confident", "higher"),
         Metric("complete_confident", "higher"),
         Metric("argmax_nmi", "higher"),
         Metric("purity", "higher"),

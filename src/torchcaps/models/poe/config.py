@@ -47,6 +47,8 @@ class EnergyConfig:
         restart: A capsule that wins less than this share of an even part of the images starts anew, as a noisy copy of
             the one that wins most, while the bias still changes; 0 = never. Use it with `boost` = 0: boosted wins are
             lost again in evaluation.
+        rank_dimension: Numbers of a ranking capsule, where edges rank the capsules. With as many as a pose has, one of
+            few capsules can stand for two classes; with 1, it is a mean image.
         slab: n of a pose in S^m x R^n x (0, 1): so many of a capsule's numbers are real, the others a direction on
             S^m, m = dimension - 1 - n. The paper's capsule has 0.
 
@@ -70,6 +72,7 @@ class EnergyConfig:
     loosen: Count = 2800
     boost: NonNegativeFloat = 0.01
     restart: Share = 0.0
+    rank_dimension: Size = 16
     slab: NonNegativeInt = 0
 
     def __post_init__(self) -> None:

@@ -26,8 +26,6 @@ _RESTART_EVERY = 50
 """Training steps from one look for capsules to restart to the next."""
 _RESTART_NOISE = 0.3
 """Deviation of the noise in a copy, relative to the weights."""
-_RANKER_DIMENSION = 4
-"""Numbers of a ranking capsule at most: with more, one capsule can stand for two classes, with 1 it is a mean image."""
 
 
 class SampleDraws(NamedTuple):
@@ -136,15 +134,15 @@ class CapsuleEnergy(nn.Module):
         self.restarted: list[tuple[int, int]] = []
 
     def _build_ranker(self, children: int) -> CapsuleEnergy:
-        """Build capsules over the ranking children: plain, small ones, whose gain is half the number of children."""
+        """Build capsules over the ranking children: plain ones, whose gain is half the number of these children."""
         plain = replace(self.config, slab=0, magnitudes="mean", steps=1, routing=Dynamic(1, "cosine", "children"))
-        _, capsules, dimension, child_dimension = self.W.shape
+        _, capsules, _, child_dimension = self.W.shape
         return CapsuleEnergy(
             replace(plain, gain=children / 2),
             children,
             capsules,
             child_dimension=child_dimension,
-            dimension=min(dimension, _RANKER_DIMENSION),
+            dimension=self.config.rank_dimension,
         )
 
     def visible(self, features: Tensor) -> Tensor:

@@ -68,7 +68,7 @@ def test_the_update_of_section_4_1() -> None:
     near(paper_update(U, x, z, e), number(wanted).mean(0))
 
 
-@pytest.mark.parametrize("rule", ["least squares", "gradient", "paper"])
+@pytest.mark.parametrize("rule", ["least squares", "gradient", "refined", "paper"])
 def test_the_pre_activations_of_a_code(rule: Any) -> None:
     """z_i = sum_j e_ji U_ji x_j + a_i, with e = 1 unless the rule is the paper's."""
     decoder, x = CapsuleDecoder(DecoderConfig(rule), I, J, D, K).double(), codes()
@@ -225,6 +225,27 @@ def test_the_gradient_rule_lowers_the_loss_of_the_pixels() -> None:
     terms = stage.objective(batch, 30)
     near(terms["loss"].detach(), binary_cross_entropy(drawn, batch.images))
     near(terms["mse"], (drawn - batch.images).square().mean())
+
+
+def test_the_refined_rule_starts_from_least_squares(monkeypatch) -> None:
+    """Its U before the first step is that of least squares on the same images, and then it learns by gradient."""
+    monkeypatch.setattr(stages, "to_float", lambda chunk: chunk)  # these images are numbers, not bytes
+    refined, _ = stage_of("refined")
+    solved, _ = stage_of("least squares")
+    [batch] = batches(images(32), size=32)
+    for stage in (refined, solved):
+        stage.prepare(batch.images)
+        loss = stage.objective(batch, 0)["loss"]
+    solved.finish()
+    near(refined.decoder.U.detach(), solved.decoder.U.detach())
+    near(refined.decoder.intercept, solved.decoder.intercept)
+    assert not loss.requires_grad and refined.by_gradient
+    first = refined.objective(batch, 1)["loss"]
+    torch.autograd.backward(first)
+    with torch.no_grad():
+        refined.decoder.U -= 0.5 * refined.decoder.U.grad
+    refined.finish()
+    assert float(refined.objective(batch, 2)["loss"].detach()) < float(first.detach())
 
 
 def test_features_beyond_a_bound_go_to_a_mapped_file(tmp_path, monkeypatch) -> None:

@@ -97,11 +97,12 @@ class DecoderConfig:
 
     Attributes:
         rule: "least squares": closed form, in one pass over the images. "gradient": on the image's reconstruction
-            through the frozen autoencoder. "paper": section 4.1's own rule, which undershoots.
+            through the frozen autoencoder. "refined": least squares, then by gradient. "paper": section 4.1's own rule,
+            which undershoots.
         ridge: Of the least squares, relative to the mean square of a code's numbers.
     """
 
-    rule: Literal["least squares", "gradient", "paper"] = "least squares"
+    rule: Literal["least squares", "gradient", "refined", "paper"] = "least squares"
     ridge: PositiveFloat = 1e-3
 
     def __post_init__(self) -> None:

@@ -134,7 +134,7 @@ class CapsuleDecoder(nn.Module):
         self.register_buffer("intercept", torch.zeros(children, child_dimension))
         # Sums of the normal equations, with one row for the intercept
         rows = capsules * dimension + 1
-        columns = children * child_dimension if config.rule == "least squares" else 0
+        columns = children * child_dimension if config.rule in ("least squares", "refined") else 0
         self.register_buffer("gram", torch.zeros(rows, rows, dtype=torch.float64))
         self.register_buffer("cross", torch.zeros(rows, columns, dtype=torch.float64))
         # Moments of each capsule's poses, and some of these poses

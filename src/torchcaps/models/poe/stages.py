@@ -25,6 +25,9 @@ CHUNK = 500
 """Images whose features are computed at once."""
 
 
+REFINED_FROM = 20_000
+"""Images, evenly spaced, whose least squares the rule "refined" starts from."""
+
 IN_MEMORY = 1 << 30
 """Bytes of features that are kept in memory; more go to a mapped file in the cache."""
 
@@ -131,11 +134,12 @@ class DecoderStage(Model):
         self._draw = draw
         self._frames = frames
         self.by_gradient = decoder.config.rule != "least squares"
+        self._images: Tensor | None = None
 
     def prepare(self, images: Tensor) -> None:
         """Store poses of evenly spaced images, enough for an average capsule to find as many as it may store."""
-        count = min(len(images), EXAMPLES * len(self.decoder.kept))
-        some = images[torch.linspace(0, len(images) - 1, count).long()]
+        self._images = images
+        some = _evenly(images, EXAMPLES * len(self.decoder.kept))
         chunks = [to_float(chunk) for chunk in torch.split(some, CHUNK)]
         frames = None if self._frames is None else torch.cat([self._frames(chunk).numbers for chunk in chunks])
         self.store_features([self._features(chunk) for chunk in chunks], frames)
@@ -162,14 +166,32 @@ class DecoderStage(Model):
             state = energy.infer(energy.visible(features))
             if step == 0:
                 self._reset_sums(energy)
+                if self.decoder.config.rule == "refined":
+                    self._start_from_least_squares()
             self._gather(state)
             drawn = features[:, : self.decoder.U.shape[1]]
             images = batch.images
-            if self._frames is not None and self.decoder.config.rule == "gradient":
+            if self._frames is not None and self.decoder.config.rule in ("gradient", "refined"):
                 images = into_frame(images, self._frames(images))
         # Loss of the configured rule
-        rules = {"least squares": self._least_squares, "gradient": self._gradient, "paper": self._paper}
+        rules = {
+            "least squares": self._least_squares,
+            "gradient": self._gradient,
+            "refined": self._gradient,
+            "paper": self._paper,
+        }
         return rules[self.decoder.config.rule](state.hidden, drawn, images)
+
+    def _start_from_least_squares(self) -> None:
+        """Solve for U on evenly spaced images; every process does so on the same."""
+        assert self._images is not None, "a stage is prepared before its first step"
+        (energy,) = self._frozen
+        for chunk in torch.split(_evenly(self._images, REFINED_FROM), CHUNK):
+            images = to_float(chunk)
+            features = self._features(images)
+            pose = energy.infer(energy.visible(features)).hidden
+            self._least_squares(pose, features[:, : self.decoder.U.shape[1]], images)
+        self._solve()
 
     def _reset_sums(self, energy: CapsuleEnergy) -> None:
         """Empty all sums before the first step; the intercept starts at the offset unless least squares finds it."""
@@ -216,9 +238,19 @@ class DecoderStage(Model):
 
     def finish(self) -> None:
         """Solve the normal equations, if that is the rule."""
+        self._images = None
+        if self.decoder.config.rule == "least squares":
+            self._solve()
+
+    def _solve(self) -> None:
+        """Set U and the intercept by the sums gathered so far."""
         d = self.decoder
-        if d.config.rule == "least squares":
-            d.U.data.copy_(_solve(d.gram, d.cross, d.config.ridge, d.U.shape, d.intercept))
+        d.U.data.copy_(_solve(d.gram, d.cross, d.config.ridge, d.U.shape, d.intercept))
+
+
+def _evenly(images: Tensor, count: int) -> Tensor:
+    """At most `count` of the images, evenly spaced."""
+    return images[torch.linspace(0, len(images) - 1, min(len(images), count)).long()]
 
 
 def _takes_part(state: CapsuleState) -> Tensor:

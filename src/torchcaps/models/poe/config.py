@@ -45,8 +45,7 @@ class EnergyConfig:
         loosen: Steps over which the bias goes from its start to its end.
         boost: Step of the boost that capsules which win too seldom get, on a support between 0 and 2.
         restart: A capsule that wins less than this share of an even part of the images starts anew, as a noisy copy of
-            the one that wins most, while the bias still changes; 0 = never. Use it with `boost` = 0: boosted wins are
-            lost again in evaluation.
+            the one that wins most, after the ramp and while the bias still changes; 0 = never.
         rank_dimension: Numbers of a ranking capsule, where edges rank the capsules. With as many as a pose has, one of
             few capsules can stand for two classes; with 1, it is a mean image.
         slab: n of a pose in S^m x R^n x (0, 1): so many of a capsule's numbers are real, the others a direction on

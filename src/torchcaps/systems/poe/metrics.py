@@ -401,6 +401,8 @@ def run_and_controls(recipe: Recipe, folder: Path, data: EvaluationData, names: 
 def _variant(recipe: Recipe, name: str, images: int) -> Recipe:
     """Return the run's recipe with another energy: "offset only" is centered, "paper" is Algorithm 1 as printed.
 
+    Both have the paper's capsule, without a slab.
+
     "paper" has the paper's own optimizer. All J capsules are soon the same there and answer together, so that a step
     counts J times: with the rate that suits capsules in competition, 2, the first dozen steps overshoot. It gets 1 / J.
     """
@@ -413,10 +415,11 @@ def _variant(recipe: Recipe, name: str, images: int) -> Recipe:
         "decoder": _shortened(decoder, CONTROL_DECODER_STEPS * decoder.train.batch / images),
     }
     if name == "offset only":
-        energy = replace(model.energy, mode="offset")
+        energy = replace(model.energy, mode="offset", slab=0)
         return replace(recipe, name=f"{recipe.name}-offset", model=replace(model, energy=energy), stages=stages)
     # Algorithm 1: the energy and the routing as printed, and the smaller rate.
-    energy = replace(model.energy, mode="paper", routing=Dynamic(iterations=3, agreement="cosine", over="children"))
+    routing = Dynamic(iterations=3, agreement="cosine", over="children")
+    energy = replace(model.energy, mode="paper", slab=0, routing=routing)
     stage = stages["capsules"]
     slow = replace(stage, optimizer=OptimizerConfig("SGD", 2 / model.capsules, {"momentum": 0.9}))
     return replace(
@@ -458,7 +461,7 @@ def _random_encoder(recipe: Recipe, data: EvaluationData) -> PoEEncoder:
     """
     # An untrained model on top of the autoencoder of the run.
     config = cast(PoEConfig, recipe.model)
-    plain = replace(config, energy=replace(config.energy, mode="offset"), decoder=DecoderConfig())
+    plain = replace(config, energy=replace(config.energy, mode="offset", slab=0), decoder=DecoderConfig())
     model = cast(PoE, build_model(replace(recipe, model=plain), data.model.spec)).eval()
     load_stage(model.stages(), {"autoencoder": data.model.autoencoder})
     # Center the children, then scale W.

@@ -340,3 +340,15 @@ def test_a_color_model_draws_color():
     assert g.capsule_samples(model, 2).shape == (2, 4, 3, 16, 16)
     for kind in ("samples", "completion", "routing", "reconstructions"):
         assert all(min(size_of(png)) > 50 for png in picture(kind, model, FigureOptions(count=1), images).values())
+
+
+def test_reconstructions_show_images_in_their_frames() -> None:
+    from torchcaps.config import from_dict
+
+    heights = []
+    for frames in ("none", "moments"):
+        table = {key: value for key, value in SMALL.items() if key != "name"} | {"frames": frames}
+        model = from_dict(PoEConfig, table).build(ImageSpec(1, 16, 16, 10)).eval()
+        [drawn] = picture("reconstructions", model, FigureOptions(count=1), torch.rand(2, 1, 16, 16)).values()
+        heights.append(max(size_of(drawn)))
+    assert heights[1] > heights[0]

@@ -21,7 +21,8 @@ _RECIPES = {"mnist": "poe-quick", "glyphs": "poe-glyphs"}
 _TEXT = (
     "A capsule is a small group of numbers that stands for one thing: how long the vector is says whether the thing "
     "is there, where it points says how it looks. Nobody told the {capsules} capsules you just trained what a digit "
-    "is: they saw {images:,} pictures without labels, competed for each, and every capsule learned from those it won. "
+    "is: they saw {images:,} pictures without labels, each brought upright into a frame of its own, competed for "
+    "each, and every capsule learned from those it won. "
     "Below, each column is one capsule drawing on its own. Most draw one form of one digit in varying shapes; a few "
     "may be undecided.",
     "Pictures alone prove little, so an independent judge, a network that did learn the labels, looks at {samples} "

@@ -17,6 +17,7 @@ from torch import Tensor
 from torchcaps.evaluate.figures import image_grid, pixels
 from torchcaps.models.poe import PoE
 from torchcaps.models.poe.encoder import CapsuleState
+from torchcaps.models.poe.frames import into_frame
 from torchcaps.models.poe.pose_sampling import check_domain
 from torchcaps.systems.figure_context import FigureContext
 from torchcaps.systems.poe import generation
@@ -156,13 +157,18 @@ def _without(images: Tensor, half: generation.Half) -> Tensor:
 
 
 def draw_reconstructions(context: PoEFigureContext) -> dict[str, bytes]:
-    """Through the bottleneck, and through W in reverse: which, if the coupling was routed, knows more of the image."""
+    """Through the bottleneck, and through W in reverse: which, if the coupling was routed, knows more of the image.
+
+    Where the model has frames, the images in their frames, which are what it learns from, are a row of their own.
+    """
     model = context.model
     drawn = generation.redraw(model, context.picked_images, context.state)
     # Routed coupling is computed from the image: the tied way knows more than the code.
     tied = "tied" if model.config.energy.couples_uniformly else "tied (leaks\nthe coupling)"
+    frame = model.find_frame(drawn.images)
     rows = [
         ("image", pixels(drawn.images)),
+        *([] if frame is None else [("in its frame", pixels(into_frame(drawn.images, frame)))]),
         (f"from {model.capsules * model.dimension}\nnumbers", pixels(drawn.bottleneck)),
         (tied, pixels(drawn.tied)),
     ]

@@ -94,7 +94,7 @@ class PoESystem(System):
             poe_figures.draw_wins,
         ),
         "reconstructions": Figure(
-            "Test images, and what is redrawn from their capsules.",
+            "Test images, in their frames if the model has any, and what is redrawn from their capsules.",
             poe_figures.draw_reconstructions,
         ),
         "interpolation": Figure(

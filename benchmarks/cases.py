@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.nn.functional import relu
 
 from benchmarks.cost import Cost, contrast_cost, cost_of
-from benchmarks.reference import couple, plain_contrast
+from benchmarks.reference import couple, plain_contrast, plain_dynamic
 from torchcaps.errors import RecipeError, suggestion
 from torchcaps.kernels.threads import kernel_mode
 from torchcaps.layers import DenseCapsules
@@ -133,7 +133,26 @@ def _seeded() -> Iterator[None]:
 
 def _dynamic(name: str, i: int, d: int, j: int, k: int, iterations: int = 3) -> Case:
     routing = Dynamic(iterations=iterations)
-    return _layer(name, lambda: DenseCapsules(i, j, d, k, routing=routing), (i, d), (j, k))
+    case = _layer(name, lambda: DenseCapsules(i, j, d, k, routing=routing), (i, d), (j, k))
+
+    def plain(batch: int) -> Work:
+        with _seeded():
+            W = DenseCapsules(i, j, d, k, routing=routing).W
+            x = squash(torch.randn(batch, i, d)).requires_grad_()
+            gradient = torch.randn(batch, j, k)
+
+        @torch.no_grad()
+        def forward() -> None:
+            plain_dynamic(x, W, iterations)
+
+        def step() -> None:
+            x.grad = W.grad = None
+            parents = plain_dynamic(x, W, iterations)
+            torch.autograd.backward([parents, norm(parents)], [gradient, gradient[..., 0].contiguous()])
+
+        return Work(forward, step)
+
+    return replace(case, plain=plain)
 
 
 def _em_layer(name: str, i: int, j: int, iterations: int = 3) -> Case:

@@ -8,13 +8,14 @@ import pytest
 import torch
 from benchmarks.cases import NAMES, case_of, plainly
 from benchmarks.cost import Cost, contrast_cost, cost_of, dense_cost, dynamic_cost, em_cost
+from benchmarks.reference import plain_dynamic
 from torch import nn
 
 from torchcaps.errors import RecipeError, TorchcapsError
 from torchcaps.kernels.threads import SWITCH, kernel_mode, kernels_enabled
 from torchcaps.layers import SharedCapsules
 from torchcaps.math.grid import Grid
-from torchcaps.routing import Dynamic
+from torchcaps.routing import Dynamic, route
 from torchcaps.types import Capsules
 
 TINY = (
@@ -170,3 +171,10 @@ def test_matrix_capsules_are_measured_with_every_router(name):
     work = case_of(f"{name}-4-2-2-2").ours(2)
     work.step()
     assert case_of(f"{name}-4-2-2-2").cost()
+
+
+def test_the_dynamic_routing_that_ours_is_compared_with_is_the_same():
+    x, W = torch.randn(3, 6, 4), torch.randn(6, 3, 5, 4)
+    ones = torch.ones(3, 6)
+    parents, _ = route(Capsules(x, ones), W, Dynamic())
+    torch.testing.assert_close(plain_dynamic(x, W, 3), parents.pose)

@@ -20,7 +20,8 @@ from torchcaps.routing import Dynamic, dynamic
 from torchcaps.testing import variants
 from torchcaps.types import Capsules, RoutingInfo
 
-TOLERANCE = {torch.float32: 1e-6, torch.float64: 1e-12}
+TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12}
+"""Five iterations of cosines multiply what float32 rounds; float64 shows that nothing else differs."""
 dtypes = st.sampled_from(list(TOLERANCE))
 choices = st.builds(replace, st.sampled_from(variants(Dynamic)), iterations=st.integers(1, 5))
 size = st.integers(1, 6)

@@ -28,10 +28,10 @@ from torchcaps.types import ImageSpec
 
 METRICS = [
     "confident_fraction", "classes_covered", "consistency", "gaussian_confident", "gaussian_consistency",
-    "complete_confident", "argmax_nmi", "purity", "cka", "bottleneck_mse", "tied_mse", "autoencoder_mse", "knn",
-    "linear_probe", "frechet", "capsules_used",
+    "restricted_confident", "complete_confident", "argmax_nmi", "purity", "cka", "bottleneck_mse", "tied_mse",
+    "autoencoder_mse", "knn", "linear_probe", "frechet", "capsules_used",
 ]  # fmt: skip
-CAPSULES_ONLY = {"tied_mse", "gaussian_confident", "gaussian_consistency", "complete_confident"}
+CAPSULES_ONLY = {"tied_mse", "gaussian_confident", "gaussian_consistency", "restricted_confident", "complete_confident"}
 TRAINED = ("paper", "offset only")
 
 

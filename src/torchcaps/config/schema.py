@@ -75,8 +75,10 @@ Sizes = Annotated[tuple[Size, ...], Length(64)]
 Iterations = Annotated[int, Range(1, limit=100)]
 """Repetitions inside of one forward pass."""
 Share = Annotated[float, Range(0, 1)]
-PositiveFloat = Annotated[float, Range(0, open_low=True)]
-NonNegativeFloat = Annotated[float, Range(0)]
+PositiveFloat = Annotated[float, Range(0, open_low=True, limit=1e30)]
+NonNegativeFloat = Annotated[float, Range(0, limit=1e30)]
+SignedFloat = Annotated[float, Range(-1e30, 1e30)]
+"""Numbers that become weights or factors: single precision holds them."""
 Scalar = bool | int | float | str
 Options = dict[str, Scalar | tuple[Scalar, ...]]  # free keys, e.g. what an optimizer takes
 Table = dict[str, Any]

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
-from torchcaps.config import Count, NonNegativeFloat, PositiveFloat, Size, check
+from torchcaps.config import Count, NonNegativeFloat, PositiveFloat, SignedFloat, Size, check
 from torchcaps.errors import RecipeError
 from torchcaps.layers import CapsuleBatchNorm, ClassCapsules, ConvCapsules, PerTypeBatchNorm, PrimaryCapsules
 from torchcaps.losses import LOSSES, spread_loss, spread_margin
@@ -61,14 +61,14 @@ class MatrixInit:
     """
 
     conv: PositiveFloat = 0.05
-    conv_bias: float = 0.1
+    conv_bias: SignedFloat = 0.1
     pose: PositiveFloat = 0.5
     on: PositiveFloat = 3.0
-    on_bias: float = -1.0
+    on_bias: SignedFloat = -1.0
     capsules: PositiveFloat = 0.3
     classes: PositiveFloat = 0.01
-    switch: tuple[float, float] = (0.5, 0.5)
-    switch_classes: tuple[float, float] = (2.0, 1.0)
+    switch: tuple[SignedFloat, SignedFloat] = (0.5, 0.5)
+    switch_classes: tuple[SignedFloat, SignedFloat] = (2.0, 1.0)
     identity: bool = False
 
 

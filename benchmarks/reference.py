@@ -6,11 +6,12 @@ Of several forms of dynamic routing, `plain_dynamic` is the fastest that was fou
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.functional import one_hot, relu
 
 from torchcaps.math.squash import cosine, squash
 
-__all__ = ["couple", "plain_contrast", "plain_dynamic"]
+__all__ = ["PlainCapsNet", "couple", "plain_contrast", "plain_dynamic"]
 
 
 def plain_dynamic(x: Tensor, W: Tensor, iterations: int) -> Tensor:
@@ -53,3 +54,32 @@ def _phase(x: Tensor, c: Tensor, z: Tensor) -> Tensor:
     """mean_b 2 c_ij z_j x_iᵀ / (1 + |z_j|²) [i j k d]."""
     a = 2 * z / (1 + z.square().sum(-1, keepdim=True)) / len(x)  # [b j k]
     return torch.einsum("bijk,bid->ijkd", torch.einsum("bij,bjk->bijk", c, a), x)
+
+
+class PlainCapsNet(nn.Module):
+    """CapsNet of Sabour 2017 on 28x28 digits as a strong user would write it: torch's layers, votes stored."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 256, 9)
+        self.primary = nn.Conv2d(256, 256, 9, stride=2)
+        self.W = nn.Parameter(0.1 * torch.randn(1152, 10, 16, 8))
+        self.decoder = nn.Sequential(
+            nn.Linear(160, 512), nn.ReLU(), nn.Linear(512, 1024), nn.ReLU(), nn.Linear(1024, 784), nn.Sigmoid()
+        )
+
+    def forward(self, images: Tensor, labels: Tensor) -> Tensor:
+        """The loss of digits [b 1 28 28] of classes [b]: margin, and .0005 of the summed squares of the redrawing."""
+        features = self.primary(relu(self.conv(images)))  # [b (32 8) 6 6]
+        children = features.unflatten(1, (32, 8)).permute(0, 3, 4, 1, 2).flatten(1, 3)  # [b 1152 8]
+        classes = plain_dynamic(squash(children), self.W, 3)  # [b 10 16]
+        # Margin loss on the lengths
+        length = classes.norm(dim=2)  # [b 10]
+        present = one_hot(labels, 10).to(length.dtype)
+        present_loss = present * relu(0.9 - length).square()
+        absent_loss = 0.5 * (1 - present) * relu(length - 0.1).square()
+        margin = (present_loss + absent_loss).sum(1).mean()
+        # Reconstruction from the right capsule alone
+        redrawn = self.decoder((classes * present.unsqueeze(2)).flatten(1))  # [b 784]
+        loss: Tensor = margin + 0.0005 * (redrawn - images.flatten(1)).square().sum(1).mean()
+        return loss

@@ -12,6 +12,7 @@ A table stands between `<!-- KIND: NAME -->` and `<!-- /KIND -->`. The kinds, an
     cells      benchmarks/NAME.json, by another module of benchmarks/: a table as it was written
     load       benchmarks/NAME.json, by `python -m benchmarks.explore`
     systems    experiments/NAME.toml: which numbers of results/ stand beside those of the papers and of public code
+    sources    experiments/NAME.toml: where the numbers of public code come from
     ratios     benchmarks/NAME.json: training steps only, as ratios to the form that stores the votes
     value      results/NAME.json, one number inside a sentence: `<!-- value: NAME METRIC ROW -->`, ROW may be left out
 """
@@ -33,9 +34,8 @@ from torchcaps.systems.report import metric_of, rows_of
 
 ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT))  # for `benchmarks`, which is no part of the installed package
-PLACE = re.compile(
-    r"(<!-- (results|bench|cells|attacks|lab|load|systems|ratios): ([\w-]+) -->\n)(.*?)(<!-- /\2 -->)", re.DOTALL
-)
+KINDS = "results|bench|cells|attacks|lab|load|systems|sources|ratios"
+PLACE = re.compile(rf"(<!-- ({KINDS}): ([\w-]+) -->\n)(.*?)(<!-- /\2 -->)", re.DOTALL)
 VALUE = re.compile(r"(<!-- value: ([\w-]+) (\w+)(?: ([\w -]+?))? -->)[^<]*(<!-- /value -->)")
 CASES = {
     "dynamic-1152x8-10x16": "dynamic routing, 1152 children to 10 classes",
@@ -110,7 +110,7 @@ def systems_table(name: str, base: str = "") -> str:
     """
     rows = [["system", "data and measure", "paper", "public code", "baseline", "ours", "minutes"]]
     for one in tomllib.loads((ROOT / "experiments" / f"{name}.toml").read_text())["rows"]:
-        result = read_result(ROOT / "results" / f"{one['result']}.json")
+        result = read_result(_result_file(one))
         metric = one["metric"]
         paper = result.paper.get(metric)
         rows.append(
@@ -126,6 +126,23 @@ def systems_table(name: str, base: str = "") -> str:
         )
     head, rule, *body = _lines(rows)
     return "\n".join([head, rule.replace("--:", "---", 1), *body]) + "\n"
+
+
+def sources_list(name: str) -> str:
+    """Format where each number of public code comes from.
+
+    Args:
+        name: Of a file in experiments/ that lists the rows.
+    """
+    rows = tomllib.loads((ROOT / "experiments" / f"{name}.toml").read_text())["rows"]
+    return "".join(f"- {one['system']}, {one['public']}: {one['source']}\n" for one in rows if "source" in one)
+
+
+def _result_file(row: Mapping[str, str]) -> Path:
+    """The file of a row's result: in results/, or beside the weights of a model that ships."""
+    if "model" in row:
+        return ROOT / "src" / "torchcaps" / "zoo" / "models" / row["model"] / "result.json"
+    return ROOT / "results" / f"{row['result']}.json"
 
 
 def _baseline(result: Result, metric: str, row: Mapping[str, str]) -> str:
@@ -190,6 +207,7 @@ TABLES = {
     "cells": cell_table,
     "load": load_table,
     "systems": systems_table,
+    "sources": sources_list,
     "ratios": ratios_table,
 }
 

@@ -118,6 +118,52 @@ def test_a_stale_number_is_seen(page, number, wrong):
     assert stale != text and table.regenerate(stale, base) == text
 
 
+STATED_PERCENT = {
+    "docs/start/glossary.md": {"90": "threshold of the confident fraction"},
+    "docs/systems/capsnet.md": {
+        ".2": "by how much the sizes of two networks may differ",
+        "99": "accuracy at which training stops",
+        "0.25": "Sabour 2017, table 1",
+        "5.2": "Sabour 2017, table 1",
+    },
+    "docs/systems/matrix.md": {"2.2": "Hinton 2018, table 1", "1.8": "Hinton 2018, table 1"},
+    "docs/results/index.md": {"1.8": "Hinton 2018, table 1"},
+}
+"""Percentages that pages may state in prose: settings, and numbers of papers. Our own come from results/."""
+
+
+def typed_percentages(text: str) -> set[str]:
+    """Return the percentages of a page that stand neither in a generated place nor in code."""
+    for outside in (r"<!-- (\w+): [^>]*-->.*?<!-- /\1 -->", r"```.*?```", r"`[^`\n]*`"):
+        text = re.sub(outside, "", text, flags=re.DOTALL)
+    return set(re.findall(r"(?<![\w.])(\d*\.?\d+) ?(?:%|percent\b)", text))
+
+
+@pytest.mark.parametrize(
+    "page",
+    [p for p in PAGES if p.parent.name in {"start", "how-to", "systems", "results"} or p.name == "README.md"],
+    ids=name_of,
+)
+def test_percentages_in_prose_are_generated_or_stated_with_their_source(page):
+    assert typed_percentages(page.read_text()) == set(STATED_PERCENT.get(name_of(page), {}))
+
+
+def test_typed_percentages_are_found_outside_generated_places_only():
+    made = "errs on <!-- value: a test_error -->4.30<!-- /value --> %, `50 %`\n"
+    made += "<!-- results: a -->\n| 3 % |\n<!-- /results -->\n"
+    assert typed_percentages(made) == set()
+    assert typed_percentages(made + "and 3.29 % of it, .5 percent") == {"3.29", ".5"}
+
+
+def test_numbers_of_public_code_name_their_source():
+    import tomllib
+
+    rows = tomllib.loads((ROOT / "experiments" / "overview.toml").read_text())["rows"]
+    sources = {(row["data"], row["public"]) for row in rows if "source" in row}
+    assert sources and {(row["data"], row["public"]) for row in rows if "public" in row} == sources
+    assert all(row["source"] in (DOCS / "results" / "index.md").read_text() for row in rows if "source" in row)
+
+
 def test_the_readme_is_short_and_its_tables_are_narrow():
     lines = (ROOT / "README.md").read_text().splitlines()
     assert len(lines) <= 200

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from benchmarks.reference import couple, plain_contrast
+from benchmarks.reference import PlainCapsNet, couple, plain_contrast
 
 from torchcaps.math.squash import squash
+from torchcaps.models import CapsNetConfig
 from torchcaps.models.poe.config import EnergyConfig
 from torchcaps.models.poe.encoder import CapsuleEnergy, SampleDraws
 from torchcaps.routing import Dynamic
+from torchcaps.types import Batch, ImageSpec
 
 
 def problem(iterations: int, b: int = 3, i: int = 5, d: int = 4, j: int = 3, k: int = 6):
@@ -37,3 +39,23 @@ def test_its_coupling_and_pose_are_those_the_energy_looks_at():
     torch.testing.assert_close(z, seen.z, rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(c.sum(1), torch.ones_like(c[:, 0]))
     assert float(c.std()) > 1e-3
+
+
+def test_the_plain_capsnet_is_the_librarys():
+    """With the same weights it has the same loss, so that both sides of a comparison do the same work."""
+    torch.manual_seed(0)
+    ours = CapsNetConfig().build(ImageSpec(1, 28, 28, 10))
+    plain = PlainCapsNet()
+    weights = [*ours.state_dict().values()]
+    assert [list(w.shape) for w in weights] == [list(w.shape) for w in _in_order(plain)]
+    for mine, theirs in zip(_in_order(plain), weights, strict=True):
+        mine.data.copy_(theirs)
+    images = torch.rand(3, 1, 28, 28)
+    labels = torch.tensor([0, 7, 9])
+    loss = ours.objective(Batch(images, labels, torch.arange(3)), 0)["loss"]
+    torch.testing.assert_close(plain(images, labels), loss, rtol=1e-5, atol=1e-6)
+
+
+def _in_order(plain: PlainCapsNet) -> list[torch.Tensor]:
+    """Its weights in the order of the library's CapsNet: convolution, primary capsules, classes, decoder."""
+    return [*plain.conv.parameters(), *plain.primary.parameters(), plain.W, *plain.decoder.parameters()]

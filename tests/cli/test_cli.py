@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from typing import get_args, get_type_hints
 
 import pytest
 
@@ -17,8 +18,10 @@ from support.cli import is_suggestion
 from support.processes import Forked, command
 from support.tiny_recipe import tiny_toml
 from torchcaps.cli import main
+from torchcaps.cli.data import Data
 from torchcaps.cli.demo import Demo
 from torchcaps.cli.parse import COMMANDS
+from torchcaps.cli.zoo import Task
 from torchcaps.errors import DataError
 from torchcaps.train import load_run, recipe_names
 
@@ -60,12 +63,30 @@ def test_every_command_has_help(capsys, name):
     assert code == 0 and f"torchcaps {name}" in out
 
 
-@pytest.mark.parametrize("name", ["demo", "train", "evaluate", "generate", "explore", "data", "list"])
-def test_help_of_what_works_has_an_example(capsys, name):
+def test_the_overview_begins_with_an_example(capsys):
+    shown = run(capsys, "--help")[1]
+    assert shown.index("Example: torchcaps explore") < shown.index("  demo ")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_begins_with_an_example(capsys, name):
     """The example comes first, below the usage and one sentence on what the command does."""
     shown = run(capsys, name, "--help")[1]
     example = shown.index(f"Example: torchcaps {name}")
-    assert example < shown.index("options") and shown[:example].count("\n\n") <= 2
+    assert example < shown.index("options") and shown[:example].count("\n\n") == 2
+
+
+def subcommands() -> list[tuple[str, str]]:
+    """Every command whose first word chooses what it does, with each of those words."""
+    words = {"zoo": get_args(Task), "data": get_args(get_type_hints(Data)["action"])}
+    return [(name, word) for name, choices in words.items() for word in choices]
+
+
+@pytest.mark.parametrize(("name", "word"), subcommands())
+def test_help_of_every_subcommand_has_its_example(capsys, name, word):
+    code, shown, _ = run(capsys, name, word, "--help")
+    example = shown.index(f"Example: torchcaps {name} {word}")
+    assert code == 0 and example < shown.index("options")
 
 
 def test_unknown_words_get_the_nearest(capsys):
@@ -314,7 +335,21 @@ lr = 0.5
 """
 
 
-@pytest.mark.parametrize("words", [("list",), ("list", "capsnet-glyphs"), ("data", "list")])
-def test_the_end_of_a_command_says_what_to_do_next(capsys, words):
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("list",),
+        ("list", "capsnet-glyphs"),
+        ("data", "list"),
+        ("data", "clean"),
+        ("data", "check", "glyphs"),
+        ("train", "capsnet-glyphs", "--data.train", "200", "--dry-run"),
+        ("zoo", "list"),
+        ("zoo", "show", "capsnet-digits"),
+        ("zoo", "check", "sparse-digits"),
+    ],
+)
+def test_the_end_of_a_command_says_what_to_do_next(capsys, monkeypatch, tmp_path, words):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     code, _, err = run(capsys, *words)
     assert code == 0 and is_suggestion(err)

@@ -93,8 +93,11 @@ def test_the_check_of_a_folder_says_what_is_in_it(folder, capsys):
     assert "21: 20 PNG, 1 that cannot be read" in out and "1x6x6 (channels x height x width), 20 resized" in out
     assert "train        16: cat 8, dog 8" in out and "skipped      cat/broken.png" in out
     assert "torchcaps: 1 of 21 files cannot be read" in err
+    assert f"next: torchcaps train capsnet-folder --data.path {folder}\n" in err
     assert main(["data", "check", "--data-dir", str(folder), "--json", "folder"]) == 0
-    assert json.loads(capsys.readouterr().out)["counts"]["test"] == {"cat": 2, "dog": 2}
+    out, err = capsys.readouterr()
+    assert json.loads(out)["counts"]["test"] == {"cat": 2, "dog": 2}
+    assert f"next: torchcaps train capsnet-folder --data.path {folder}\n" in err
     for words, text in (
         (["--data.strict"], "broken.png': is damaged or of another format"),
         (["--data.sizes", "3"], "unknown key 'sizes'; did you mean 'size'"),

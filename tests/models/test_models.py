@@ -63,6 +63,7 @@ def test_capsnet_has_the_8_215_568_parameters_of_the_paper() -> None:
         "conv": 9 * 9 * 256 + 256,
         "primary": 256 * 9 * 9 * 256 + 256,
         "classes": 1152 * 10 * 8 * 16,
+        "norm": 0,  # none by default
         "decoder": 160 * 512 + 512 + 512 * 1024 + 1024 + 1024 * 784 + 784,
     }
     assert {name: sum(p.numel() for p in part.parameters()) for name, part in model.named_children()} == count

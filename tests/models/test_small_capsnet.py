@@ -7,7 +7,9 @@ import torch
 
 from sweep import find_recipe
 from torchcaps.config import to_dict
+from torchcaps.errors import RecipeError
 from torchcaps.models import CapsNet, CapsNetConfig, SmallCapsNetConfig
+from torchcaps.routing import VB
 from torchcaps.train import load_recipe
 from torchcaps.types import ImageSpec
 
@@ -57,3 +59,24 @@ def test_a_cnn_has_as_many_parameters_as_the_capsnet_beside_it_and_the_same_trai
     assert ours == pytest.approx(wanted, rel=0.002)
     for table in ("data", "optimizer", "schedule", "train"):
         assert getattr(control, table) == getattr(capsules, table)
+
+
+def test_a_norm_brings_saturated_activations_back():
+    """The log-odds of every class capsule have mean 0 and variance 1 over the batch; poses stay as they are."""
+    torch.manual_seed(0)
+    config = SmallCapsNetConfig(channels=4, types=2, decoder=(8,), routing=VB(), norm=True)
+    model = config.build(ImageSpec(1, 28, 28, 3)).double()
+    images = torch.rand(6, 1, 28, 28, dtype=torch.float64)
+    out = model(images)
+    odds = torch.logit(out.classes.activation)  # [b j]
+    torch.testing.assert_close(odds.mean(0), torch.zeros(3).double(), atol=1e-6, rtol=0)
+    torch.testing.assert_close(odds.square().mean(0), torch.ones(3).double(), atol=1e-3, rtol=0)
+    raw, _ = model.classes(out.primary)
+    assert out.classes.pose.equal(raw.pose)
+    assert model.needs_whole_batch
+    assert not SmallCapsNetConfig(channels=4, types=2, decoder=(8,)).build(ImageSpec(1, 28, 28, 3)).needs_whole_batch
+
+
+def test_a_norm_is_refused_where_activations_are_lengths():
+    with pytest.raises(RecipeError, match="norm = true does not go with the router Dynamic"):
+        SmallCapsNetConfig(norm=True)

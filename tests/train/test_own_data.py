@@ -14,7 +14,7 @@ from support.tiny_recipe import tiny
 from torchcaps.cli import main
 from torchcaps.data import GlyphsConfig
 from torchcaps.errors import DataError, RecipeError, ShapeError, TrainingError
-from torchcaps.train import load_run, train
+from torchcaps.train import load_run, own_data, train
 from torchcaps.train.journal import read_journal
 from torchcaps.train.own_data import as_dataset, fit
 
@@ -189,3 +189,14 @@ def test_every_model_has_a_loss_for_a_loop_of_one_s_own(name):
     assert loss.ndim == 0 and any(p.grad is not None and bool(p.grad.any()) for p in model.parameters())
     with pytest.raises(ShapeError, match="one label each is wanted"):
         model.loss(images, torch.tensor([0, 1]))
+
+
+def test_a_large_dataset_gives_its_pages_back_while_it_is_read(monkeypatch, tmp_path):
+    released = []
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("torchcaps.train.own_data.IN_MEMORY", 0)
+    monkeypatch.setattr("torchcaps.train.own_data.RELEASE", 4 * 64)
+    monkeypatch.setattr("torchcaps.train.own_data.release", lambda images: released.append(len(images)))
+    images = torch.randint(0, 256, (10, 1, 8, 8), dtype=torch.uint8)
+    stored, _ = own_data._read_items(TensorDataset(images, torch.arange(10) % 2))
+    assert stored.equal(images) and released == [10, 10]

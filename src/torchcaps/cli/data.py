@@ -20,9 +20,15 @@ __all__ = ["Data"]
 class Data:
     """List the data sets, download one, verify what is there, draw a grid of images, or empty the cache.
 
-    Example: torchcaps data fetch mnist && torchcaps data show mnist --out mnist.png
+    Example: torchcaps data list
+
+    Example: torchcaps data fetch mnist
 
     Example: torchcaps data check --data.path pictures --data.size 32
+
+    Example: torchcaps data show mnist --out mnist.png
+
+    Example: torchcaps data clean
 
     Your own data are named by --data.path FOLDER or --data.path FILE.npz; every other key of their [data] table can be
     set as well, such as --data.size 32.
@@ -110,6 +116,7 @@ class Data:
 
         removed = clean()
         print(f"removed {removed.sets} prepared sets, {removed.size / 1e6:.1f} MB")
+        suggest_next("data", "list")
 
     def _check(self, name: str | None) -> None:
         from torchcaps.data import DATASETS, FolderConfig, check_splits
@@ -127,7 +134,11 @@ class Data:
         absent = [] if name else [n for n in DATASETS if n not in names]
         if absent:
             print(f"not here: {', '.join(absent)}")
-        suggest_next("list")
+        # A folder of pictures has its own recipe
+        if name == "folder":
+            suggest_next("train", "capsnet-folder", "--data.path", str(self._settings().get("path", self.data_dir)))
+        else:
+            suggest_next("list")
 
     def _check_folder(self, config: FolderConfig) -> None:
         """Say what is in a folder of pictures and what training would get."""

@@ -21,9 +21,12 @@ class Evaluate:
     """Measure runs of one recipe (one a seed) beside controls, and store the result.
 
     Example: torchcaps evaluate runs/capsnet-glyphs-0 --control runs/cnn-glyphs-0 --results results
+
     Products of expert capsules: torchcaps evaluate runs/poe-quick --only paper "local PCA"
+
     Sparse capsules: torchcaps evaluate runs/sparse-affnist-small-0 --control runs/dense-affnist-small-0
-    Images shared by two processes, each of which reads the runs: torchrun --nproc-per-node 2 -m torchcaps evaluate RUN
+
+    Two processes that share the images; both read the runs: torchrun --nproc-per-node 2 -m torchcaps evaluate RUN
     """
 
     runs: tyro.conf.Positional[tuple[Path, ...]]

@@ -9,6 +9,8 @@ from typing import Annotated
 
 import tyro
 
+from torchcaps.cli.next_steps import suggest_next
+
 __all__ = ["Explore"]
 
 
@@ -50,6 +52,7 @@ class Explore:
             serve(find_runs(self.runs, self.data_dir), self.host, self.port, self._ready)
         except KeyboardInterrupt:
             print("torchcaps explore: ended", file=sys.stderr)
+            suggest_next("list")
         return 0
 
     def _ready(self, address: str) -> None:

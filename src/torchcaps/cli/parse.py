@@ -180,6 +180,7 @@ class Overview:
             print(f"torchcaps {__version__}")
             return 0
         print("torchcaps: capsule networks to train, look inside and compare\n\nusage: torchcaps COMMAND [...]\n")
+        print("Example: torchcaps explore\n")
         for name, command in COMMANDS.items():
             print(f"  {name:10} {(inspect.getdoc(command) or '').splitlines()[0]}")
         print("\ntorchcaps COMMAND --help explains one, with an example; --debug anywhere shows tracebacks.")

@@ -26,9 +26,9 @@ __all__ = ["Predict"]
 class Predict:
     """Classify pictures with a trained run; of capsules learned without labels, say which one each picture is in.
 
-    A picture that cannot be read is named on standard error and does not stop the others (exit code 2).
+    Example: torchcaps predict capsnet-digits digit.png --fit --invert --out redrawn
 
-    Example: torchcaps predict runs/capsnet-mnist-0 digit.png --fit --invert --out redrawn
+    A picture that cannot be read is named on standard error and does not stop the others (exit code 2).
     """
 
     folder: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]

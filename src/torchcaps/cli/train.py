@@ -60,7 +60,12 @@ class Train:
 
         recipe, folder = self._recipe_and_folder()
         if self.dry_run:
-            return _describe(recipe if isinstance(recipe, Recipe) else recipe())
+            _describe(recipe if isinstance(recipe, Recipe) else recipe())
+            if self.recipe is None:
+                suggest_next("train", "--resume", folder)
+            else:
+                suggest_next("train", self.recipe, *self.overrides, "--out", folder)
+            return 0
         # "auto" starts or resumes; any other value, also the empty one, is the wish to resume
         resume: bool | Literal["auto"] = "auto" if self.resume == "auto" else self.resume is not None
         # After a process died, torchrun starts all of them again with the same words: go on from the last checkpoint
@@ -123,7 +128,7 @@ def _tested(score: FinalScore | None) -> str:
     return f", test accuracy {score.accuracy:.1%} of {score.images} images"
 
 
-def _describe(recipe: Recipe) -> int:
+def _describe(recipe: Recipe) -> None:
     """Print what would be trained: every setting, the size of the model and the steps of each stage."""
     from torchcaps.train.model_sizes import model_outline
     from torchcaps.train.recipe import stage_names, stage_of
@@ -138,4 +143,3 @@ def _describe(recipe: Recipe) -> int:
     print(f"\n{sum(parameter.numel() for parameter in model.parameters()):,} parameters, {len(train):,} images")
     for name in stage_names(recipe.model):
         print(f"stage {name}: {stage_of(recipe, name).train.steps(len(train)):,} steps")
-    return 0

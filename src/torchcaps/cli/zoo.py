@@ -19,9 +19,11 @@ Task = Literal["list", "show", "check", "build"]
 class Zoo:
     """List the trained models that ship with torchcaps, show the card of one, check its score, or build one of a run.
 
-    Example: torchcaps zoo
+    Example: torchcaps zoo list
 
     Example: torchcaps zoo show capsnet-digits
+
+    Example: torchcaps zoo check capsnet-digits
 
     Example: torchcaps zoo build my-digits --run runs/capsnet-mnist-small-0 --commit 1a2b3c4 --about "Digits."
 
@@ -114,6 +116,7 @@ class Zoo:
             for name in names:
                 same = "as its card says" if _same(found[name], stated[name]) else f"its card says {stated[name]}"
                 print(f"{name}: {', '.join(f'{key} {value:g}' for key, value in found[name].items())}, {same}")
+            suggest_next("explore", names[0])
         return 0 if all(_same(found[name], stated[name]) for name in names) else 1
 
     def _build(self) -> int:

@@ -17,9 +17,9 @@ def to_float(images: Tensor) -> Tensor:
         images: uint8, of any shape.
 
     Returns:
-        float32 of the same shape.
+        Floats of torch's default type, of the same shape.
     """
-    return images.float() / 255
+    return images.to(torch.get_default_dtype()) / 255
 
 
 def to_bytes(pixels: Tensor) -> Tensor:

@@ -12,13 +12,20 @@ from typing import Literal, NamedTuple, Protocol
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
-from torchcaps.config import NonNegativeFloat, Size, Sizes
+from torchcaps.config import NonNegativeFloat, Size, Sizes, check
 from torchcaps.errors import ShapeError
-from torchcaps.layers import DenseCapsules, DenseDecoder, PrimaryCapsules, mask_all_but
+from torchcaps.layers import (
+    CapsuleBatchNorm,
+    DenseCapsules,
+    DenseDecoder,
+    PerTypeBatchNorm,
+    PrimaryCapsules,
+    mask_all_but,
+)
 from torchcaps.losses import margin_loss, multi_hot, reconstruction_loss
 from torchcaps.models.base import Model, check_classes, check_images, is_correct
 from torchcaps.models.chunking import in_chunks
-from torchcaps.models.conv_stem import build_routed_layer, build_stem
+from torchcaps.models.conv_stem import build_routed_layer, build_stem, check_norm
 from torchcaps.routing import Dynamic, RouterChoice
 from torchcaps.types import Batch, Capsules, ImageSpec, RoutingInfo
 
@@ -32,11 +39,13 @@ class CapsNetLayers(NamedTuple):
         conv: Images [b c h w] -> features [b c' h' w'].
         primary: Features -> primary capsules.
         classes: Primary capsules -> class capsules.
+        norm: Class capsules -> the same with normalized activations, or as they are.
     """
 
     conv: nn.Module
     primary: PrimaryCapsules
     classes: DenseCapsules
+    norm: nn.Module
 
 
 class ClassCapsulesConfig(Protocol):
@@ -66,6 +75,11 @@ class CapsNetConfig:
         reconstruction: Weight of the decoder's loss beside the margin loss.
         decoder: Units of its hidden layers.
         start: Initial weights: "torch", the defaults of its layers, or "authors", see `conv_stem.build_stem`.
+        norm: Batch normalization of the log-odds of class capsules, as the paper of variational Bayes routing has it;
+            for routers whose activations are not lengths.
+
+    Raises:
+        RecipeError: If a setting is out of range, or `norm` does not go with the router.
     """
 
     channels: Size = 256
@@ -82,13 +96,19 @@ class CapsNetConfig:
     reconstruction: NonNegativeFloat = 0.0005
     decoder: Sizes = (512, 1024)
     start: Literal["torch", "authors"] = "torch"
+    norm: bool = False
+
+    def __post_init__(self) -> None:
+        check(self)
+        check_norm(self.norm, self.routing)
 
     def build(self, spec: ImageSpec) -> CapsNet:
         return CapsNet(self, spec)
 
     def build_layers(self, spec: ImageSpec) -> CapsNetLayers:
         conv, primary = build_stem(self, spec, self.start)
-        return CapsNetLayers(conv, primary, build_routed_layer(self, primary, spec.classes))
+        norm = CapsuleBatchNorm(spec.classes, poses=False) if self.norm else nn.Identity()
+        return CapsNetLayers(conv, primary, build_routed_layer(self, primary, spec.classes), norm)
 
 
 @dataclass(frozen=True)
@@ -134,14 +154,15 @@ class CapsNet(Model):
         check_classes(spec)
         self.config = config
         self.spec = spec
-        self.conv, self.primary, self.classes = config.build_layers(spec)
+        self.conv, self.primary, self.classes, self.norm = config.build_layers(spec)
         self.decoder = DenseDecoder(spec.classes, config.dimension, spec[:3], config.decoder)
+        self.needs_whole_batch = any(isinstance(layer, PerTypeBatchNorm) for layer in self.modules())
 
     def forward(self, images: Tensor, *, trace: bool = False) -> CapsNetOutput:
         check_images(images, self.spec)
         primary = self.primary(self.features(images))  # [b h w i d]
         classes, info = self.classes(primary, trace=trace)  # [b j k]
-        return CapsNetOutput(classes, primary, info)
+        return CapsNetOutput(self.norm(classes), primary, info)
 
     def features(self, images: Tensor) -> Tensor:
         """What the primary capsules see [b c' h' w'] of images [b c h w]."""

@@ -7,13 +7,14 @@ from typing import Literal, Protocol
 
 from torch import nn
 
+from torchcaps.errors import RecipeError
 from torchcaps.layers import Convolution, DenseCapsules, PrimaryCapsules, SharedCapsules
 from torchcaps.math.grid import Grid
 from torchcaps.models.base import check_spec
-from torchcaps.routing import RouterSettings
+from torchcaps.routing import RouterSettings, router_of
 from torchcaps.types import ImageSpec
 
-__all__ = ["StemConfig", "build_routed_layer", "build_stem"]
+__all__ = ["StemConfig", "build_routed_layer", "build_stem", "check_norm"]
 
 
 class StemConfig(Protocol):
@@ -88,3 +89,20 @@ def build_routed_layer(config: StemConfig, primary: PrimaryCapsules, parents: in
             primary.grid, config.types, parents, d, k, routing=config.routing, coordinate_scale=config.coordinates
         )
     return DenseCapsules(primary.count, parents, d, k, routing=config.routing)
+
+
+def check_norm(norm: bool, routing: RouterSettings) -> None:
+    """Refuse to normalize activations that are lengths: a norm would change the length of a pose.
+
+    Args:
+        norm: Whether batch normalization of activations is wanted.
+        routing: Settings of the router.
+
+    Raises:
+        RecipeError: If it is wanted and the router's activations are the lengths of its poses.
+    """
+    if norm and router_of(routing).activation_is_length:
+        raise RecipeError(
+            f"norm = true does not go with the router {type(routing).__name__}, to which the length of a"
+            " pose is the activation; use norm = false, or a router that reads activations, such as em"
+        )

@@ -88,7 +88,7 @@ class EfficientCapsNetConfig:
             grid, below, types, self.type_dimension, kernel=side, activation="exponential", depthwise=True
         )
         classes = DenseCapsules(primary.count, spec.classes, self.type_dimension, self.dimension, routing=self.routing)
-        return CapsNetLayers(nn.Sequential(*layers), primary, classes)
+        return CapsNetLayers(nn.Sequential(*layers), primary, classes, nn.Identity())
 
 
 class EfficientCapsNet(CapsNet):
@@ -98,8 +98,6 @@ class EfficientCapsNet(CapsNet):
         config: Its settings.
         spec: Shape of its images, and the number of classes.
     """
-
-    needs_whole_batch = True
 
     def features(self, images: Tensor) -> Tensor:
         features: Tensor = self.conv(images)

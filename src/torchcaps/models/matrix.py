@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from torch.nn.functional import relu
 
 from torchcaps.config import Count, NonNegativeFloat, PositiveFloat, SignedFloat, Size, check
-from torchcaps.errors import RecipeError
 from torchcaps.layers import CapsuleBatchNorm, ClassCapsules, ConvCapsules, PerTypeBatchNorm, PrimaryCapsules
 from torchcaps.losses import LOSSES, spread_loss, spread_margin
 from torchcaps.math.gaussian import LOG_2PI
@@ -25,6 +24,7 @@ from torchcaps.math.grid import Grid
 from torchcaps.math.pose import MATRIX
 from torchcaps.models.base import Model, check_images, check_spec
 from torchcaps.models.chunking import in_chunks
+from torchcaps.models.conv_stem import check_norm
 from torchcaps.routing import EM, RouterChoice, RouterSettings, router_of
 from torchcaps.types import Batch, Capsules, ImageSpec, RoutingInfo
 
@@ -116,12 +116,7 @@ class MatrixConfig:
 
     def __post_init__(self) -> None:
         check(self)
-        # A norm would change the length of a pose, and with it the activation
-        if self.norm and router_of(self.routing).activation_is_length:
-            raise RecipeError(
-                f"norm = true does not go with the router {type(self.routing).__name__}, to which the length of a"
-                " pose is the activation; use norm = false, or a router that reads activations, such as em"
-            )
+        check_norm(self.norm, self.routing)
 
     @property
     def class_routing(self) -> RouterSettings:

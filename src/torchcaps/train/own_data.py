@@ -23,7 +23,7 @@ from torchcaps.train.run import Resume
 from torchcaps.train.validation import final_images
 from torchcaps.types import ImageSpec
 from torchcaps.utils.files import cache_dir
-from torchcaps.utils.mapped import scratch
+from torchcaps.utils.mapped import RELEASE, release, scratch
 from torchcaps.utils.notices import notice
 
 __all__ = ["as_dataset", "fit"]
@@ -257,6 +257,9 @@ def _read_items(data: Items) -> tuple[Tensor, Tensor]:  # [n c h w], [n]
             raise DataError(f"item {n} of the Dataset is {list(image.shape)}, item 0 {list(shape)}; one size is wanted")
         images[n] = image
         labels[n] = label
+        # Pages that were written count as memory of this process until they are given back.
+        if (n + 1) % max(1, RELEASE // shape.numel()) == 0:
+            release(images)
     return images, _labels(labels, len(images))
 
 

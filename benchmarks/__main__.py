@@ -16,6 +16,7 @@ from pathlib import Path
 
 from benchmarks import timing
 from benchmarks.cases import case_of
+from benchmarks.machine import describe_machine, this_machine
 from benchmarks.report import print_table
 from benchmarks.rows import Row, as_json, compare, read_rows, write_rows
 from benchmarks.runner import FULL, QUICK, Plan, measure
@@ -61,12 +62,14 @@ def _run(arguments: Sequence[str] | None) -> int:
         rows = compare(rows, earlier)
 
     # Report, to a terminal or as JSON.
+    machine = this_machine()
     if given.json == STDOUT:
-        print(as_json(rows), end="")
+        print(as_json(rows, machine), end="")
         return 0
     print_table(rows)
+    print(describe_machine(machine))
     if given.json:
-        write_rows(given.json, rows)
+        write_rows(given.json, rows, machine)
         print(f"written to {given.json}")
     return 0
 

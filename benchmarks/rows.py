@@ -1,4 +1,4 @@
-"""The form of a measurement: a list of rows, as JSON, and how two of them compare."""
+"""The form of a measurement: the machine and a list of rows, as JSON, and how two of them compare."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
+from benchmarks.machine import Machine
 from torchcaps.errors import DataError
 from torchcaps.utils.files import write_atomically
 
-__all__ = ["Key", "Row", "as_json", "compare", "read_rows", "write_rows"]
+__all__ = ["Key", "Measurement", "Row", "as_json", "compare", "read_measurement", "read_rows", "write_rows"]
 
 Key = tuple[str, str, int, int]
 
@@ -58,28 +59,60 @@ def compare(now: Iterable[Row], then: Iterable[Row]) -> list[Row]:
     return [replace(row, then_ratio=before[row.key] / row.ms_per_sample if row.key in before else None) for row in now]
 
 
-def as_json(rows: Sequence[Row]) -> str:
-    """A list of objects, one a row."""
-    return json.dumps([asdict(row) for row in rows], indent=2, allow_nan=False) + "\n"
+@dataclass(frozen=True)
+class Measurement:
+    """Rows that were measured together, and where; `machine` is None in files from before machines were recorded."""
+
+    machine: Machine | None
+    rows: list[Row]
 
 
-def write_rows(path: Path, rows: Sequence[Row]) -> None:
+def as_json(rows: Sequence[Row], machine: Machine) -> str:
+    """An object with the machine and a list of objects, one a row."""
+    found = {"machine": asdict(machine), "rows": [asdict(row) for row in rows]}
+    return json.dumps(found, indent=2, allow_nan=False) + "\n"
+
+
+def write_rows(path: Path, rows: Sequence[Row], machine: Machine) -> None:
     """Write the file whole or not at all."""
-    write_atomically(path, [as_json(rows).encode()])
+    write_atomically(path, [as_json(rows, machine).encode()])
 
 
-def read_rows(path: Path) -> list[Row]:
-    """Read and check what `write_rows` wrote."""
+def read_measurement(path: Path) -> Measurement:
+    """Read and check what `write_rows` wrote, or a list of rows alone, as earlier versions wrote it."""
     try:
-        entries = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise DataError(
             f"cannot read '{path}': {reason}; a file of python -m benchmarks --json FILE is wanted"
         ) from None
+    machine = None
+    entries = found
+    if isinstance(found, dict):
+        machine = _machine_of(found.get("machine"))
+        entries = found.get("rows") if machine is not None and found.keys() == {"machine", "rows"} else None
     if not isinstance(entries, list) or not entries or not all(_is_row(entry) for entry in entries):
         raise DataError(f"'{path}' is no list of measurements; a file of python -m benchmarks --json FILE is wanted")
-    return [Row(**entry) for entry in entries]
+    return Measurement(machine, [Row(**entry) for entry in entries])
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Read the rows of a measurement, wherever it was taken."""
+    return read_measurement(path).rows
+
+
+def _machine_of(entry: object) -> Machine | None:
+    """The machine that an entry describes; None if it describes none."""
+    if not isinstance(entry, dict) or entry.keys() != {f.name for f in fields(Machine)}:
+        return None
+    if (
+        not isinstance(entry["processor"], str)
+        or not isinstance(entry["torch"], str)
+        or type(entry["cores"]) is not int
+    ):
+        return None
+    return Machine(**entry)
 
 
 _KINDS: dict[str, tuple[type, ...]] = {"str": (str,), "int": (int,), "float": (int, float), "None": (type(None),)}

@@ -66,10 +66,12 @@ def results_table(name: str) -> str:
 
 def speed_table(name: str) -> str:
     """Format every row of a measurement of speed and memory."""
+    from benchmarks.machine import describe_machine
     from benchmarks.report import cells_of
-    from benchmarks.rows import read_rows
+    from benchmarks.rows import read_measurement
 
-    return "\n".join(_lines(cells_of(read_rows(ROOT / "benchmarks" / f"{name}.json")))) + "\n"
+    found = read_measurement(ROOT / "benchmarks" / f"{name}.json")
+    return "\n".join([*_lines(cells_of(found.rows)), "", describe_machine(found.machine)]) + "\n"
 
 
 def cell_table(name: str) -> str:
@@ -154,15 +156,17 @@ def _baseline(result: Result, metric: str, row: Mapping[str, str]) -> str:
 
 def ratios_table(name: str) -> str:
     """Format training steps as ratios of time and memory to the form that stores the votes."""
-    from benchmarks.rows import read_rows
+    from benchmarks.machine import describe_machine
+    from benchmarks.rows import read_measurement
 
+    found = read_measurement(ROOT / "benchmarks" / f"{name}.json")
     rows = [["one training step, batch 128", "ms an image", "times faster", "times less memory"]]
-    for row in read_rows(ROOT / "benchmarks" / f"{name}.json"):
+    for row in found.rows:
         if row.kind == "step":
             star = "" if row.plain_batch == row.batch else "*"
             memory = "-" if row.memory_ratio is None else f"{row.memory_ratio:.1f}"
             rows.append([CASES[row.name], f"{row.ms_per_sample:.2g}", f"{row.plain_ratio:.1f}{star}", memory])
-    return "\n".join(_lines(rows)) + "\n"
+    return "\n".join([*_lines(rows), "", describe_machine(found.machine)]) + "\n"
 
 
 def value_of(name: str, metric: str, row: str | None) -> str:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 from benchmarks.__main__ import main
+from benchmarks.machine import this_machine
 from benchmarks.rows import Row, write_rows
 from benchmarks.runner import FULL, QUICK, Plan
 
@@ -50,7 +51,7 @@ def test_it_really_measures(capsys, tmp_path):
     code, out, err = run(capsys, *words, "--json", tmp_path / "a.json")
     assert code == 0, err
     assert "dynamic-3x2-2x2" in out and "a.json" in out
-    rows = json.loads((tmp_path / "a.json").read_text())
+    rows = json.loads((tmp_path / "a.json").read_text())["rows"]
     assert [(row["kind"], row["batch"], row["threads"]) for row in rows] == [("forward", 2, 1), ("step", 2, 1)]
     assert all(row["plain_ratio"] > 0 and row["peak_mb"] is None for row in rows)
 
@@ -67,18 +68,18 @@ def test_json_goes_to_a_file_or_to_standard_output(capsys, asked, tmp_path):
     for words in (("sparse-40", "--json"), ("--json", "sparse-40"), ("--json", "-", "sparse-40")):
         code, out, err = run(capsys, *words)
         assert code == 0, err
-        assert [row["name"] for row in json.loads(out)] == ["sparse-40"]
+        assert [row["name"] for row in json.loads(out)["rows"]] == ["sparse-40"]
     path = tmp_path / "rows.json"
     code, out, _ = run(capsys, "sparse-40", "--json", path, "--quick")
     assert code == 0 and f"written to {path}" in out
-    assert json.loads(path.read_text())[0]["name"] == "sparse-40"
+    assert json.loads(path.read_text())["rows"][0]["name"] == "sparse-40"
     assert "written to" not in run(capsys, "sparse-40")[1]
 
 
 def test_against_an_earlier_run(capsys, asked, tmp_path):
-    write_rows(tmp_path / "then.json", [replace(ROW, ms_per_sample=20.0)])
+    write_rows(tmp_path / "then.json", [replace(ROW, ms_per_sample=20.0)], this_machine())
     words = ("dynamic-3x2-2x2", "--batch", 2, "--threads", 1, "--against", tmp_path / "then.json")
-    assert json.loads(run(capsys, *words, "--json")[1])[0]["then_ratio"] == 2.5
+    assert json.loads(run(capsys, *words, "--json")[1])["rows"][0]["then_ratio"] == 2.5
     assert "2.50" in run(capsys, *words)[1]
 
 
@@ -90,7 +91,7 @@ def test_wrong_input_is_refused_before_anything_is_measured(capsys, asked, tmp_p
     assert "none.json" in refused(capsys, "--against", tmp_path / "none.json")
     (tmp_path / "bad.json").write_text("[1]")
     assert "no list of measurements" in refused(capsys, "--against", tmp_path / "bad.json")
-    write_rows(tmp_path / "then.json", [ROW])
+    write_rows(tmp_path / "then.json", [ROW], this_machine())
     assert "has none of the rows" in refused(capsys, "capsnet-28", "--against", tmp_path / "then.json")
     assert "a folder that exists" in refused(capsys, "--json", tmp_path / "no" / "a.json")
     assert "a folder that exists" in refused(capsys, "--json", tmp_path)

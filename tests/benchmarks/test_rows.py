@@ -7,26 +7,45 @@ import json
 from dataclasses import asdict, replace
 
 import pytest
+from benchmarks.machine import Machine, describe_machine, this_machine
 from benchmarks.report import print_table, table_of
-from benchmarks.rows import Row, compare, read_rows, write_rows
+from benchmarks.rows import Row, as_json, compare, read_measurement, read_rows, write_rows
 from rich.console import Console
 
 from torchcaps.errors import DataError
 
 ROW = Row("capsnet-28", "step", 128, 2, 8.0, 3.5, 2.25, 410.0, 0.4, 120.0, 1.1, 128)
+MACHINE = Machine("AMD EPYC", 2, "2.13.0+cpu")
 ISSUE = {
     "name", "batch", "threads", "plain_ratio", "memory_ratio", "peak_mb", "sgemm_fraction", "trunk_ratio",
     "ms_per_sample", "kind", "plain_batch",
 }  # fmt: skip
 
 
-def test_a_file_holds_a_list_of_rows_and_comes_back(tmp_path):
+def test_a_file_holds_the_machine_and_its_rows_and_comes_back(tmp_path):
     rows = [ROW, replace(ROW, name="cd-3x2-2x2", memory_ratio=None, peak_mb=None, trunk_ratio=None, then_ratio=2.0)]
-    write_rows(tmp_path / "a.json", rows)
-    stored = json.loads((tmp_path / "a.json").read_text())
-    assert isinstance(stored, list) and all(entry.keys() >= ISSUE for entry in stored)
+    write_rows(tmp_path / "a.json", rows, MACHINE)
+    stored = json.loads((tmp_path / "a.json").read_text())["rows"]
+    assert all(entry.keys() >= ISSUE for entry in stored)
     assert stored[1]["trunk_ratio"] is None
-    assert read_rows(tmp_path / "a.json") == rows
+    found = read_measurement(tmp_path / "a.json")
+    assert found.rows == rows and found.machine == MACHINE
+
+
+def test_a_file_of_rows_alone_has_no_machine(tmp_path):
+    (tmp_path / "old.json").write_text(json.dumps([asdict(ROW)]))
+    found = read_measurement(tmp_path / "old.json")
+    assert found.rows == [ROW] and found.machine is None
+    assert describe_machine(None) == "The machine was not recorded."
+
+
+def test_the_machine_is_named_by_the_operating_system(tmp_path):
+    (tmp_path / "cpuinfo").write_text("processor\t: 0\nmodel name\t: Some CPU 9\nmodel name\t: Some CPU 9\n")
+    named = this_machine(tmp_path / "cpuinfo")
+    assert named.processor == "Some CPU 9" and named.cores >= 1
+    assert "Some CPU 9" in describe_machine(named) and named.torch in describe_machine(named)
+    assert "one core of" in describe_machine(replace(named, cores=1))
+    assert this_machine(tmp_path / "none").processor
 
 
 @pytest.mark.parametrize(
@@ -35,7 +54,8 @@ def test_a_file_holds_a_list_of_rows_and_comes_back(tmp_path):
         "", "{", "[]", "3", "[3]", "[{}]", '{"name": "x"}', b"\xff\xfe",
         json.dumps([{**asdict(ROW), "batch": "128"}]), json.dumps([{**asdict(ROW), "extra": 1}]),
         json.dumps([{**asdict(ROW), "ms_per_sample": 0}]), json.dumps([{**asdict(ROW), "batch": True}]),
-        json.dumps([{**asdict(ROW), "plain_ratio": None}]),
+        json.dumps([{**asdict(ROW), "plain_ratio": None}]), json.dumps({"rows": [asdict(ROW)]}),
+        as_json([ROW], MACHINE).replace('"cores": 2', '"cores": "2"'), as_json([], MACHINE),
     ],
 )  # fmt: skip
 def test_other_files_are_refused_in_one_line(tmp_path, content):

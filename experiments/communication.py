@@ -26,7 +26,7 @@ RECIPES = {
     "sparse-affnist": ImageSpec(1, 40, 40, 10),
     "poe-mnist": ImageSpec(1, 28, 28, 10),
 }
-MACHINES = (2, 4, 8, 16, 64)
+MACHINES = (2, 4, 16, 64)
 LINK = 10e9 / 8
 """Bytes per second of a link of 10 Gbit/s."""
 

@@ -5,7 +5,7 @@
 
 A table stands between `<!-- KIND: NAME -->` and `<!-- /KIND -->`. The kinds, and the files that they are made from:
 
-    results    results/NAME.json, by `torchcaps evaluate --results`
+    results    results/NAME.json, by `torchcaps evaluate --results`; `<!-- results: NAME METRIC METRIC -->` has these columns only
     attacks    results/NAME-attacks.json, by `torchcaps attack --results`
     lab        results/lab-NAME.json, by a study in experiments/
     bench      benchmarks/NAME.json, by `python -m benchmarks --json`
@@ -35,7 +35,7 @@ from torchcaps.systems.report import metric_of, rows_of
 ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT))  # for `benchmarks`, which is no part of the installed package
 KINDS = "results|bench|cells|attacks|lab|load|systems|sources|ratios"
-PLACE = re.compile(rf"(<!-- ({KINDS}): ([\w-]+) -->\n)(.*?)(<!-- /\2 -->)", re.DOTALL)
+PLACE = re.compile(rf"(<!-- ({KINDS}): ([\w-]+)((?: \w+)*) -->\n)(.*?)(<!-- /\2 -->)", re.DOTALL)
 VALUE = re.compile(r"(<!-- value: ([\w-]+) (\w+)(?: ([\w -]+?))? -->)[^<]*(<!-- /value -->)")
 CASES = {
     "dynamic-1152x8-10x16": "dynamic routing, 1152 children to 10 classes",
@@ -48,20 +48,40 @@ CASES = {
 }
 
 
-def results_table(name: str) -> str:
-    """Format a result as Markdown: the recipe's row, its controls, and one line on seeds and budget."""
+def results_table(name: str, metrics: Sequence[str] = ()) -> str:
+    """Format a result as Markdown: the recipe's row, its controls, and one line on seeds and budget.
+
+    Args:
+        name: Of the result.
+        metrics: The columns, in this order; all metrics of the result if none is named.
+    """
     result = read_result(ROOT / "results" / f"{name}.json")
-    lines = _lines(rows_of(result))
+    lines = _lines(_columns(result, metrics))
     budget = result.budget
     made = result.versions
-    seeds = f"{len(result.seeds)} seed{'s' if len(result.seeds) != 1 else ''}"
+    seeds = _count(len(result.seeds), "seed")
     read = f"; the SVM probe learned from {budget['read_images']:,.0f} images" if "read_images" in budget else ""
     lines += [
         "",
-        f"{seeds}, {budget['steps']:.0f} steps, {budget['seconds']:.0f} s each on {budget['threads']:.0f} threads, "
+        f"{seeds}, {budget['steps']:.0f} steps, {budget['seconds']:.0f} s each on {_count(budget['threads'], 'thread')}, "
         f"{budget['parameters']:,.0f} parameters{read}; torch {made['torch']}.",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _columns(result: Result, metrics: Sequence[str]) -> list[list[str]]:
+    """The table of a result with the named columns only; rows that have none of them are left out."""
+    rows = rows_of(result)
+    if not metrics:
+        return rows
+    names = list(result.metrics)
+    chosen = [0, *(1 + names.index(metric) for metric in metrics)]
+    head, *body = ([row[n] for n in chosen] for row in rows)
+    return [head, *(row for row in body if set(row[1:]) != {"-"})]
+
+
+def _count(number: float, noun: str) -> str:
+    return f"{number:.0f} {noun}{'' if number == 1 else 's'}"
 
 
 def speed_table(name: str) -> str:
@@ -226,8 +246,14 @@ def regenerate(text: str, base: str = "") -> str:
 
     def table(found: re.Match[str]) -> str:
         kind = found[2]
-        made = systems_table(found[3], base) if kind == "systems" else TABLES[kind](found[3])
-        return found[1] + made + found[5]
+        metrics = found[4].split()
+        if kind == "systems":
+            made = systems_table(found[3], base)
+        elif metrics:
+            made = results_table(found[3], metrics)
+        else:
+            made = TABLES[kind](found[3])
+        return found[1] + made + found[6]
 
     text = PLACE.sub(table, text)
     return VALUE.sub(lambda m: m[1] + value_of(m[2], m[3], m[4]) + m[5], text)

@@ -118,6 +118,17 @@ def test_a_stale_number_is_seen(page, number, wrong):
     assert stale != text and table.regenerate(stale, base) == text
 
 
+def test_a_table_may_have_some_columns_only():
+    import table
+
+    made = table.regenerate("<!-- results: capsnet-glyphs factor_correlation_x test_error -->\n<!-- /results -->")
+    head, _, first, *rest = made.splitlines()[1:]
+    assert [cell.strip() for cell in head.split("|")[2:-1]] == ["factor correlation x", "test error (%)"]
+    assert first.startswith("| capsnet-glyphs | 0.9") and table.regenerate(made) == made
+    empty = "<!-- results: capsnet-glyphs factor_correlation_x -->\n<!-- /results -->"
+    assert "nearest mean" in made and "nearest mean" not in table.regenerate(empty)
+
+
 STATED_PERCENT = {
     "docs/start/glossary.md": {"90": "threshold of the confident fraction"},
     "docs/systems/capsnet.md": {
@@ -182,6 +193,23 @@ def test_pages_are_short_outside_the_lab_notebook(page):
     if {"lab-notebook", "api"} & set(page.parts):
         return
     assert len(page.read_text().splitlines()) <= 250
+
+
+@pytest.mark.parametrize(
+    "page", [p for p in PAGES if p.parent.name in {"start", "how-to", "systems", "results"}], ids=name_of
+)
+def test_tables_of_user_pages_fit_the_page(page):
+    """All columns of a result are in the lab notebook."""
+    rows = [line for line in page.read_text().splitlines() if line.startswith("|")]
+    assert max([line.count(" | ") + 1 for line in rows], default=0) <= 8
+
+
+def test_the_installation_page_names_every_extra():
+    import tomllib
+
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    named = re.findall(r"(?m)^\| `(\w+)` \|", (DOCS / "start" / "index.md").read_text())
+    assert sorted(named) == sorted(extras)
 
 
 @pytest.mark.parametrize("name", ["capsnet", "matrix", "poe", "sparse"])

@@ -5,7 +5,7 @@
 
 A table stands between `<!-- KIND: NAME -->` and `<!-- /KIND -->`. The kinds, and the files that they are made from:
 
-    results    results/NAME.json, by `torchcaps evaluate --results`; `<!-- results: NAME METRIC METRIC -->` has these columns only
+    results    results/NAME.json, by `torchcaps evaluate --results`; words behind NAME are metrics: only these columns
     attacks    results/NAME-attacks.json, by `torchcaps attack --results`
     lab        results/lab-NAME.json, by a study in experiments/
     bench      benchmarks/NAME.json, by `python -m benchmarks --json`
@@ -63,7 +63,8 @@ def results_table(name: str, metrics: Sequence[str] = ()) -> str:
     read = f"; the SVM probe learned from {budget['read_images']:,.0f} images" if "read_images" in budget else ""
     lines += [
         "",
-        f"{seeds}, {budget['steps']:.0f} steps, {budget['seconds']:.0f} s each on {_count(budget['threads'], 'thread')}, "
+        f"{seeds}, {budget['steps']:.0f} steps, {budget['seconds']:.0f} s each "
+        f"on {_count(budget['threads'], 'thread')}, "
         f"{budget['parameters']:,.0f} parameters{read}; torch {made['torch']}.",
     ]
     return "\n".join(lines) + "\n"

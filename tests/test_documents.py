@@ -122,7 +122,7 @@ def test_a_table_may_have_some_columns_only():
     import table
 
     made = table.regenerate("<!-- results: capsnet-glyphs factor_correlation_x test_error -->\n<!-- /results -->")
-    head, _, first, *rest = made.splitlines()[1:]
+    head, _, first, *_ = made.splitlines()[1:]
     assert [cell.strip() for cell in head.split("|")[2:-1]] == ["factor correlation x", "test error (%)"]
     assert first.startswith("| capsnet-glyphs | 0.9") and table.regenerate(made) == made
     empty = "<!-- results: capsnet-glyphs factor_correlation_x -->\n<!-- /results -->"

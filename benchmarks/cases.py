@@ -272,7 +272,7 @@ class _Network:
 def _network_work(
     parameters: list[nn.Parameter], run: Callable[[], list[Tensor]], gradients: list[Tensor | None]
 ) -> Work:
-    """What `run` makes of a batch, and a step by the optimizer that recipes have by default."""
+    """Return the forward pass `run`, and a step with it by the optimizer that recipes have by default."""
     optimizer = OptimizerConfig().build(parameters)
 
     @torch.no_grad()

@@ -26,7 +26,7 @@ from torchcaps.train.train_state import flushed_denormals
 from torchcaps.types import Batch, ImageSpec
 from torchcaps.utils.files import write_atomically
 
-TOYS = ImageSpec(2, 32, 32, 5)
+STEREO = ImageSpec(2, 32, 32, 5)
 PAIRS = 24_300
 """smallNORB as networks see it, and how many stereo pairs an epoch has."""
 NETWORKS: dict[str, MatrixConfig] = {"matrix-small": SmallMatrixConfig(), "matrix": MatrixConfig()}
@@ -37,10 +37,10 @@ HEAD = ["network", "iterations", "images/s", "CPU ms a sample", "minutes an epoc
 def measure(name: str, iterations: int, batch: int, seconds: float) -> list[str]:
     """One row."""
     config = NETWORKS[name]
-    model = replace(config, routing=replace(config.routing, iterations=iterations)).build(TOYS)
+    model = replace(config, routing=replace(config.routing, iterations=iterations)).build(STEREO)
     optimizer = torch.optim.Adam(model.parameters())
-    images = torch.randn(batch, *TOYS[:3])
-    labels = torch.arange(batch) % TOYS.classes
+    images = torch.randn(batch, *STEREO[:3])
+    labels = torch.arange(batch) % STEREO.classes
 
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)

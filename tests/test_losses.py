@@ -145,7 +145,7 @@ def test_spread_loss_known_answers() -> None:
     labels = torch.tensor([1])
     assert spread_loss(torch.tensor([[0.0, 1.0, 0.1]]), labels, 0.9).item() == pytest.approx(0)
     assert spread_loss(torch.tensor([[0.5, 0.5, 0.5]]), labels, 0.2).item() == pytest.approx(2 * 0.04)
-    assert spread_loss(torch.tensor([[0.7]]), torch.tensor([0]), 0.9).item() == 0  # one class has no rival
+    assert spread_loss(torch.tensor([[0.7]]), torch.tensor([0]), 0.9).item() == 0  # one class has no other to lead
 
 
 def test_shares_at_the_edges() -> None:

@@ -262,8 +262,8 @@ def test_a_run_that_sees_a_view_is_shown_the_middle_and_standardized_if_it_was_t
     assert np.array_equal((255 * seen[0]).round().permute(1, 2, 0).numpy(), noise[4:28, 4:28])
     assert "24x24" in why_not(photo, saved(tmp_path / "b.png", noise[:24, :24]))
     assert "32x32" in why_not(photo, tmp_path / "b.png")
-    toy = loaded({"name": "smallnorb", "view": 32, "standardize": True}, ImageSpec(2, 32, 32, 5))
-    assert "of 2 channels" in why_not(toy, saved(tmp_path / "c.png", noise[..., 0]))
-    both = as_data(toy, tmp_path / "c.png", fit=True)
+    stereo = loaded({"name": "smallnorb", "view": 32, "standardize": True}, ImageSpec(2, 32, 32, 5))
+    assert "of 2 channels" in why_not(stereo, saved(tmp_path / "c.png", noise[..., 0]))
+    both = as_data(stereo, tmp_path / "c.png", fit=True)
     assert both.model_input().shape == (1, 2, 32, 32) and both.names[1] == "human"
-    assert abs(float(both.model_input().mean())) < 1e-6 and len(classify(toy, both)) == 1
+    assert abs(float(both.model_input().mean())) < 1e-6 and len(classify(stereo, both)) == 1

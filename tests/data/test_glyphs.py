@@ -25,7 +25,7 @@ def factors_of(label: int = 0, **given: float | list[float]) -> Factors:
 
 
 def moments(image: Tensor) -> tuple[float, float, float]:
-    """Center of the ink (x, y), in sides of the image from its middle, and the lean of its long axis."""
+    """Center of the ink (x, y), in sides of the image from its middle, and the slant of its long axis."""
     size = image.shape[-1]
     grid = (torch.arange(size, dtype=torch.float64) + 0.5) / size - 0.5
     ink = image[0].double() / image.double().sum()

@@ -15,7 +15,7 @@ from torchcaps.types import Batch
 N = 20_000
 
 
-def toys(n: int = 24) -> Dataset:
+def stereo(n: int = 24) -> Dataset:
     generator = torch.Generator().manual_seed(1)
     images = torch.randint(0, 256, (n, 2, 9, 9), generator=generator).byte()
     return Dataset(images, torch.arange(n) % 3, classes=3, preprocess=Preprocess(7, standardize=True))
@@ -54,7 +54,7 @@ def test_shares_and_partners_are_functions_of_seed_epoch_and_index():
 
 
 def test_a_mixed_batch_image_by_image():
-    data = toys()
+    data = stereo()
     plain, mixed = batch_of(data), batch_of(data, mixup_alpha=0.5)
     key = SampleKey(4, 0, plain.indices)
     own, partners = mixup_shares(key, 0.5), mixup_partners(key, len(data))
@@ -76,7 +76,7 @@ def _by_index(batch: Batch) -> tuple[list[int], torch.Tensor]:
 
 
 def test_processes_share_a_mixed_batch():
-    data = toys()
+    data = stereo()
     whole = batch_of(data, 4, mixup_alpha=0.2, label_smoothing=0.1)
     halves = [batch_of(data, 4, mixup_alpha=0.2, label_smoothing=0.1, rank=r, world_size=2) for r in range(2)]
     for name in ("images", "labels", "indices", "shares"):
@@ -84,11 +84,11 @@ def test_processes_share_a_mixed_batch():
 
 
 def test_label_smoothing_divides_a_share_among_all_classes():
-    smooth = batch_of(toys(), label_smoothing=0.3)
+    smooth = batch_of(stereo(), label_smoothing=0.3)
     for shares, label in zip(smooth.shares.tolist(), smooth.labels.tolist(), strict=True):
         assert shares == pytest.approx([0.1 + 0.7 * (j == label) for j in range(3)])
-    assert torch.equal(smooth.images, batch_of(toys()).images)
-    data = toys()
+    assert torch.equal(smooth.images, batch_of(stereo()).images)
+    data = stereo()
     several = Dataset(data.images, torch.stack((data.labels, data.labels), dim=1), 3)
     with pytest.raises(DataError, match="one label each"):
         batch_of(several, label_smoothing=0.1)

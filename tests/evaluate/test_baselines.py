@@ -32,8 +32,8 @@ def planted(n: int = 300, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, to
     return rows + 0.01 * torch.randn(n, P, generator=g), cluster, centers, axes
 
 
-def error(rival, f: torch.Tensor) -> float:
-    return float((rival.rebuild(f) - f).square().mean())
+def error(baseline, f: torch.Tensor) -> float:
+    return float((baseline.rebuild(f) - f).square().mean())
 
 
 def same_span(a: torch.Tensor, b: torch.Tensor, atol: float) -> bool:
@@ -43,24 +43,24 @@ def same_span(a: torch.Tensor, b: torch.Tensor, atol: float) -> bool:
 @pytest.mark.parametrize("name", BASELINES)
 def test_every_rival_has_the_one_shape_and_is_a_function_of_its_seed(name):
     f, *_ = planted(60)
-    rival, again = (BASELINES[name](f, J, K, 5) for _ in range(2))
-    codes, winners, samples = rival.codes(f), rival.winners(f), rival.samples(4, 1)
-    assert codes.shape in ((60, J), (60, J, K)) and rival.rebuild(f).shape == (60, P) and samples.shape == (J, 4, P)
+    baseline, again = (BASELINES[name](f, J, K, 5) for _ in range(2))
+    codes, winners, samples = baseline.codes(f), baseline.winners(f), baseline.samples(4, 1)
+    assert codes.shape in ((60, J), (60, J, K)) and baseline.rebuild(f).shape == (60, P) and samples.shape == (J, 4, P)
     assert winners.shape == (60,) and winners.dtype == torch.long and set(winners.tolist()) <= set(range(J))
     assert torch.equal(again.codes(f), codes) and torch.equal(again.samples(4, 1), samples)
-    assert torch.allclose(rival.samples(9, 1)[:, :4], samples, atol=1e-5)
-    assert all(t.dtype == torch.float32 and bool(t.isfinite().all()) for t in (codes, samples, rival.rebuild(f)))
+    assert torch.allclose(baseline.samples(9, 1)[:, :4], samples, atol=1e-5)
+    assert all(t.dtype == torch.float32 and bool(t.isfinite().all()) for t in (codes, samples, baseline.rebuild(f)))
     if name != "k-means centroid":
-        assert not torch.equal(rival.samples(4, 2), samples)
+        assert not torch.equal(baseline.samples(4, 2), samples)
 
 
 @pytest.mark.filterwarnings("ignore:Number of distinct clusters")
 @pytest.mark.parametrize("name", BASELINES)
 def test_degenerate_features_stay_finite(name):
     for f in (torch.ones(5, P), torch.eye(5, P), torch.ones(J, P), planted(J)[0]):
-        rival = BASELINES[name](f, J, K, 0)
-        assert bool(rival.rebuild(f).isfinite().all()) and bool(rival.samples(3, 0).isfinite().all())
-        assert bool(rival.codes(2 * f).isfinite().all())
+        baseline = BASELINES[name](f, J, K, 0)
+        assert bool(baseline.rebuild(f).isfinite().all()) and bool(baseline.samples(3, 0).isfinite().all())
+        assert bool(baseline.codes(2 * f).isfinite().all())
 
 
 @pytest.mark.parametrize("name", BASELINES)

@@ -65,7 +65,7 @@ def test_short_runs_are_compared_by_what_differs_and_what_they_learned(tmp_path,
 
 
 @pytest.fixture
-def toys() -> Dataset:
+def stereo() -> Dataset:
     """Every combination of two classes, two instances and the views, each image of a brightness of its own."""
     values = torch.cartesian_prod(*(torch.arange(n) for n in (2, 2, 2, 3, 2)))  # [48 5]
     factors = dict(zip(("instance", *held_out_instances.VIEWS), values.T[1:], strict=True))
@@ -73,29 +73,29 @@ def toys() -> Dataset:
     return Dataset(images, values[:, 0], 2, factors, ("car", "truck"))
 
 
-def test_errors_are_counted_by_instance_and_by_viewpoint(toys):
+def test_errors_are_counted_by_instance_and_by_viewpoint(stereo):
     """Instance 1 of the cars is wrong from elevation 0, and one image of a truck is."""
-    predicted = toys.labels.clone()
-    predicted[(toys.labels == 0) & (toys.factors["instance"] == 1) & (toys.factors["elevation"] == 0)] = 1
-    predicted[toys.labels == 1] = torch.tensor([0] + 23 * [1])
-    rows = held_out_instances.instance_rows(toys, predicted)
+    predicted = stereo.labels.clone()
+    predicted[(stereo.labels == 0) & (stereo.factors["instance"] == 1) & (stereo.factors["elevation"] == 0)] = 1
+    predicted[stereo.labels == 1] = torch.tensor([0] + 23 * [1])
+    rows = held_out_instances.instance_rows(stereo, predicted)
     assert rows[1:] == [["car", "0.0", "50.0, truck"], ["truck", "8.3, car", "0.0"]]
-    worst = held_out_instances.worst_instances(toys, predicted)
+    worst = held_out_instances.worst_instances(stereo, predicted)
     assert worst == [(0, 1), (1, 0)]
-    views = {row[0]: row[1:] for row in held_out_instances.view_rows(toys, predicted, worst)}
+    views = {row[0]: row[1:] for row in held_out_instances.view_rows(stereo, predicted, worst)}
     assert views["wrong (%)"] == ["all", "car 1", "truck 0"] and len(views) == 1 + 2 + 3 + 2
     assert views["elevation 0"] == ["29.2", "100.0", "16.7"] and views["elevation 1"] == ["0.0", "0.0", "0.0"]
 
 
-def test_a_wrong_image_is_shown_above_the_training_image_of_its_view_that_looks_like_it(toys):
+def test_a_wrong_image_is_shown_above_the_training_image_of_its_view_that_looks_like_it(stereo):
     n = 30
-    view = torch.stack([toys.factors[factor][n] for factor in held_out_instances.VIEWS])
-    assert torch.equal(held_out_instances.look_alike(toys.pixels()[n], view, toys, 1), toys.pixels()[n])
-    found = held_out_instances.look_alike(toys.pixels()[n], view, toys, 0)
-    same = [m for m in range(24) if all(toys.factors[f][m] == toys.factors[f][n] for f in held_out_instances.VIEWS)]
-    assert len(same) == 2 and any(torch.equal(found, toys.pixels()[m]) for m in same)
-    predicted = 1 - toys.labels
-    drawn = held_out_instances.draw(toys, predicted, toys, held_out_instances.worst_instances(toys, predicted))
+    view = torch.stack([stereo.factors[factor][n] for factor in held_out_instances.VIEWS])
+    assert torch.equal(held_out_instances.look_alike(stereo.pixels()[n], view, stereo, 1), stereo.pixels()[n])
+    found = held_out_instances.look_alike(stereo.pixels()[n], view, stereo, 0)
+    same = [m for m in range(24) if all(stereo.factors[f][m] == stereo.factors[f][n] for f in held_out_instances.VIEWS)]
+    assert len(same) == 2 and any(torch.equal(found, stereo.pixels()[m]) for m in same)
+    predicted = 1 - stereo.labels
+    drawn = held_out_instances.draw(stereo, predicted, stereo, held_out_instances.worst_instances(stereo, predicted))
     assert drawn.startswith(b"\x89PNG")
 
 

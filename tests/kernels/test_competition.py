@@ -31,16 +31,16 @@ def slow_log_share(logits: Tensor, window: Window, types: int, across_parents: b
     """A child is (sample, place, type); it competes over every window that holds it, and over parent types or not."""
     seen = places_seen(window)
     b, j = logits.shape[0] // len(seen), logits.shape[-1]
-    rivals: dict[tuple[int, ...], list[tuple[int, int, int]]] = defaultdict(list)
+    competing: dict[tuple[int, ...], list[tuple[int, int, int]]] = defaultdict(list)
     for s in range(b):
         for p, places in enumerate(seen):
             for n, (row, column) in enumerate(places):
                 for c in range(types):
                     for parent in range(j):
                         child = (s, row, column, c) if across_parents else (s, row, column, c, parent)
-                        rivals[child].append((s * len(seen) + p, n * types + c, parent))
+                        competing[child].append((s * len(seen) + p, n * types + c, parent))
     share = torch.full_like(logits, math.nan)
-    for slots in rivals.values():
+    for slots in competing.values():
         values = [float(logits[slot]) for slot in slots]
         top = max(values)
         total = top + math.log(math.fsum(math.exp(v - top) for v in values))

@@ -1,4 +1,4 @@
-"""Batch norms of features and capsules: torch's own numbers, over a whole team, and never NaN."""
+"""Batch norms of features and capsules: torch's own numbers, over all processes, and never NaN."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ SIZES: dict[str, Any] = {
 }  # fmt: skip
 TINY = SparseMatrixConfig(**SIZES)
 SPECS = [ImageSpec(1, 8, 8, 3), ImageSpec(3, 9, 12, 2), ImageSpec(2, 13, 7, 5)]
-TOYS = ImageSpec(2, 32, 32, 5)
+STEREO = ImageSpec(2, 32, 32, 5)
 
 
 def build(config: SparseMatrixConfig = TINY, spec: ImageSpec = SPECS[0], seed: int = 0) -> SparseMatrixCaps:
@@ -51,7 +51,7 @@ def test_it_is_registered_and_competes_as_the_paper_s_does() -> None:
 
 def test_parameters_by_hand() -> None:
     """32 -> 5x5/2 -> 14 -> 3x3/2 -> 6 -> 3x3 -> 4: 4x4 places of 8 types, each with 16 matrices, one for all places."""
-    model = build(SparseMatrixConfig(), TOYS)
+    model = build(SparseMatrixConfig(), STEREO)
     conv, primary = 5 * 5 * 2 * 32 + 32, 32 * 8 * 17 + 8 * 17
     capsules = 2 * (9 * 8 * 8 * 16 + 2 * 8) + 8 * 16 * 16 + 2 * 16
     assert {name: sum(p.numel() for p in part.parameters()) for name, part in model.named_children()} == {
@@ -254,7 +254,7 @@ def test_the_recipes_show_what_matrix_capsules_see() -> None:
     shown = to_dict(load_recipe("matrix-smallnorb-paper"))["data"]
     assert to_dict(recipe)["data"] == {**shown, "jitter": False}  # what is redrawn keeps its light
     assert recipe.schedule.depends_on_length
-    assert isinstance(recipe.model.build(TOYS), SparseMatrixCaps)
+    assert isinstance(recipe.model.build(STEREO), SparseMatrixCaps)
 
 
 # --- Errors -------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The front door takes kernels where there are some, and nobody can tell but by the clock."""
+"""`route` takes kernels where there are some, with the same results."""
 
 from __future__ import annotations
 

@@ -85,16 +85,16 @@ def share_out(weight: Shares, who: Who, across_parents: bool) -> Shares:
     for p in range(len(who)):
         for n in range(len(who[p])):
             for j in range(len(weight[p][n])):
-                rivals = who[p][n] if across_parents else (who[p][n], j)
-                total[rivals] = total.get(rivals, Decimal(0)) + weight[p][n][j]
+                competing = who[p][n] if across_parents else (who[p][n], j)
+                total[competing] = total.get(competing, Decimal(0)) + weight[p][n][j]
     share: Shares = []
     for p in range(len(who)):
         share.append([])
         for n in range(len(who[p])):
             share[p].append([])
             for j in range(len(weight[p][n])):
-                rivals = who[p][n] if across_parents else (who[p][n], j)
-                share[p][n].append(weight[p][n][j] / total[rivals])
+                competing = who[p][n] if across_parents else (who[p][n], j)
+                share[p][n].append(weight[p][n][j] / total[competing])
     return share
 
 

@@ -41,7 +41,7 @@ def event(stage: str, what: int | str) -> None:
 
 @dataclass(frozen=True)
 class StagedConfig:
-    """A toy in three stages."""
+    """A small model in three stages."""
 
     STAGES: ClassVar[tuple[str, ...]] = STAGES
     width: Count = 6

@@ -93,11 +93,11 @@ def test_wrong_answers_have_a_picture_if_there_are_any(single):
 
 def test_the_worst_are_those_whose_pixels_are_furthest_from_the_label_s(single):
     model, data = single
-    scene = context_of(model, FigureOptions(), data, class_capsules(model, data))
+    context = context_of(model, FigureOptions(), data, class_capsules(model, data))
     with torch.no_grad():
-        for n, error in enumerate(c._errors(scene).tolist()):
+        for n, error in enumerate(c._errors(context).tolist()):
             alone = torch.zeros(1, 10, 4)
-            alone[0, data.labels[n]] = scene.classes.pose[n, data.labels[n]]
+            alone[0, data.labels[n]] = context.classes.pose[n, data.labels[n]]
             drawn = model.decoder(alone)
             x = data.images[n : n + 1].float() / 255
             assert error == pytest.approx(float(((drawn - x) ** 2).sum()), rel=1e-5)

@@ -59,7 +59,7 @@ def _short_judge():
 
 
 @pytest.fixture(scope="module")
-def shelf(tmp_path_factory) -> Path:
+def run_folders(tmp_path_factory) -> Path:
     """A folder with two seeds of the recipe, evaluated together once."""
     folder = tmp_path_factory.mktemp("experts")
     for seed in (0, 1):
@@ -68,14 +68,14 @@ def shelf(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def result(shelf):
-    return evaluate_runs([shelf / "s0", shelf / "s1"])
+def result(run_folders):
+    return evaluate_runs([run_folders / "s0", run_folders / "s1"])
 
 
 @pytest.fixture(scope="module")
-def material(shelf):
+def measured(run_folders):
     torch.manual_seed(0)
-    model = load(shelf / "s0")
+    model = load(run_folders / "s0")
     return build_evaluation_data(
         model, experts().data.load(), CNN(CNNConfig(widths=(4,), hidden=(6,)), model.spec).eval()
     )
@@ -102,14 +102,14 @@ def test_results_do_not_say_where_a_machine_keeps_its_data():
     assert evaluation._portable_config(experts()) == to_dict(experts())
 
 
-def test_a_repetition_trains_nothing_and_finds_the_same(shelf, result):
-    kept = {path: path.stat().st_mtime_ns for path in shelf.rglob("checkpoint.safetensors")}
-    assert {str(path.parent.relative_to(shelf)) for path in kept} >= {
+def test_a_repetition_trains_nothing_and_finds_the_same(run_folders, result):
+    kept = {path: path.stat().st_mtime_ns for path in run_folders.rglob("checkpoint.safetensors")}
+    assert {str(path.parent.relative_to(run_folders)) for path in kept} >= {
         "s0", "s1", "s0/controls/paper", "s0/controls/offset", "s1/controls/paper", "s1/controls/offset",
     }  # fmt: skip
     assert len([path for path in kept if path.parent.name.startswith("judge-glyphs-")]) == 1
-    again = evaluate_runs([shelf / "s1"], only=[*TRAINED, "random W", "k-means"])
-    assert {path: path.stat().st_mtime_ns for path in shelf.rglob("checkpoint.safetensors")} == kept
+    again = evaluate_runs([run_folders / "s1"], only=[*TRAINED, "random W", "k-means"])
+    assert {path: path.stat().st_mtime_ns for path in run_folders.rglob("checkpoint.safetensors")} == kept
     assert list(again.controls) == [*TRAINED, "random W", "k-means", "real images"]
     assert again.controls.pop("real images") == result.controls["real images"]
     assert again.metrics == {name: values[1:] for name, values in result.metrics.items()}
@@ -117,10 +117,10 @@ def test_a_repetition_trains_nothing_and_finds_the_same(shelf, result):
         assert row == {metric: values[1:] for metric, values in result.controls[name].items()}, name
 
 
-def test_controls_stand_on_the_autoencoder_of_the_run_and_train_a_quarter_as_long(shelf, result):
-    own = load_run(shelf / "s0")
+def test_controls_stand_on_the_autoencoder_of_the_run_and_train_a_quarter_as_long(run_folders, result):
+    own = load_run(run_folders / "s0")
     for name, mode in (("paper", "paper"), ("offset", "offset")):
-        control = load_run(shelf / "s0" / "controls" / name)
+        control = load_run(run_folders / "s0" / "controls" / name)
         assert control.recipe.name == f"experts-{mode}" and control.recipe.model.energy.mode == mode
         was, now = own.recipe.stages["capsules"], control.recipe.stages["capsules"]
         optimizer = OptimizerConfig("SGD", 2 / 4, {"momentum": 0.9}) if name == "paper" else was.optimizer
@@ -131,27 +131,27 @@ def test_controls_stand_on_the_autoencoder_of_the_run_and_train_a_quarter_as_lon
         states = own.model.autoencoder.state_dict(), control.model.autoencoder.state_dict()
         assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])
         assert not torch.equal(own.model.energy.W, control.model.energy.W)
-    routing = load_run(shelf / "s0" / "controls" / "paper").recipe.model.energy.routing
+    routing = load_run(run_folders / "s0" / "controls" / "paper").recipe.model.energy.routing
     assert (routing.iterations, routing.agreement, routing.over) == (3, "cosine", "children")
 
 
-def test_a_control_of_another_autoencoder_is_refused(shelf, result, material):
-    other = load(shelf / "s1")
+def test_a_control_of_another_autoencoder_is_refused(run_folders, result, measured):
+    other = load(run_folders / "s1")
     with pytest.raises(TrainingError, match="another autoencoder"):
         poe_metrics._train_control(
-            poe_metrics._variant(experts(), "paper", 256), shelf / "s0" / "controls" / "paper", other
+            poe_metrics._variant(experts(), "paper", 256), run_folders / "s0" / "controls" / "paper", other
         )
     with pytest.raises(TrainingError, match=r"dimension = 4, now it is 2.*; for this control: delete"):
         changed = replace(experts(), model=replace(experts().model, dimension=2))
         poe_metrics._train_control(
-            poe_metrics._variant(changed, "paper", 256), shelf / "s0" / "controls" / "paper", material.model
+            poe_metrics._variant(changed, "paper", 256), run_folders / "s0" / "controls" / "paper", measured.model
         )
 
 
-def test_the_run_s_numbers_are_those_of_the_model_itself(material):
-    model, row = material.model, measure(PoEEncoder(material.model), material)
+def test_the_run_s_numbers_are_those_of_the_model_itself(measured):
+    model, row = measured.model, measure(PoEEncoder(measured.model), measured)
     with torch.no_grad():
-        pixels = material.images
+        pixels = measured.images
         capsules_, seen = model.encode(pixels), model.infer(pixels)
         samples = torch.stack([model.sample(j, SAMPLES, "empirical", 0) for j in range(4)])
         assert row["bottleneck_mse"] == pytest.approx(float((model.reconstruct(pixels) - pixels).square().mean()), 1e-5)
@@ -159,17 +159,17 @@ def test_the_run_s_numbers_are_those_of_the_model_itself(material):
         drawn = model.draw_images(model.features(pixels))
         assert row["autoencoder_mse"] == pytest.approx(float((drawn - pixels).square().mean()), 1e-5)
         assert row["cka"] == pytest.approx(cross_capsule_cka(squash(seen.z)), 1e-4)
-        assert torch.allclose(PoEEncoder(model).codes(material.features), capsules_.pose, atol=1e-6)
-        verdicts = reference_probabilities(material.reference, samples.flatten(0, 1)).view(4, SAMPLES, -1)
+        assert torch.allclose(PoEEncoder(model).codes(measured.features), capsules_.pose, atol=1e-6)
+        verdicts = reference_probabilities(measured.reference, samples.flatten(0, 1)).view(4, SAMPLES, -1)
     assert verdicts.shape[:2] == (4, 50)
     assert {name: row[name] for name in METRICS[:3]} == sample_confidence(verdicts)
 
 
 class Knows:
-    """A subject that knows the classes, and draws one test image of its own class for each."""
+    """An encoder that knows the classes, and draws one test image of its own class for each."""
 
-    def __init__(self, material, labels=None):
-        self.m, self.seen = material, material.labels if labels is None else labels
+    def __init__(self, measured, labels=None):
+        self.m, self.seen = measured, measured.labels if labels is None else labels
         self.asked = []
 
     def codes(self, f):
@@ -199,99 +199,99 @@ class Sure(CNN):
         return torch.where(same.any(-1, keepdim=True), known, 0.1)
 
 
-def test_a_subject_that_knows_the_classes_has_known_numbers(material):
-    judge = Sure(ImageSpec(1, 16, 16, 10), material.images, material.labels)
-    knows = Knows(material)
-    row = measure(knows, replace(material, reference=judge))
+def test_an_encoder_that_knows_the_classes_has_known_numbers(measured):
+    judge = Sure(ImageSpec(1, 16, 16, 10), measured.images, measured.labels)
+    knows = Knows(measured)
+    row = measure(knows, replace(measured, reference=judge))
     assert knows.asked == [SAMPLES]
     for name in ("confident_fraction", "consistency", "argmax_nmi", "purity", "knn", "linear_probe"):
         assert row[name] == pytest.approx(1.0), name
-    assert row["classes_covered"] == 10 and row["capsules_used"] == len(material.labels.unique())
+    assert row["classes_covered"] == 10 and row["capsules_used"] == len(measured.labels.unique())
     assert row["bottleneck_mse"] == pytest.approx(row["autoencoder_mse"]) and "tied_mse" not in row
-    blind = measure(Knows(material, torch.zeros_like(material.labels)), replace(material, reference=judge))
+    blind = measure(Knows(measured, torch.zeros_like(measured.labels)), replace(measured, reference=judge))
     assert blind["argmax_nmi"] == 0 and blind["capsules_used"] == 1
 
 
-def test_random_weights_are_the_initial_ones_times_a_number(material):
+def test_random_weights_are_the_initial_ones_times_a_number(measured):
     recipe = experts()
-    model = poe_metrics._random_encoder(recipe, material).model
-    start = build_model(replace(recipe, model=model.config), material.model.spec).energy.W
+    model = poe_metrics._random_encoder(recipe, measured).model
+    start = build_model(replace(recipe, model=model.config), measured.model.spec).energy.W
     ratio = model.energy.W / start
     assert torch.allclose(ratio, ratio.mean(), rtol=1e-4) and model.energy.mask is None
-    z = model.energy.infer(model.energy.visible(material.fitted)).z
+    z = model.energy.infer(model.energy.visible(measured.fitted)).z
     assert float(z.square().sum(-1).mean()) == pytest.approx(1, abs=1e-4)
-    assert torch.allclose(model.energy.offset, material.fitted.mean(0), atol=1e-4)
-    again = poe_metrics._random_encoder(recipe, material).model
+    assert torch.allclose(model.energy.offset, measured.fitted.mean(0), atol=1e-4)
+    again = poe_metrics._random_encoder(recipe, measured).model
     assert torch.equal(model.energy.W, again.energy.W) and torch.equal(model.decoder.U, again.decoder.U)
     with torch.no_grad():  # least squares do better on what they were fitted to than the mean does
-        rebuilt = model.decoder(model.energy.infer(model.energy.visible(material.fitted)).hidden)
-        spread = material.fitted - material.fitted.mean(0)
-        assert (rebuilt - material.fitted).square().mean() < 0.9 * spread.square().mean()
+        rebuilt = model.decoder(model.energy.infer(model.energy.visible(measured.fitted)).hidden)
+        spread = measured.fitted - measured.fitted.mean(0)
+        assert (rebuilt - measured.fitted).square().mean() < 0.9 * spread.square().mean()
 
 
-def test_poses_of_baselines_have_no_gate(material):
-    f = material.features
-    local = fit_local_pca(material.fitted.flatten(1), 4, 4)
-    views = poe_metrics._BaselineEncoder(local, material.model).encode(f).poses
+def test_poses_of_baselines_have_no_gate(measured):
+    f = measured.features
+    local = fit_local_pca(measured.fitted.flatten(1), 4, 4)
+    views = poe_metrics._BaselineEncoder(local, measured.model).encode(f).poses
     winners, codes = local.winners(f.flatten(1)), local.codes(f.flatten(1))
     rows = torch.arange(len(f))
     assert torch.allclose(views[rows, winners], codes[rows, winners], atol=1e-4)
     assert (views != 0).any(-1).all() and views.shape == codes.shape
-    means = fit_kmeans(material.fitted.flatten(1), 4, 4)
-    assert poe_metrics._BaselineEncoder(means, material.model).encode(f).poses.shape == (len(f), 4, 1)
+    means = fit_kmeans(measured.fitted.flatten(1), 4, 4)
+    assert poe_metrics._BaselineEncoder(means, measured.model).encode(f).poses.shape == (len(f), 4, 1)
 
 
-def test_images_bounds_what_is_measured_and_the_sample_is_fixed(shelf, material):
-    few = build_evaluation_data(material.model, experts().data.load(), material.reference, images=10)
-    assert few.features.shape[0] == 10 and torch.equal(few.images, material.images[:10])
+def test_images_bounds_what_is_measured_and_the_sample_is_fixed(run_folders, measured):
+    few = build_evaluation_data(measured.model, experts().data.load(), measured.reference, images=10)
+    assert few.features.shape[0] == 10 and torch.equal(few.images, measured.images[:10])
     assert len(few.real) == 64 and len(few.fitted) == 256
-    assert evaluate_runs([shelf / "s0"], images=10, only=()).controls.keys() == {"real images"}
+    assert evaluate_runs([run_folders / "s0"], images=10, only=()).controls.keys() == {"real images"}
     with pytest.raises(RecipeError, match="0 images"):
-        evaluate_runs([shelf / "s0"], images=0)
+        evaluate_runs([run_folders / "s0"], images=0)
 
 
-def test_names_of_controls_are_checked_before_any_work(monkeypatch, shelf):
+def test_names_of_controls_are_checked_before_any_work(monkeypatch, run_folders):
     assert (
         SYSTEMS["poe"].select_controls(None) == CONTROLS
         and SYSTEMS["poe"].select_controls(["RBM", "paper"]) == ("paper", "RBM")
         and SYSTEMS["poe"].select_controls([]) == ()
     )
     with pytest.raises(RecipeError, match="did you mean 'local PCA'"):
-        evaluate_runs([shelf / "s0"], only=["locl PCA"])
+        evaluate_runs([run_folders / "s0"], only=["locl PCA"])
     monkeypatch.setitem(sys.modules, "sklearn", None)
     assert SYSTEMS["poe"].select_controls(["PCA", "paper"]) == ("paper", "PCA")
     with pytest.raises(RecipeError, match="scikit-learn"):
         SYSTEMS["poe"].select_controls(None)
 
 
-def test_a_run_of_another_recipe_is_a_row_and_the_run_itself_is_none(shelf, tmp_path):
+def test_a_run_of_another_recipe_is_a_row_and_the_run_itself_is_none(run_folders, tmp_path):
     own = experts(name="plain", energy={"mode": "offset"})
     train(own, tmp_path / "plain", quiet=True)
-    judge = next(shelf.glob("judge-*")) if list(shelf.glob("judge-*")) else shelf / "judge"
-    result = evaluate_runs([tmp_path / "plain"], [shelf / "s0"], only=["offset only", "PCA"], reference=judge)
+    judge = next(run_folders.glob("judge-*")) if list(run_folders.glob("judge-*")) else run_folders / "judge"
+    result = evaluate_runs([tmp_path / "plain"], [run_folders / "s0"], only=["offset only", "PCA"], reference=judge)
     assert list(result.controls) == ["experts", "PCA", "real images"]  # "offset only" would be the run itself
     assert not (tmp_path / "plain" / "controls").exists() and not list(tmp_path.glob("judge-*"))
 
 
-def test_what_cannot_be_compared_is_refused(shelf, tmp_path):
+def test_what_cannot_be_compared_is_refused(run_folders, tmp_path):
     cut = experts(name="cut")
     data = {**to_dict(cut)["data"], "test": 32}
     train(experts(name="less", data=data), tmp_path / "less", quiet=True)
     with pytest.raises(RecipeError, match="on other data"):
-        evaluate_runs([shelf / "s0"], [tmp_path / "less"])
+        evaluate_runs([run_folders / "s0"], [tmp_path / "less"])
     train(tiny(train={"epochs": 0.2}), tmp_path / "classifier", quiet=True)
     with pytest.raises(RecipeError, match="another kind of model"):
-        evaluate_runs([shelf / "s0"], [tmp_path / "classifier"])
+        evaluate_runs([run_folders / "s0"], [tmp_path / "classifier"])
     with pytest.raises(RecipeError, match="--images is for products of expert capsules and sparse capsules"):
         evaluate_runs([tmp_path / "classifier"], images=5)
     assert {"untrained", "nearest mean"} <= evaluate_runs([tmp_path / "classifier"]).controls.keys()
 
 
-def test_a_run_that_was_cut_off_is_refused(shelf, monkeypatch):
+def test_a_run_that_was_cut_off_is_refused(run_folders, monkeypatch):
     load_run = evaluation.load_run
     monkeypatch.setattr(evaluation, "load_run", lambda folder: load_run(folder)._replace(finished=False))
     with pytest.raises(TrainingError, match="not trained to its end"):
-        evaluate_runs([shelf / "s0"])
+        evaluate_runs([run_folders / "s0"])
 
 
 def test_the_judge_belongs_to_the_data_not_to_the_run(tmp_path):
@@ -314,12 +314,12 @@ def test_a_wide_table_goes_on_below(result):
     assert rows[1][used].count(".") == 2 and len(rows[1][used].split(".")[-1]) == 1
 
 
-def test_baselines_get_the_frames_and_group_by_what_ranks_the_capsules(shelf, material):
+def test_baselines_get_the_frames_and_group_by_what_ranks_the_capsules(run_folders, measured):
     """A framed model with edges, untrained: rows of baselines are measured on both kinds of features."""
     recipe = experts()
     framed = replace(recipe, model=replace(recipe.model, frames="moments", children="edges"))
-    model = build_model(framed, material.model.spec).eval()
-    data = build_evaluation_data(model, framed.data.load(), material.reference, images=64)
+    model = build_model(framed, measured.model.spec).eval()
+    data = build_evaluation_data(model, framed.data.load(), measured.reference, images=64)
     assert data.frames is not None and data.fitted_frames.shape == (256, 4)
     drawn = model.decoder.U.shape[1]
     for name in ("PCA", "k-means", "local PCA"):

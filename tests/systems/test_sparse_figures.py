@@ -43,7 +43,7 @@ def data() -> Dataset:
     return tiny().data.load().test
 
 
-def scene(data: Dataset, model: Any = None, **options: Any) -> s.SparseFigureContext:
+def context(data: Dataset, model: Any = None, **options: Any) -> s.SparseFigureContext:
     return s.SparseFigureContext(model or made(data), FigureOptions(**options), lambda: data)
 
 
@@ -80,9 +80,9 @@ def test_parts_are_decoded_from_one_capsule_and_from_all_others(data, sparse):
 
 
 def test_parts_have_a_picture_an_image_and_a_column_a_capsule(data):
-    drawn = picture("parts", scene(data, count=2))
+    drawn = picture("parts", context(data, count=2))
     assert len(drawn) == 2 and all(panels(png) == 3 + 3 * 5 for png in drawn.values())
-    [png] = picture("parts", scene(data, count=1, capsules=(4, 1))).values()
+    [png] = picture("parts", context(data, count=1, capsules=(4, 1))).values()
     assert panels(png) == 3 + 3 * 2
 
 
@@ -90,7 +90,7 @@ def test_notes_say_each_capsule_s_rank_and_the_change_it_makes(data, monkeypatch
     grids: list[Any] = []
     monkeypatch.setattr(s, "image_grid", lambda *given: grids.append(given) or b"")
     model = made(data)
-    [name] = picture("parts", scene(data, model, count=1, capsules=(2, 0)))
+    [name] = picture("parts", context(data, model, count=1, capsules=(2, 0)))
     row = int(name.removeprefix("parts-"))
     rows, _, notes = grids[0]
     out = model(data.model_input(slice(row, row + 1)))
@@ -150,7 +150,7 @@ def test_ranked_has_a_curve_a_run(data, shown):
     dense, capsnet = made(data, sparse=False), build_model(tiny(), data.spec)
     few = replace(data, images=data.images[:9], labels=data.labels[:9], factors={})
     compared = (ComparedRun("dense", "sparse", dense, data), ComparedRun("supervised", "capsnet", capsnet, few))
-    picture("ranked", replace(scene(data), name="sparse", compared=compared))
+    picture("ranked", replace(context(data), name="sparse", compared=compared))
     lines = shown[0].get_lines()
     assert [line.get_label() for line in lines] == ["sparse, 40 images", "dense, 40 images", "supervised, 9 images"]
     for line, run in zip(lines[1:], compared, strict=True):
@@ -161,8 +161,8 @@ def test_ranked_has_a_curve_a_run(data, shown):
 def test_frequencies_have_a_curve_a_capsule_and_count_those_in_the_band(data, shown):
     model = made(data, band=(0.1, 0.3))
     share = s.rank_frequency(s.rank_sparse(model, data).ranks)
-    picture("frequencies", scene(data, model))
-    picture("frequencies", scene(data, model, capsules=(3, 1)))
+    picture("frequencies", context(data, model))
+    picture("frequencies", context(data, model, capsules=(3, 1)))
     every, some = (axes.get_lines() for axes in shown)
     assert [line.get_label() for line in some] == ["capsule 3", "capsule 1"]
     for j, line in enumerate(every):
@@ -194,16 +194,16 @@ def test_equivariances_are_those_of_images_in_which_the_capsule_is_first(data):
     first = s.rank_sparse(model, data).ranks.argmin(-1)
     here = sorted(set(first.tolist()))
     assert 1 < len(here) < 5  # one is never first
-    drawn = picture("equivariances", scene(data, model))
+    drawn = picture("equivariances", context(data, model))
     assert list(drawn) == ["equivariances", *(f"equivariances-{j}" for j in here)]
     assert [panels(png) for png in drawn.values()] == [11 * len(here), *([2 + 4 * 11] * len(here))]
-    assert all(int(first[row]) == j for j, row in s._examples(scene(data, model, seed=4)).items())
+    assert all(int(first[row]) == j for j, row in s._examples(context(data, model, seed=4)).items())
     absent = next(j for j in range(5) if j not in here)
-    assert list(picture("equivariances", scene(data, model, capsules=(absent, here[0])))) == [
+    assert list(picture("equivariances", context(data, model, capsules=(absent, here[0])))) == [
         "equivariances", f"equivariances-{here[0]}",
     ]  # fmt: skip
     with pytest.raises(DataError, match=f"capsule {absent} is first in no test image"):
-        picture("equivariances", scene(data, model, capsules=(absent,)))
+        picture("equivariances", context(data, model, capsules=(absent,)))
 
 
 def test_the_overview_takes_the_number_that_changes_most(data, monkeypatch):
@@ -214,7 +214,7 @@ def test_the_overview_takes_the_number_that_changes_most(data, monkeypatch):
     monkeypatch.setattr(s, "image_grid", lambda *given: grids.append(given) or b"")
     model = made(data)
     j = int(s.rank_sparse(model, data).ranks.argmin(-1)[0])
-    picture("equivariances", scene(data, model, capsules=(j,)))
+    picture("equivariances", context(data, model, capsules=(j,)))
     rows, _, notes = grids[-1]
     assert [title for title, _ in rows] == [f"capsule {j}\nnumber 2"]
     assert notes[0] == ["-1.0", "-0.8", "-0.6", "-0.4", "-0.2", "0.0", "0.2", "0.4", "0.6", "0.8", "1.0"]
@@ -225,7 +225,7 @@ def test_all_images_are_looked_at_once_and_only_where_it_is_needed(data, monkeyp
     ranking = s.rank_sparse
     monkeypatch.setattr(s, "rank_sparse", lambda model, data: seen.append(len(data)) or ranking(model, data))
     monkeypatch.setattr(s, "image_grid", lambda *_: b"")
-    one = scene(data, count=1)
+    one = context(data, count=1)
     picture("parts", one)
     assert seen == [1]
     seen.clear()
@@ -249,27 +249,27 @@ def test_every_figure_is_the_same_again_and_depends_on_the_model(data, kind, bui
     pairs = Dataset(images, torch.arange(20) % 3, 3, preprocess=Preprocess(16, standardize=True))
     model = build(pairs)
     assert isinstance(model, SparseModel)
-    drawn = picture(kind, scene(pairs, model, count=2, seed=1))
+    drawn = picture(kind, context(pairs, model, count=2, seed=1))
     assert drawn and all(png.startswith(b"\x89PNG") for png in drawn.values())
-    assert drawn == picture(kind, scene(pairs, model, count=2, seed=1))
+    assert drawn == picture(kind, context(pairs, model, count=2, seed=1))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(1.5 * parameter.flip(0))
-    assert picture(kind, scene(pairs, model, count=2, seed=1)) != drawn
+    assert picture(kind, context(pairs, model, count=2, seed=1)) != drawn
 
 
 def test_standardized_images_are_drawn_with_their_own_light(data):
     even = torch.cat([data.images[:5], torch.full_like(data.images[:1], 90)])
     level = Dataset(even, data.labels[:6], 10, preprocess=Preprocess(standardize=True))
     for row in range(6):
-        found = scene(level).to_pixels(level.model_input(slice(row, row + 1)), row)
+        found = context(level).to_pixels(level.model_input(slice(row, row + 1)), row)
         torch.testing.assert_close(found, even[row : row + 1].float() / 255, rtol=1e-4, atol=1e-5)
-    assert scene(data).to_pixels(torch.tensor([-1.0, 0.3, 2.0]), 0).tolist() == pytest.approx([0.0, 0.3, 1.0])
+    assert context(data).to_pixels(torch.tensor([-1.0, 0.3, 2.0]), 0).tolist() == pytest.approx([0.0, 0.3, 1.0])
 
 
 def test_wrong_wishes_are_one_line(data):
     with pytest.raises(RecipeError, match="did you mean 'ranked'"):
-        picture("rankd", scene(data))
+        picture("rankd", context(data))
     with pytest.raises(ShapeError, match="0 to 4"):
-        picture("parts", scene(data, capsules=(5,)))
+        picture("parts", context(data, capsules=(5,)))
     assert not isinstance(build_model(tiny(), data.spec), SparseModel)

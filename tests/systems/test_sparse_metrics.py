@@ -45,7 +45,7 @@ def recipe(name: str = "few", **over: Any) -> Recipe:
 
 
 @pytest.fixture(scope="module")
-def shelf(tmp_path_factory):
+def run_folders(tmp_path_factory):
     """Two seeds, and the dense control."""
     folder = tmp_path_factory.mktemp("sparse")
     for seed in (0, 1):
@@ -55,8 +55,8 @@ def shelf(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def result(shelf):
-    return evaluate_runs([shelf / "s0", shelf / "s1"], [shelf / "dense"], images=60)
+def result(run_folders):
+    return evaluate_runs([run_folders / "s0", run_folders / "s1"], [run_folders / "dense"], images=60)
 
 
 @pytest.fixture(scope="module")
@@ -93,8 +93,8 @@ def test_every_row_has_what_can_be_asked_of_it(result):
     assert result.budget["steps"] == 5
 
 
-def test_a_row_is_what_the_read_out_says_of_the_masked_capsules(shelf, result):
-    model, m = load(shelf / "s1"), build_probe_data(recipe(), 60)
+def test_a_row_is_what_the_read_out_says_of_the_masked_capsules(run_folders, result):
+    model, m = load(run_folders / "s1"), build_probe_data(recipe(), 60)
     with torch.no_grad():
         codes = {name: model.encode(data.model_input()).pose for name, data in m.sets.items()}
         ranks = model(m.sets["test"].model_input()).ranks
@@ -113,8 +113,8 @@ def purity_by_loops(groups: torch.Tensor, labels: torch.Tensor) -> float:
     return right / len(groups)
 
 
-def test_capsules_in_the_band_by_loops(shelf):
-    model, images = load(shelf / "s0"), build_probe_data(recipe(), 60).augmented
+def test_capsules_in_the_band_by_loops(run_folders):
+    model, images = load(run_folders / "s0"), build_probe_data(recipe(), 60).augmented
     with torch.no_grad():
         firsts = [row.index(0) for row in model(images).ranks.tolist()]
     low, high = 0.64 / 4, 1.6 / 4
@@ -175,8 +175,8 @@ def test_an_untrained_network_that_is_ranked_relatively_knows_what_is_usual(tmp_
     assert found["purity"] == [pytest.approx(purity_by_loops((psi / usual).argmax(-1), m.sets["test"].labels))]
 
 
-def test_before_the_mask_the_read_out_sees_all_capsules(shelf, result):
-    model, m = load(shelf / "s1"), build_probe_data(recipe(), 60)
+def test_before_the_mask_the_read_out_sees_all_capsules(run_folders, result):
+    model, m = load(run_folders / "s1"), build_probe_data(recipe(), 60)
     with torch.no_grad():
         codes = {name: model(data.model_input()).latent.pose for name, data in m.sets.items()}
     svm = fit_svm(codes["train"], m.sets["train"].labels)
@@ -203,8 +203,8 @@ def test_protocols_learn_and_are_tested_on_what_their_names_say():
     assert row["affnist_svm_b"] == 0
 
 
-def test_an_untrained_network_is_the_recipe_s_own_before_its_first_step(shelf, result):
-    again = evaluate_runs([shelf / "s1"], only=["untrained"], images=60)
+def test_an_untrained_network_is_the_recipe_s_own_before_its_first_step(run_folders, result):
+    again = evaluate_runs([run_folders / "s1"], only=["untrained"], images=60)
     assert list(again.controls) == ["untrained"]
     assert again.controls["untrained"] == {name: row[1:] for name, row in result.controls["untrained"].items()}
     assert again.metrics.keys() == result.metrics.keys()
@@ -275,21 +275,21 @@ def test_small_networks_have_the_paper_s_places_and_latent_capsules():
 # --- Refusals -----------------------------------------------------------------------------------------------
 
 
-def test_names_of_controls_are_checked_before_any_work(shelf):
+def test_names_of_controls_are_checked_before_any_work(run_folders):
     select = SYSTEMS["sparse"].select_controls
     assert select(None) == CONTROLS and select(["PCA", "untrained"]) == ("untrained", "PCA") and select([]) == ()
     with pytest.raises(RecipeError, match="did you mean 'k-means'"):
-        evaluate_runs([shelf / "s0"], only=["kmeans"])
+        evaluate_runs([run_folders / "s0"], only=["kmeans"])
 
 
-def test_what_cannot_be_compared_is_refused(shelf, tmp_path, monkeypatch):
+def test_what_cannot_be_compared_is_refused(run_folders, tmp_path, monkeypatch):
     with pytest.raises(RecipeError, match="0 images"):
-        evaluate_runs([shelf / "s0"], images=0)
+        evaluate_runs([run_folders / "s0"], images=0)
     with pytest.raises(RecipeError, match="--reference is for products of expert capsules"):
-        evaluate_runs([shelf / "s0"], reference=tmp_path)
+        evaluate_runs([run_folders / "s0"], reference=tmp_path)
     train(tiny(train={"epochs": 0.2}), tmp_path / "classifier", quiet=True)
     with pytest.raises(RecipeError, match="another kind of model"):
-        evaluate_runs([shelf / "s0"], [tmp_path / "classifier"])
+        evaluate_runs([run_folders / "s0"], [tmp_path / "classifier"])
     monkeypatch.setitem(sys.modules, "sklearn.svm", None)
     with pytest.raises(RecipeError, match="scikit-learn"):
-        evaluate_runs([shelf / "s0"])
+        evaluate_runs([run_folders / "s0"])

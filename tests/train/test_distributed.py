@@ -102,7 +102,7 @@ def test_two_processes_stop_at_the_same_check_as_one(tmp_path):
 
 
 def test_a_team_of_one_changes_nothing():
-    team, module = ProcessGroup(), torch.nn.Linear(2, 2)
-    assert team.is_main and team.wrap(module) is module
-    assert team.mean(torch.tensor([1.0, 2.0])).tolist() == [1.0, 2.0]
-    assert team.any(True) and not team.any(False)
+    group, module = ProcessGroup(), torch.nn.Linear(2, 2)
+    assert group.is_main and group.wrap(module) is module
+    assert group.mean(torch.tensor([1.0, 2.0])).tolist() == [1.0, 2.0]
+    assert group.any(True) and not group.any(False)

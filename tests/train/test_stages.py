@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from support import staged_model as toy
+from support import staged_model
 from support.processes import Forked, run_group
 from support.staged_model import STAGES, STEPS, StagedConfig, events, mishaps, staged, staged_toml
 from support.tiny_recipe import edit_document
@@ -155,7 +155,7 @@ def test_the_gathered_mean_is_the_mean_over_an_epoch(tmp_path):
 
 
 def test_a_stage_without_gradients_moves_no_parameter_and_has_no_optimizer(tmp_path, monkeypatch):
-    monkeypatch.setattr(toy.Moments, "finish", lambda self: None)
+    monkeypatch.setattr(staged_model.Moments, "finish", lambda self: None)
     outcome = train(staged(), tmp_path, quiet=True)
     assert not outcome.model.moments.offset.any()
     assert outcome.model.moments.offset.grad is None
@@ -232,15 +232,15 @@ def test_kill_9_in_each_stage_changes_no_bit(tmp_path, whole):
     """At the start, in the middle and at the end of stages, of which the first alone has no checkpoint at its start."""
     words = ["train", str(staged_toml(tmp_path)), "--out", str(tmp_path / "run"), "--quiet", "--resume", "auto"]
     for moment in ("code:prepare", "code:6", "code:finish", "head:6", "head:finish", "moments:7", "moments:finish"):
-        assert Forked(toy.killed_command, moment, *words).wait() == -signal.SIGKILL, moment
-    Forked(toy.command, *words).finish()
+        assert Forked(staged_model.killed_command, moment, *words).wait() == -signal.SIGKILL, moment
+    Forked(staged_model.command, *words).finish()
     assert_same_run(whole, tmp_path / "run")
 
 
 @pytest.mark.long
 def test_kills_at_random_moments_of_each_stage(tmp_path, monkeypatch):
     def start(recipe, out, words):
-        return Forked(toy.command, "train", recipe, "--out", str(out), "--quiet", *words)
+        return Forked(staged_model.command, "train", recipe, "--out", str(out), "--quiet", *words)
 
     monkeypatch.setattr(instrument, "_start", start)
     longer = [w for s in STAGES for w in (f"--stages.{s}.train.epochs", "40")]
@@ -258,9 +258,9 @@ def test_the_instrument_knows_where_the_stages_lie(whole):
 
 
 def test_two_processes_equal_one_in_every_stage(tmp_path):
-    """In the second process the first stage ends otherwise (see `toy.command`); the next starts from the first's."""
+    """In the second process the first stage ends otherwise (`staged_model.command`); the next starts from process 0."""
     words = ["train", str(staged_toml(tmp_path)), "--quiet", "--model.dropout", "0"]
-    run_group(toy.command, *words, "--out", str(tmp_path / "two"))
+    run_group(staged_model.command, *words, "--out", str(tmp_path / "two"))
     train(load_recipe(words[1], {"model": {"dropout": 0}}), tmp_path / "one", quiet=True)
     one, two = state(tmp_path / "one"), state(tmp_path / "two")
     for stage in STAGES:
@@ -443,27 +443,27 @@ def test_a_batch_is_refused_in_any_stage_before_anything_is_written(tmp_path, mo
 
 
 def test_a_loss_that_is_not_finite_in_a_later_stage(tmp_path, monkeypatch):
-    real = toy.Head.objective
+    real = staged_model.Head.objective
 
     def broken(self, batch, step):
         terms = real(self, batch, step)
         return {**terms, "loss": terms["loss"] * float("nan")} if step >= 5 else terms
 
-    monkeypatch.setattr(toy.Head, "objective", broken)
+    monkeypatch.setattr(staged_model.Head, "objective", broken)
     with pytest.raises(TrainingError, match=r"loss is nan at step 18 \(stage 'head'\)"):
         train(staged(), tmp_path, quiet=True)
     assert load_run(tmp_path).step == 16
 
 
 def test_weights_that_finish_made_infinite_are_never_saved(tmp_path, monkeypatch):
-    monkeypatch.setattr(toy.Moments, "finish", lambda self: self.offset.fill_(float("inf")))
+    monkeypatch.setattr(staged_model.Moments, "finish", lambda self: self.offset.fill_(float("inf")))
     with pytest.raises(TrainingError, match=r"weights are not finite at step 32 \(stage 'moments'\)"):
         train(staged(), tmp_path, quiet=True)
     assert load_run(tmp_path).step == 30
 
 
 def test_a_model_whose_stages_are_not_those_of_its_configuration_is_a_mistake_in_it(monkeypatch):
-    monkeypatch.setattr(toy.Staged, "stages", lambda self: {"code": self.code})
+    monkeypatch.setattr(staged_model.Staged, "stages", lambda self: {"code": self.code})
     with pytest.raises(TypeError, match="STAGES"):
         build_model(staged(), staged().data.load().train.spec)
 

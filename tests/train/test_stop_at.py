@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from support import staged_model as toy
+from support import staged_model
 from support.easy_images import easy
 from support.staged_model import StagedConfig, events, staged
 from support.tiny_recipe import tiny
@@ -156,7 +156,9 @@ def test_the_lines_tell_the_accuracy(tmp_path, recipe, capsys):
 
 def test_a_stage_that_stops_is_finished_and_the_next_begins(tmp_path, data, monkeypatch):
     monkeypatch.setitem(MODELS, "staged", StagedConfig)
-    monkeypatch.setattr(toy.Staged, "scores", lambda self, images: self.head.out(self.code(images)), raising=False)
+    monkeypatch.setattr(
+        staged_model.Staged, "scores", lambda self, images: self.head.out(self.code(images)), raising=False
+    )
     events.clear()
     outcome = train(staged(data=data, stages={"code": {"train": {"stop_at": 0.0, "validate_every": 5}}}), tmp_path)
     assert [what for stage, what in events if stage == "code"] == ["prepare", 0, 1, 2, 3, 4, "finish"]

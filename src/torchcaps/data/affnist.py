@@ -39,7 +39,7 @@ class Transforms(NamedTuple):
     """How each image was made, each [b]; all but the source are float32.
 
     rotation         in radians, counter-clockwise as seen
-    shear            how far the top leans to the right, in heights (to the left, when negative)
+    shear            how far the top is shifted to the right, in heights (to the left, when negative)
     scale_x scale_y  width and height over those of the source, before shear and rotation
     x y              place of the source's center relative to that of the canvas, in pixels to the right and down
     source           number of the source image, int64

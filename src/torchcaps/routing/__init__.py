@@ -1,6 +1,6 @@
 """Routing: children cast votes, routing finds agreement, parents switch on.
 
-`route` is the one front door and the only place where input is checked; `ROUTERS` is the table of methods, from which
+`route` is the one entry point and the only place where input is checked; `ROUTERS` is the table of methods, from which
 recipes and the command line choose by name. To add a router, write one file with `init`, `step`, `route` and a settings
 dataclass, and one line here (docs/develop/new_router.md). What a router sees of the votes is a `kernels.votes.Votes`.
 """

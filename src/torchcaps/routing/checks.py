@@ -1,4 +1,4 @@
-"""Checks of what comes in at the front door of routing: one line for each thing that can be wrong."""
+"""Checks of the arguments of `route`: one line for each thing that can be wrong."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ def assert_router(
     ):
         law(trial)
     _shares(trial, over)
-    # Laws of windows, of the front door, of gradients and of the kinds of votes
+    # Laws of windows, of `route`, of gradients and of the kinds of votes
     _shares_in_windows(record, settings, dtype, seed, over)
     if record in ROUTERS.values():
         # `route` finds a router by its settings, so it must be registered
@@ -374,7 +374,7 @@ def _front_door(trial: _Trial) -> None:
     weights = torch.stack([trial.votes[0].roll(n, 0) for n in range(pose.shape[-1])], -1)  # [i j k d]
     came, _ = route(Capsules(pose, trial.activation), weights, trial.settings, **trial.learned)
     wanted, _ = replace(trial, votes=vector_votes(pose, weights)).run()
-    trial.close(came, wanted, "the front door gives other parents than the router")
+    trial.close(came, wanted, "torchcaps.route gives other parents than the router")
 
 
 def _gradient(trial: _Trial) -> None:

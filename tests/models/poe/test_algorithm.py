@@ -202,9 +202,9 @@ def test_a_step_of_competition(iterations: int, over: str, gradient: str) -> Non
         boosted = [s * g for s, g in zip(paper.support(x_b, W, z), (1.0, 1.4, 1.1), strict=True)]
         m = paper.gates(paper.ranks(boosted), 4.0 * 3 / 10)
         h = [[m[j] * e for e in paper.squash(z[j])] for j in range(J)]
-        dreamt = [paper.squash(z_i) for z_i in paper.expect(h, W, c, gain=3.0)]
-        model_z = paper.weigh(dreamt, W, c, b)
-        total += number(paper.phase(z, x_b, c, m)) - number(paper.phase(model_z, dreamt, c, m))
+        rebuilt = [paper.squash(z_i) for z_i in paper.expect(h, W, c, gain=3.0)]
+        model_z = paper.weigh(rebuilt, W, c, b)
+        total += number(paper.phase(z, x_b, c, m)) - number(paper.phase(model_z, rebuilt, c, m))
         gate_sum += sum(m)
     scale = 1 / (model.share**2 * 3.0 * 2.5 * gate_sum / (B * J))
     roughly(slope(model, x, step), -scale * total / B)  # the gate is computed in float32

@@ -99,10 +99,10 @@ def compete_in_slots(logits: Tensor, slots: Slots, *, across_parents: bool, back
     # The largest logit of each child, without a gradient: what is subtracted before the exponential.
     child = slots.child.flatten()  # [(p i)]
     flat = logits.flatten(1, 2)  # [b (p i) j]
-    rivals = flat.amax(2, keepdim=True) if across_parents else flat  # [b (p i) 1|j]
-    index = child[None, :, None].expand_as(rivals)
-    empty = rivals.new_full((rivals.shape[0], slots.children, rivals.shape[2]), -torch.inf)
-    top = empty.scatter_reduce(1, index, rivals.detach(), "amax")  # [b n 1|j]
+    competing = flat.amax(2, keepdim=True) if across_parents else flat  # [b (p i) 1|j]
+    index = child[None, :, None].expand_as(competing)
+    empty = competing.new_full((competing.shape[0], slots.children, competing.shape[2]), -torch.inf)
+    top = empty.scatter_reduce(1, index, competing.detach(), "amax")  # [b n 1|j]
     if background is not None:
         top = top.clamp_min(background)
     # Exponentials above it are added up by child; the log-softmax is the distance from the logarithm of that sum.

@@ -4,7 +4,7 @@
 
 e_ji shares each child among the capsules that are on: of the capsules that are 0 none takes part, else a lone capsule
 would get a share of its own picture only. With U by least squares or by gradient e = 1: it is part of U then. The
-intercept a is the visible offset, or what least squares makes of it; the paper has none.
+intercept a is the visible offset, or the one that least squares fits; the paper has none.
 """
 
 from __future__ import annotations

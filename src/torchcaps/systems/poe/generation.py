@@ -127,7 +127,7 @@ def hidden_half(height: int, width: int, half: Half) -> Tensor:
 
 
 def completion(model: PoE, images: Tensor, half: Half = "right", steps: int = 10) -> Tensor:
-    """[t b c h w]: images with one half hidden, and what the model makes of them; t = 0 is the start, -1 the end.
+    """Complete images [b c h w] of which one half is hidden: [t b c h w], where t = 0 is the start and -1 the end.
 
     The hidden half starts as what the model draws of its mean features: black would be evidence too, of emptiness.
     Then `steps` times: encode, decode, and put the known half back.

@@ -92,7 +92,7 @@ NEED_SKLEARN = frozenset(BASELINES) - {"PCA"}
 
 
 class EncodedFeatures(NamedTuple):
-    """What an encoder makes of the features of n images.
+    """Codes of n images, as one encoder computes them from their features.
 
     Attributes:
         codes: [n ...] the numbers that stand for each image.
@@ -220,7 +220,7 @@ class _DrawnOnly:
 
 @dataclass(frozen=True, eq=False)
 class EvaluationData:
-    """The images that all rows of a run share, and what the run's autoencoder makes of them.
+    """The images that all rows of a run share, and the features that the run's autoencoder computes from them.
 
     Attributes:
         model: The run's model.

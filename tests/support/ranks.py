@@ -31,9 +31,21 @@ class Ranks:
     """Processes that run commands of torchcaps together, one command each."""
 
     def __init__(
-        self, folder: Path, commands: Sequence[Sequence[object]], *, environment: Mapping[str, object] = {}
+        self,
+        folder: Path,
+        commands: Sequence[Sequence[object]],
+        *,
+        environment: Mapping[str, object] = {},
+        function: Callable[[list[str]], int] | None = None,
     ) -> None:
-        """Start one process for each command, in folders FOLDER/0, FOLDER/1 ... that share nothing."""
+        """Start one process for each command, in folders FOLDER/0, FOLDER/1 ... that share nothing.
+
+        Args:
+            folder: Where their folders are.
+            commands: Words of each command.
+            environment: Variables for all.
+            function: What is called with the words and returns the exit code, instead of the command line.
+        """
         port = free_port()
         self.outputs: list[Path] = []
         self.processes: list[BaseProcess] = []
@@ -44,7 +56,7 @@ class Ranks:
             # Each is the only process of its machine
             group = {"RANK": rank, "WORLD_SIZE": len(commands), "LOCAL_RANK": 0, "MASTER_ADDR": "127.0.0.1"}
             variables = group | {"MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo", **environment}
-            self.processes.append(start(_command, [str(word) for word in words], home, variables))
+            self.processes.append(start(function or _command, [str(word) for word in words], home, variables))
 
     def wait(self, seconds: float = 240) -> list[Finished]:
         """Wait for all processes; one that is still there after so many seconds is killed, and has no exit code."""

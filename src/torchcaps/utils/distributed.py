@@ -3,7 +3,7 @@
 Each process takes its share of every batch, DistributedDataParallel averages the gradients, and so several processes do
 what one would do with the same batch. Process 0 decides: it alone reads and writes the folder of the run, the others
 get from it what they need, and whatever differs between processes ends all of them with one line. A link that is cut
-ends them within `TIMEOUT_VARIABLE` seconds.
+ends them within `TIMEOUT_VARIABLE` seconds, three times that at the start.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import pairwise
+from threading import Thread
 from typing import NamedTuple
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
@@ -74,7 +76,9 @@ class ProcessGroup:
         """Return the module, or one that averages its gradients over the group."""
         if self.size == 1:
             return module
-        return DistributedDataParallel(module, device_ids=[self.device] if self.device.type == "cuda" else None)
+        wrapped = DistributedDataParallel(module, device_ids=[self.device] if self.device.type == "cuda" else None)
+        _wrapped.add(wrapped)
+        return wrapped
 
     def mean(self, values: Tensor) -> Tensor:
         """Return the mean of a small tensor over the group."""
@@ -203,11 +207,53 @@ def process_group() -> Iterator[ProcessGroup]:
         with _naming_lost_links(patience):
             yield ProcessGroup(dist.get_rank(), size, device)
     finally:
-        dist.destroy_process_group()
+        _leave()
+
+
+_wrapped: WeakSet[DistributedDataParallel] = WeakSet()
+"""The modules that were wrapped in the current process group and are still in use."""
+
+
+def _leave() -> None:
+    """End the process group and its threads, even while an error keeps wrapped modules alive.
+
+    The reducer of a wrapped module holds the group. If it were the last to hold it, the group would end when the
+    module is deleted: torch then waits for the threads of the group while it holds the lock of the interpreter, and a
+    thread that has just lost its link needs that lock to delete what it was sending, so that both wait for ever.
+    References from Python are safe, since torch releases the lock before it deletes these.
+    """
+    for module in list(_wrapped):
+        del module.reducer, module.process_group
+        module.logger = None
+    _wrapped.clear()
+    dist.destroy_process_group()
 
 
 def _join(backend: str, patience: int) -> None:
-    """Join the process group under a name that no earlier attempt has used.
+    """Join the process group, or give up after three times `patience`: to reach process 0, to meet, to connect.
+
+    The store's client waits without limit for an answer of a process 0 that is stopped or behind a link that drops
+    everything. Therefore the steps, of which each has its own limit as far as torch keeps one, run in a thread.
+    """
+    errors: list[BaseException] = []
+
+    def meet() -> None:
+        try:
+            _meet(backend, patience)
+        except BaseException as error:
+            errors.append(error)
+
+    thread = Thread(target=meet, name="torchcaps-join", daemon=True)
+    thread.start()
+    thread.join(3 * patience)
+    if thread.is_alive():
+        raise RuntimeError("timed out waiting for an answer of process 0")
+    if errors:
+        raise errors[0]
+
+
+def _meet(backend: str, patience: int) -> None:
+    """Find the other processes under a name that no earlier attempt has used, and connect to them.
 
     After a restart torchrun gives the new processes the store of the old ones, in which their addresses still stand: a
     process that reads one of these would wait for the dead. Therefore process 0 invents a name, and tells it only to

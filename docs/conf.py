@@ -142,8 +142,11 @@ SPECIAL = re.compile(r"([*|\\])|(?<=\w)(_)(?=\W|$)")
 def escape_docstring(app: object, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
     """Make a docstring safe for reStructuredText: |z| and W* are text, and an indented block is shown as it stands.
 
-    Runs before napoleon, so sections ("Args:") are still plain text.
+    Runs before napoleon, so sections ("Args:") are still plain text. Of attributes, napoleon takes what stands before a
+    colon in the first line for their type, so a dash replaces it.
     """
+    if what in {"attribute", "property"} and lines:
+        lines[0] = lines[0].replace(": ", " – ", 1)
     found: list[str] = []
     in_section = False
     in_block = False

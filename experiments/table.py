@@ -13,6 +13,7 @@ A table stands between `<!-- KIND: NAME -->` and `<!-- /KIND -->`. The kinds, an
     load       benchmarks/NAME.json, by `python -m benchmarks.explore`
     systems    experiments/NAME.toml: which numbers of results/ stand beside those of the papers and of public code
     sources    experiments/NAME.toml: where the numbers of public code come from
+    public     benchmarks/NAME.json, by `python -m benchmarks.public_code`: training steps beside public code
     ratios     benchmarks/NAME.json: training steps only, as ratios to the form that stores the votes
     value      results/NAME.json, one number inside a sentence: `<!-- value: NAME METRIC ROW -->`, ROW may be left out
 """
@@ -34,7 +35,7 @@ from torchcaps.systems.report import metric_of, rows_of
 
 ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT))  # for `benchmarks`, which is no part of the installed package
-KINDS = "results|bench|cells|attacks|lab|load|systems|sources|ratios"
+KINDS = "results|bench|cells|attacks|lab|load|systems|sources|ratios|public"
 PLACE = re.compile(rf"(<!-- ({KINDS}): ([\w-]+)((?: \w+)*) -->\n)(.*?)(<!-- /\2 -->)", re.DOTALL)
 VALUE = re.compile(r"(<!-- value: ([\w-]+) (\w+)(?: ([\w -]+?))? -->)[^<]*(<!-- /value -->)")
 CASES = {
@@ -190,6 +191,16 @@ def ratios_table(name: str) -> str:
     return "\n".join([*_lines(rows), "", describe_machine(found.machine)]) + "\n"
 
 
+def public_table(name: str) -> str:
+    """Format training steps beside those of named public code, and the machine."""
+    from benchmarks.machine import Machine, describe_machine
+    from benchmarks.public_code import Comparison, cells_of
+
+    found = json.loads((ROOT / "benchmarks" / f"{name}.json").read_text())
+    rows = cells_of([Comparison(**row) for row in found["rows"]])
+    return "\n".join([*_lines(rows), "", describe_machine(Machine(**found["machine"]))]) + "\n"
+
+
 def value_of(name: str, metric: str, row: str | None) -> str:
     """Format one number of a result, or of one of its controls, for a sentence."""
     return _value(read_result(ROOT / "results" / f"{name}.json"), metric, row)
@@ -234,6 +245,7 @@ TABLES = {
     "systems": systems_table,
     "sources": sources_list,
     "ratios": ratios_table,
+    "public": public_table,
 }
 
 

@@ -32,6 +32,32 @@ def test_ruff():
     tool("ruff", "format", "--check", ".")
 
 
+PRIVATE_WORDS = r"\b(crew|team|shelf|sitting|rivals?|voteless|dream(s|t|ed|ing)?|settles?|lean(s|ing)?|makes of)\b"
+"""Words of an earlier dialect; each has a conventional name today, such as process group, run folder or baseline."""
+
+
+def test_private_words_stay_out():
+    """`lane` is a word of SIMD, so only kernels may say it."""
+    folders = ("src", "tests", "docs", "examples", "experiments", "benchmarks")
+    kinds = {".py", ".md", ".rst", ".toml", ".js", ".html", ".css"}
+    files = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.suffix in kinds]
+    files += [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
+    built = {"_build", "gallery", "__pycache__"}
+    read = [path for path in files if path != Path(__file__) and not built & set(path.parts)]
+    assert len(read) > 300
+    found = [
+        f"{path.relative_to(ROOT)}: {word[0]}"
+        for path in read
+        for word in re.finditer(PRIVATE_WORDS, path.read_text(), re.IGNORECASE)
+    ]
+    found += [
+        str(path.relative_to(ROOT))
+        for path in read
+        if "kernel" not in str(path.relative_to(ROOT)) and re.search(r"\blanes?\b", path.read_text())
+    ]
+    assert not found, found
+
+
 def test_imports_only_go_down():
     tool("lint-imports")
 

@@ -56,6 +56,15 @@ def test_public_functions_state_arguments_and_results(module):
         assert not returns or stated, f"{module}.{name}: no Returns:"
 
 
+@pytest.mark.parametrize("module", ["layers", "models"])
+def test_modules_say_what_their_forward_pass_computes(module):
+    """Without a docstring of its own, `forward` shows that of torch."""
+    loaded = importlib.import_module(f"torchcaps.{module}")
+    classes = [thing for thing in map(loaded.__dict__.get, loaded.__all__) if inspect.isclass(thing)]
+    passes = {thing: vars(thing)["forward"] for thing in classes if "forward" in vars(thing)}
+    assert passes and all(forward.__doc__ for forward in passes.values())
+
+
 def build(folder: Path) -> Path:
     """Build the site from a copy, so that the gallery of this tree stays, and without running the gallery."""
     from sphinx.cmd.build import main

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import re
@@ -353,3 +354,24 @@ def test_the_end_of_a_command_says_what_to_do_next(capsys, monkeypatch, tmp_path
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     code, _, err = run(capsys, *words)
     assert code == 0 and is_suggestion(err)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_suggests_what_comes_next(name):
+    """The other tests see the suggestion of one path each; here, a new command that has none is found."""
+    source = inspect.getsource(inspect.getmodule(COMMANDS[name]))
+    assert "suggest_next(" in source or "next_commands(" in source
+
+
+def test_commands_on_a_run_say_what_to_do_next(capsys, tmp_path):
+    folder = str(tmp_path / "run")
+    recipe = str(tiny_toml(tmp_path))
+    chain = {
+        "evaluate": ("train", recipe, "--out", folder, "--train.epochs", "0.2", "--quiet"),
+        "report": ("evaluate", folder),
+        "explore": ("generate", folder, "--what", "curves"),
+        "report ": ("attack", folder, "--attacks", "fgsm", "--images", "8"),
+    }
+    for following, words in chain.items():
+        code, _, err = run(capsys, *words)
+        assert code == 0 and f"next: torchcaps {following.strip()} {folder}" in err.splitlines()[-1], (words, err)

@@ -24,3 +24,13 @@ def test_quiet_training_says_nothing(capsys):
     with TrainingProgress("run", total=1, done=0, batch=10, quiet=True) as shown:
         shown.update(1, {"loss": 1.0}, is_last=True)
     assert capsys.readouterr().err == ""
+
+
+def test_a_terminal_gets_a_bar_with_loss_rate_and_time_left(capsys, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "160")
+    with TrainingProgress("run", total=40, done=0, batch=10) as shown:
+        shown.update(13, {"loss": 0.0769, "accuracy": 0.5}, is_last=False)
+    bar = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", capsys.readouterr().err)
+    assert re.search(r"run .*13/40 loss 0\.0769, accuracy 50% \d+ images/s .* left", bar)
+    assert "step 13/40" not in bar  # lines are for log files

@@ -127,6 +127,7 @@ class Autoencoder(Model):
         return self.logits(features).sigmoid()
 
     def forward(self, images: Tensor) -> Tensor:
+        """Encode images [b c h w] and decode them again, to images [b c h w] in [0, 1]."""
         return self.decode(self.encode(images))
 
     def objective(self, batch: Batch, step: int) -> dict[str, Tensor]:

@@ -84,6 +84,7 @@ class CNN(Model):
         self.head = nn.Sequential(*layers, nn.Dropout(config.dropout), nn.Linear(sizes[-1], spec.classes))
 
     def forward(self, images: Tensor) -> Tensor:
+        """Compute the logits [b j] of images [b c h w]."""
         check_images(images, self.spec)
         logits: Tensor = self.head(self.trunk(images))  # [b j]
         return logits

@@ -159,6 +159,7 @@ class CapsNet(Model):
         self.needs_whole_batch = any(isinstance(layer, PerTypeBatchNorm) for layer in self.modules())
 
     def forward(self, images: Tensor, *, trace: bool = False) -> CapsNetOutput:
+        """Compute the capsules of images [b c h w]; with `trace`, the record has every iteration of routing."""
         check_images(images, self.spec)
         primary = self.primary(self.features(images))  # [b h w i d]
         classes, info = self.classes(primary, trace=trace)  # [b j k]

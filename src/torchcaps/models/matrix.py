@@ -309,6 +309,7 @@ class MatrixCaps(Model):
             bias.requires_grad_(not (self.config.norm and name == "beta_a"))
 
     def forward(self, images: Tensor, *, trace: bool = False) -> MatrixOutput:
+        """Compute the capsules of images [b c h w]; with `trace`, the records have every iteration of routing."""
         check_images(images, self.spec)
         # Features and primary capsules
         features = relu(self.features_norm(self.conv(images)))  # [b A h w]

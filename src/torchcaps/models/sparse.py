@@ -303,6 +303,7 @@ class SparseCaps(SparseModel):
         self.decoder = _build_decoder(config, spec)
 
     def forward(self, images: Tensor, *, trace: bool = False) -> SparseOutput:
+        """Compute the capsules of images [b c h w] and their mask; with `trace`, the record has every iteration."""
         check_images(images, self.spec)
         primary = self.primary(relu(self.conv(images)))  # [b h w i d]
         latent, info = self.latent(primary, trace=trace)  # [b j k]

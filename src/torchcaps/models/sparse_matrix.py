@@ -85,6 +85,7 @@ class SparseMatrixCaps(SparseModel):
         self.decoder = DenseDecoder(config.capsules, MATRIX**2, spec[:3], config.decoder, output="linear")
 
     def forward(self, images: Tensor, *, trace: bool = False) -> SparseOutput:
+        """Compute the capsules of images [b c h w] and their mask; with `trace`, the record has every iteration."""
         out: MatrixOutput = self.matrix(images, trace=trace)
         below = out.below[-1]
         info = out.infos[-1]

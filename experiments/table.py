@@ -15,7 +15,8 @@ A table stands between `<!-- KIND: NAME -->` and `<!-- /KIND -->`. The kinds, an
     sources    experiments/NAME.toml: where the numbers of public code come from
     public     benchmarks/NAME.json, by `python -m benchmarks.public_code`: training steps beside public code
     ratios     benchmarks/NAME.json: training steps only, as ratios to the form that stores the votes
-    value      results/NAME.json, one number inside a sentence: `<!-- value: NAME METRIC ROW -->`, ROW may be left out
+    value      results/NAME.json, one number inside a sentence: `<!-- value: NAME METRIC ROW -->`, ROW may be left out;
+               NAME is `zoo/MODEL` for the result that ships with a model
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT))  # for `benchmarks`, which is no part of the installed package
 KINDS = "results|bench|cells|attacks|lab|load|systems|sources|ratios|public"
 PLACE = re.compile(rf"(<!-- ({KINDS}): ([\w-]+)((?: \w+)*) -->\n)(.*?)(<!-- /\2 -->)", re.DOTALL)
-VALUE = re.compile(r"(<!-- value: ([\w-]+) (\w+)(?: ([\w -]+?))? -->)[^<]*(<!-- /value -->)")
+VALUE = re.compile(r"(<!-- value: ((?:zoo/)?[\w-]+) (\w+)(?: ([\w -]+?))? -->)[^<]*(<!-- /value -->)")
 CASES = {
     "dynamic-1152x8-10x16": "dynamic routing, 1152 children to 10 classes",
     "dynamic-4608x8-16x16": "dynamic routing, 4608 children to 16 parents",
@@ -203,7 +204,9 @@ def public_table(name: str) -> str:
 
 def value_of(name: str, metric: str, row: str | None) -> str:
     """Format one number of a result, or of one of its controls, for a sentence."""
-    return _value(read_result(ROOT / "results" / f"{name}.json"), metric, row)
+    shipped = name.removeprefix("zoo/")
+    file = _result_file({"model": shipped} if shipped != name else {"result": name})
+    return _value(read_result(file), metric, row)
 
 
 def _value(result: Result, metric: str, row: str | None) -> str:

@@ -70,27 +70,40 @@ def test_examples_are_short_and_have_a_title_for_the_gallery(path):
     assert rule == "=" * len(title), f"{path.name}: its docstring begins with a title and a line of = below"
 
 
-@pytest.mark.parametrize(
-    ("target", "phrase"),
-    [
-        ("how-to/data.md", "## Your own images"),  # how do I train on my own pictures?
-        ("start/glossary.md", "**NMI**"),  # what is NMI here?
-        ("gallery/tutorials/plot_5_write_a_router.rst", "ROUTERS["),  # how do I add a router?
-        ("results/speed.md", "times faster"),  # is it faster than X?
-        ("results/index.md", "## Not reproduced, and why"),  # did you reproduce Y?
-        ("how-to/resume.md", "--resume runs/"),  # how do I resume?
-        ("how-to/scale.md", "## GPU"),  # can I use a GPU?
-        ("how-to/export.md", "## Get weights"),  # how do I get weights?
-        ("start/glossary.md", "**over**"),  # what does `over` mean?
-        ("start/faq.md", "### How do I cite it?"),
-        ("start/faq.md", "### Why is my loss NaN?"),
-        ("start/glossary.md", "**frame**"),  # what is the frame of a capsule?
-    ],
-)
+QUESTIONS = [
+    ("how-to/data.md", "## Your own images"),  # how do I train on my own pictures?
+    ("start/glossary.md", "**NMI**"),  # what is NMI here?
+    ("gallery/tutorials/plot_5_write_a_router.rst", "ROUTERS["),  # how do I add a router?
+    ("results/speed.md", "times faster"),  # is it faster than X?
+    ("results/index.md", "## Not reproduced, and why"),  # did you reproduce Y?
+    ("how-to/resume.md", "--resume runs/"),  # how do I resume?
+    ("how-to/scale.md", "## GPU"),  # can I use a GPU?
+    ("how-to/export.md", "## Get weights"),  # how do I get weights?
+    ("start/glossary.md", "**over**"),  # what does `over` mean?
+    ("start/faq.md", "### How do I cite it?"),
+    ("start/faq.md", "### Why is my loss NaN?"),
+    ("start/glossary.md", "**frame**"),  # what is the frame of a capsule?
+]
+"""The page that answers each of twelve questions, and what stands there."""
+
+
+@pytest.mark.parametrize(("target", "phrase"), QUESTIONS)
 def test_questions_of_readers_are_answered_one_click_from_the_front_page(target, phrase):
     assert re.search(rf"\]\({re.escape(target)}[#)]", (DOCS / "index.md").read_text())
     source = DOCS / target.removeprefix("gallery/").replace(".rst", ".py")
     assert phrase in source.read_text()
+
+
+def linked(page: Path) -> set[Path]:
+    """Return the pages of the repository that a page links to, and itself."""
+    found = re.findall(r"\]\((?!http)([^)#]+)", page.read_text()) if page.suffix == ".md" else []
+    return {page, *((page.parent / target).resolve() for target in found)}
+
+
+@pytest.mark.parametrize(("target", "phrase"), QUESTIONS)
+def test_questions_of_readers_are_answered_two_clicks_from_the_readme(target, phrase):
+    near = {page for first in linked(ROOT / "README.md") if first.is_file() for page in linked(first)}
+    assert DOCS / target.removeprefix("gallery/").replace(".rst", ".py") in near
 
 
 def test_tables_are_fresh():
@@ -116,6 +129,13 @@ def test_a_stale_number_is_seen(page, number, wrong):
     assert table.regenerate(text, base) == text
     stale = re.sub(number, wrong, text, count=1)
     assert stale != text and table.regenerate(stale, base) == text
+
+
+def test_a_sentence_may_quote_the_result_of_a_shipped_model():
+    import table
+
+    made = table.regenerate("<!-- value: zoo/capsnet-digits test_error -->9<!-- /value -->")
+    assert made == "<!-- value: zoo/capsnet-digits test_error -->0.49<!-- /value -->"
 
 
 def test_a_table_may_have_some_columns_only():

@@ -2,15 +2,18 @@
 
 python -m benchmarks.explore [--clients 50] [--requests 40] [--json benchmarks/explore.json]
 
-The server runs in a process of its own on loopback, with the run that ships with the package or, without one, an
-untrained small CapsNet. First one client moves a slider (POST draw) again and again; then all clients do, each as soon
-as it has its response. A refused move (503) is sent again a little later, and its time counts from the first attempt.
-Moves without any response are `lost`; the exit code is 1 if there are any.
+The server runs in a process of its own on loopback, with the models that ship with the package or, without any, an
+untrained small CapsNet. First one client moves sliders of every model: one that disturbs the input, whose every move is
+another image to infer (POST infer), and one of a pose (POST draw) where the model decodes. Then all clients move a
+slider of the first model's poses, each as soon as it has its response. A refused move (503) is sent again a little
+later, and its time counts from the first attempt. Moves without any response are `lost`; the exit code is 1 if there
+are any.
 """
 
 from __future__ import annotations
 
 import argparse
+import base64
 import http.client
 import json
 import os
@@ -56,8 +59,12 @@ class Move(NamedTuple):
 class RunFacts(NamedTuple):
     """What a client must know of a run to move its sliders."""
 
+    number: int
+    name: str
     capsules: int
     dimension: int
+    has_decoder: bool
+    image: Mapping[str, object]
 
 
 class Client:
@@ -74,21 +81,22 @@ class Client:
         response = self.connection.getresponse()
         return response.status, response.read()
 
-    def describe_run(self) -> RunFacts:
-        """Open the first run and return its facts."""
-        status, content = self.request("/api/runs/0")
+    def describe_run(self, number: int = 0) -> RunFacts:
+        """Open a run and return its facts, with its first test image."""
+        status, content = self.request(f"/api/runs/{number}")
         if status != 200:
             raise SystemExit(f"explore: the run cannot be opened: {content.decode()}")
         facts = json.loads(content)
-        return RunFacts(len(facts["names"]), facts["dimension"])
+        image = json.loads(self.request(f"/api/runs/{number}/examples/0")[1])["image"]
+        return RunFacts(number, facts["name"], len(facts["names"]), facts["dimension"], facts["has_decoder"], image)
 
-    def move(self, capsule: int, pose: Sequence[float]) -> Move:
+    def move(self, path: str, body: Mapping[str, object]) -> Move:
         """Move a slider, and repeat a refused request until it is answered or fails."""
         start = time.perf_counter()
         refusals = 0
         try:
             while time.perf_counter() - start < TIMEOUT:
-                status, _ = self.request("/api/runs/0/draw", {"capsule": capsule, "pose": pose})
+                status, _ = self.request(path, body)
                 if status != 503:
                     return Move(time.perf_counter() - start if status == 200 else None, refusals)
                 refusals += 1
@@ -131,7 +139,34 @@ def drag(client: Client, number: int, facts: RunFacts, count: int) -> list[Move]
     for n in range(count):
         pose = [0.0] * facts.dimension
         pose[number % len(pose)] = 0.5 * (n % 21 - 10) / 10
-        found.append(client.move(number % facts.capsules, pose))
+        body = {"capsule": number % facts.capsules, "pose": pose}
+        found.append(client.move(f"/api/runs/{facts.number}/draw", body))
+    return found
+
+
+def disturb(client: Client, facts: RunFacts, count: int) -> list[Move]:
+    """Disturb the input in `count` moves: every image is another one, so that nothing is answered from memory."""
+    found = []
+    for n in range(count):
+        pixels = bytearray(base64.b64decode(str(facts.image["data"])))
+        pixels[n % len(pixels)] ^= 255
+        image = {"shape": facts.image["shape"], "data": base64.b64encode(bytes(pixels)).decode()}
+        found.append(client.move(f"/api/runs/{facts.number}/infer", {"image": image}))
+    return found
+
+
+def measure_models(port: int, count: int, requests: int) -> list[dict[str, object]]:
+    """Measure one client on each of the first `count` runs: moves of the input and, with a decoder, of a pose."""
+    client = Client(port)
+    found: list[dict[str, object]] = []
+    for number in range(count):
+        facts = client.describe_run(number)
+        disturb(client, facts, 3)  # warm-up
+        row: dict[str, object] = {"run": facts.name, "input": summary(disturb(client, facts, requests))}
+        if facts.has_decoder:
+            drag(client, 0, facts, 3)
+            row["pose"] = summary(drag(client, 0, facts, requests))
+        found.append(row)
     return found
 
 
@@ -195,11 +230,13 @@ def report(clients: int, requests: int) -> dict[str, object]:
         shipped = next(iter(shipped_runs()), None)
         run = None if shipped else fresh_run(Path(folder) / "fresh")
         with served(run) as port:
+            models = measure_models(port, max(1, len(shipped_runs())), requests)
             drag(Client(port), 0, Client(port).describe_run(), 5)  # warm-up
             alone = measure(port, 1, requests)
             load = measure(port, clients, requests)
     name = shipped.name if shipped else FRESH
-    return {"machine": machine, "run": name, "alone": alone, "load": load, "lost": alone["lost"] + load["lost"]}
+    lost = alone["lost"] + load["lost"]
+    return {"machine": machine, "run": name, "models": models, "alone": alone, "load": load, "lost": lost}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

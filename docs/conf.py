@@ -128,8 +128,9 @@ def collect_live_page(folder: Path) -> Path:
     live = folder / "live"
     shutil.rmtree(live, ignore_errors=True)
     shutil.copytree(HERE / "live", live)
-    weights = HERE.parent / "src" / "torchcaps" / "zoo" / "models" / "capsnet-digits" / "model.safetensors"
-    shutil.copyfile(weights, live / "capsnet-digits.safetensors")
+    models = HERE.parent / "src" / "torchcaps" / "zoo" / "models"
+    for name in ("capsnet-digits", "poe-mnist"):
+        shutil.copyfile(models / name / "model.safetensors", live / f"{name}.safetensors")
     return folder
 
 

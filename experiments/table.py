@@ -11,6 +11,7 @@ A table stands between `<!-- KIND: NAME -->` and `<!-- /KIND -->`. The kinds, an
     bench      benchmarks/NAME.json, by `python -m benchmarks --json`
     cells      benchmarks/NAME.json, by another module of benchmarks/: a table as it was written
     load       benchmarks/NAME.json, by `python -m benchmarks.explore`
+    moves      the same file, a row a model that ships
     systems    experiments/NAME.toml: which numbers of results/ stand beside those of the papers and of public code
     sources    experiments/NAME.toml: where the numbers of public code come from
     public     benchmarks/NAME.json, by `python -m benchmarks.public_code`: training steps beside public code
@@ -36,7 +37,7 @@ from torchcaps.systems.report import metric_of, rows_of
 
 ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT))  # for `benchmarks`, which is no part of the installed package
-KINDS = "results|bench|cells|attacks|lab|load|systems|sources|ratios|public"
+KINDS = "results|bench|cells|attacks|lab|load|moves|systems|sources|ratios|public"
 PLACE = re.compile(rf"(<!-- ({KINDS}): ([\w-]+)((?: \w+)*) -->\n)(.*?)(<!-- /\2 -->)", re.DOTALL)
 VALUE = re.compile(r"(<!-- value: ((?:zoo/)?[\w-]+) (\w+)(?: ([\w -]+?))? -->)[^<]*(<!-- /value -->)")
 CASES = {
@@ -124,6 +125,18 @@ def load_table(name: str) -> str:
     rows += [[str(one["clients"]), *(f"{one[key]:.4g}" for key in keys)] for one in (found["alone"], found["load"])]
     where = found["machine"]
     return "\n".join([*_lines(rows), "", f"{found['run']}; {where['cpus']} cores; torch {where['torch']}."]) + "\n"
+
+
+def moves_table(name: str) -> str:
+    """Format how long one client of the explorer waits for a slider move, for every model that ships."""
+    found = json.loads((ROOT / "benchmarks" / f"{name}.json").read_text())
+    keys = ("p50_ms", "p95_ms", "max_ms")
+    rows = [["model", *(f"{kind}, {key.replace('_', ' ')}" for kind in ("input", "pose") for key in keys)]]
+    for one in found["models"]:
+        cells = [f"{one[kind][key]:.3g}" if kind in one else "-" for kind in ("input", "pose") for key in keys]
+        rows.append([one["run"], *cells])
+    where = found["machine"]
+    return "\n".join([*_lines(rows), "", f"{where['cpus']} cores; torch {where['torch']}."]) + "\n"
 
 
 def systems_table(name: str, base: str = "") -> str:
@@ -245,6 +258,7 @@ TABLES = {
     "bench": speed_table,
     "cells": cell_table,
     "load": load_table,
+    "moves": moves_table,
     "systems": systems_table,
     "sources": sources_list,
     "ratios": ratios_table,

@@ -4,10 +4,10 @@
 export function readTensors(buffer) {
   const length = Number(new DataView(buffer).getBigUint64(0, true));
   const header = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 8, length)));
-  const read = { F16: (bytes) => Float32Array.from(new Uint16Array(bytes), half), U8: (bytes) => new Uint8Array(bytes) };
+  const read = { F16: (bytes) => Float32Array.from(new Uint16Array(bytes), half), U8: (bytes) => new Uint8Array(bytes), I64: (bytes) => Array.from(new BigInt64Array(bytes), Number) };
   const tensors = {};
   for (const [name, { dtype, shape, data_offsets }] of Object.entries(header)) {
-    if (!read[dtype]) continue; // labels, which are not shown, and the metadata
+    if (!read[dtype]) continue; // sums that only training reads, and the metadata
     const [from, to] = data_offsets;
     tensors[name] = { shape, data: read[dtype](buffer.slice(8 + length + from, 8 + length + to)) };
   }

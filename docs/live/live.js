@@ -1,5 +1,6 @@
 // The page: draw a digit, or take a test image; see the capsules, round by round, and what the longest one draws.
 import { CapsNet } from "./capsnet.js";
+import { start as startExperts } from "./wall.js";
 
 const SIDE = 28;
 const by = (id) => document.getElementById(id);
@@ -109,6 +110,7 @@ try {
   wire();
   clear();
   window.takeExample(0);
+  await startExperts();
   document.body.dataset.ready = "true";
 } catch (error) {
   by("said").textContent = "The weights cannot be read. A page that is opened as a file may not read others: serve the folder, for example by python -m http.server.";

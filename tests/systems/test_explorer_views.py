@@ -502,6 +502,73 @@ def test_views_need_neither_server_nor_plots():
     assert not done.stdout.split()
 
 
+# --- What each system is about ------------------------------------------------------------------------------
+
+
+def test_the_competition_is_the_masks_own(kind):
+    view = view_of(kind)
+    found = view.infer(IMAGE).competition
+    if not kind.startswith("sparse"):
+        assert found is None
+        return
+    with torch.no_grad():
+        out = view.model(IMAGE[None])
+        mask, ranks = view.model.mask(out.support)
+    assert torch.equal(found.rank, ranks[0]) and torch.equal(found.mask, mask[0])
+    assert torch.equal(found.support, out.support[0])
+    # The order of the scores is that of the ranks
+    assert torch.equal(found.score.argsort(descending=True, stable=True), ranks[0].argsort())
+
+
+def test_another_router_routes_the_same_votes(kind):
+    view = view_of(kind)
+    if kind.startswith("poe"):
+        assert view.routers == ()
+        with pytest.raises(RecipeError, match="leave it out"):
+            view.routing(IMAGE, 0, router="em")
+        return
+    own = view.routing(IMAGE, 1)
+    again = view.routing(IMAGE, 1, router=view.router)
+    assert torch.equal(own.activation, again.activation)
+    # Uniform coupling, whatever the votes are
+    flat = view.routing(IMAGE, 1, router="uniform")
+    assert flat.activation.shape == (1, view.capsules)
+    torch.testing.assert_close(flat.vote_coupling, torch.full_like(flat.vote_coupling, 1 / view.capsules))
+    with pytest.raises(RecipeError, match="unknown router 'nobody'"):
+        view.routing(IMAGE, 1, router="nobody")
+    # The model's own answer is still there
+    assert torch.equal(view.routing(IMAGE, 1).activation, own.activation)
+
+
+def test_nearest_examples_come_in_the_order_of_their_poses():
+    view = view_of("matrix")
+    found = view.infer(IMAGE)
+    known = view._encoded_examples.capsules.pose
+    for j in range(view.capsules):
+        own = (view.winners == j).nonzero().flatten()
+        order = own[(known[own, j] - found.pose[j]).norm(dim=-1).argsort()]
+        for n, example in enumerate(order[:4]):
+            assert torch.equal(found.nearest[j, n], EXAMPLES[example])
+        assert not found.nearest[j, len(own) :].any()
+
+
+def test_a_drawing_stands_in_its_frame():
+    model = model_of("poe")
+    assert explore(model).frame is None
+    with pytest.raises(ShapeError, match="without frames"):
+        explore(model).draw(0, torch.zeros(model.dimension), (1.0, 0.0, 0.0, 0.0))
+    model.framed = True
+    view = explore(model)
+    pose = view.sample(0, "empirical", 3)
+    upright = view.draw(0, pose)
+    torch.testing.assert_close(view.draw(0, pose, view.frame.rest), upright, atol=1e-5, rtol=0)
+    right = view.draw(0, pose, (1.0, 0.0, 2.0, 0.0))
+    torch.testing.assert_close(right[..., 2:], upright[..., :-2], atol=1e-4, rtol=0)
+    for wrong in ((1.0, 0.0), (9.0, 0.0, 0.0, 0.0)):
+        with pytest.raises(ShapeError, match="frame"):
+            view.draw(0, pose, wrong)
+
+
 def test_a_question_runs_the_network_once(kind):
     """Counted at the first convolution; all questions about one image share a pass."""
     view = view_of(kind)

@@ -32,6 +32,7 @@ pytest.importorskip("uvicorn", reason="the explorer needs the extra `explore`")
 from support.explorer_server import Address, ask, served, tiny_run  # noqa: E402
 from torchcaps.explore.middleware import MAX_BODY  # noqa: E402
 from torchcaps.explore.run_registry import find_runs  # noqa: E402
+from torchcaps.systems import system_of  # noqa: E402
 from torchcaps.train.run import load_run, shipped_models  # noqa: E402
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -118,9 +119,8 @@ class Quiet(SimpleHTTPRequestHandler):
 def live_site(tmp_path):
     """A plain file server of the page and its weights, as the site has them."""
     shutil.copytree(ROOT / "docs" / "live", tmp_path / "live")
-    shutil.copyfile(
-        shipped_models()["capsnet-digits"] / "model.safetensors", tmp_path / "live" / "capsnet-digits.safetensors"
-    )
+    for name in ("capsnet-digits", "poe-mnist"):
+        shutil.copyfile(shipped_models()[name] / "model.safetensors", tmp_path / "live" / f"{name}.safetensors")
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=tmp_path)) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}"
@@ -305,7 +305,7 @@ def test_every_panel_shows_runs_without_classes(visit, run, about, capsules, rou
     sync_api.expect(_by(page, "run").locator("option:checked")).to_have_text(run)
     sync_api.expect(_by(page, "about")).to_contain_text(about)
     sync_api.expect(page.locator(".capsules .capsule")).to_have_count(capsules)
-    sync_api.expect(_by(page, "answer")).to_contain_text("№")
+    sync_api.expect(_by(page, "answer")).to_contain_text(re.compile("capsule|mostly"))
     _open(page, "routing")
     sync_api.expect(_by(page, "step-said")).to_have_text(f"round {rounds} of {rounds}")
     assert _by(page, "play").is_visible() == (rounds > 1)
@@ -333,6 +333,87 @@ def test_the_samples_open_what_is_chosen(visit):
     sync_api.expect(_by(page, "panel-instantiation")).to_be_visible()
     sync_api.expect(_by(page, "capsule")).to_have_value("1")
     sync_api.expect(_by(page, "whose")).to_have_text("as you have set it")
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize(
+    ("run", "mark"), [("poe-mnist", "wall-0-0"), ("sparse-digits", "rival-0"), ("matrix-smallnorb", "belief-0")]
+)
+def test_what_a_system_is_about_fits_a_phone(visit, run, mark, theme):
+    page = visit(f"#run={run}&tab=lead", viewport={"width": 360, "height": 740}, color_scheme=theme)
+    sync_api.expect(_by(page, mark)).to_be_attached()
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
+
+
+def test_the_wall_is_walked_opened_and_turned(visit):
+    page = visit("#run=poe-mnist&tab=lead&example=3")
+    wall = _by(page, "wall")
+    _eventually(page, lambda: wall.locator(".thumb").count() == 160, "no wall")
+    # What the experts stand for, in words, and who is off in this picture
+    sync_api.expect(wall).to_contain_text("mostly twos")
+    sync_api.expect(wall.locator(".wall-column.wins")).to_have_count(1)
+    assert wall.locator(".wall-column.off").count() >= 10
+    sync_api.expect(_by(page, "answer")).to_have_text("mostly twos")
+    sync_api.expect(_by(page, "wall-title")).to_have_text("mostly twos")
+    _by(page, "wall-more").click()
+    _eventually(page, lambda: wall.locator(".thumb").count() == 320, "no more rows")
+    with _changes(page, "wall-drawn"):
+        _by(page, "wall-2-7").click()
+    with _changes(page, "wall-drawn"):
+        _by(page, "frame-slant").fill("0.7")
+    with _changes(page, "wall-drawn"):
+        _by(page, "wall-as-input").click()
+    _by(page, "wall-numbers").click()
+    sync_api.expect(_by(page, "panel-instantiation")).to_be_visible()
+    sync_api.expect(_by(page, "capsule")).to_have_value("7")
+
+
+def test_the_competition_says_who_wins_and_why(visit, address):
+    page = visit("#run=sparse-digits&tab=lead&example=3")
+    sync_api.expect(page.locator(".rival")).to_have_count(16)
+    ranks = page.locator(".rival").evaluate_all("all => all.map(x => Number(x.dataset.rank))")
+    assert ranks == list(range(16))
+    sync_api.expect(_by(page, "competition-why")).to_have_text(re.compile("comes first.*support.*reach the decoder"))
+    silent = page.locator(".rival.silent").count()
+    assert 0 < silent < 16
+    before = _by(page, "competition-why").inner_text()
+    _by(page, "noise").fill("0.5")
+    _eventually(page, lambda: _by(page, "competition-why").inner_text() != before, "the competition did not follow")
+
+
+def test_a_toy_is_turned_while_beliefs_and_votes_follow(visit):
+    page = visit("#run=matrix-smallnorb&tab=lead&example=12")
+    sync_api.expect(page.locator(".belief")).to_have_count(5)
+    sync_api.expect(_by(page, "eyes").locator("canvas")).to_have_count(2)
+    assert page.locator(".belief.wins .beliefs-tiles canvas").count() > 0
+    with _changes(page, "belief-canvas"):
+        _by(page, "turn-azimuth").fill("2")
+    sync_api.expect(page.locator(".belief.wins")).to_have_count(1)
+
+
+def test_two_digits_over_each_other_are_pulled_apart(visit):
+    page = visit("#run=capsnet-digits&tab=lead&example=2")
+    sync_api.expect(_by(page, "apart-said")).to_contain_text("One thing")
+    with _changes(page, "apart-input", "apart-both", "model-input"):
+        page.locator(".seconds .thumb").nth(1).click()
+    sync_api.expect(_by(page, "apart-said")).to_contain_text("It sees")
+    _by(page, "apart-none").click()
+    sync_api.expect(_by(page, "apart-said")).to_contain_text("One thing")
+
+
+def test_two_routers_route_the_same_votes(visit):
+    page = visit("#run=capsnet-digits&tab=routers&example=7")
+    sync_api.expect(_by(page, "routers-verdict")).to_have_text(re.compile("Both say|They differ"))
+    sync_api.expect(_by(page, "router-a-answer")).to_have_text(_by(page, "answer").inner_text())
+    with _changes(page, "router-a-canvas", "router-b-canvas"):
+        _by(page, "routers-step").fill("1")
+    with _changes(page, "router-b-canvas"):
+        _by(page, "router-b").select_option("attention")
+    sync_api.expect(_by(page, "routers-error")).to_be_hidden()
+    # Where routing is part of the energy, there is no other
+    _by(page, "run").select_option(label="demo/poe")
+    sync_api.expect(_by(page, "about")).to_contain_text("products of experts")
+    sync_api.expect(_by(page, "tab-routers")).to_be_hidden()
 
 
 def test_two_runs_are_compared_on_one_picture(visit):
@@ -432,7 +513,7 @@ def test_dark_and_light(visit):
 
 def test_a_phone_scrolls_one_way_only(visit):
     page = visit(viewport={"width": 360, "height": 740}, has_touch=True)
-    for tab in ("parents", "routing", "instantiation", "samples", "compare"):
+    for tab in ("lead", "parents", "routing", "instantiation", "samples", "routers", "compare"):
         _by(page, f"tab-{tab}").click()
         page.wait_for_timeout(200)
         assert page.evaluate("document.documentElement.scrollWidth") <= 360, tab
@@ -441,7 +522,7 @@ def test_a_phone_scrolls_one_way_only(visit):
 def test_the_keyboard_reaches_every_panel(visit):
     page = visit()
     _by(page, "tab-parents").focus()
-    for tab in ("routing", "instantiation", "samples", "compare"):
+    for tab in ("routing", "instantiation", "samples", "routers", "compare"):
         page.keyboard.press("ArrowRight")
         sync_api.expect(_by(page, f"panel-{tab}")).to_be_visible()
     unnamed = page.evaluate(
@@ -501,6 +582,17 @@ def test_the_page_without_a_server_computes_what_python_does(browser, live_site)
                 torch.tensor(found[name]), value.reshape(torch.tensor(found[name]).shape), atol=1e-3, rtol=0
             )
         sync_api.expect(page.locator("#answer")).to_have_text(str(int(out.classes.activation[n].argmax())))
+    # An expert in a frame
+    experts = load_run("poe-mnist").model
+    view = system_of(experts.config).explore(experts)
+    frame = (0.8, 0.5, 2.0, -1.5)
+    for j, n in ((0, 0), (7, 3), (19, 5)):
+        place = dict(zip(view.frame.names, frame, strict=True))
+        found = page.evaluate("([j, n, place]) => { takeExpert(j, n, place); return window.expert; }", [j, n, place])
+        drawn = view.draw(j, experts.decoder.examples_of(j)[n], frame)
+        torch.testing.assert_close(torch.tensor(found["drawing"]), drawn.flatten(), atol=1e-3, rtol=0)
+        assert float(drawn.max()) > 0.5
+    sync_api.expect(page.locator("#wall .tile")).to_have_count(80)
     page.locator("#clear").click()
     sync_api.expect(page.locator("#answer")).to_have_text("nothing yet")
     place = page.locator("#surface").bounding_box()

@@ -124,6 +124,9 @@ def test_infer(address):
         "reconstruction",
         "capsule_images",
         "silent",
+        "nearest",
+        "competition",
+        "frame",
         "limits",
         "milliseconds",
     }
@@ -274,8 +277,16 @@ def test_every_model_answers_every_request(name, standardized):
     assert torch.tensor(inferred["pose"]).shape == (J, K) and len(inferred["activation"]) == J
     routing = respond(run, "routing", image=image, parent=J - 1, children=[0])
     assert routing["maps"]["shape"] == [known["iterations"], *known["places"]]
+    # Any other router can route the same votes, except where routing is part of the energy
+    assert bool(known["routers"]) == (system.name != "poe")
+    for router in known["routers"]:
+        again = respond(run, "routing", image=image, parent=0, router=router)
+        assert len(again["activation"][0]) == J and len(again["mean"]) == len(again["activation"])
+    assert (inferred["competition"] is None) == (system.name != "sparse")
+    assert (known["frame"] is None) == (inferred["frame"] is None)
     if not known["has_decoder"]:
         assert inferred["reconstruction"] is None and name.startswith("matrix")
+        assert inferred["nearest"]["shape"] == [J, 4, *SPEC[:3]]
         return
     capsule, pose = inferred["winner"], inferred["pose"][inferred["winner"]]
     assert respond(run, "draw", capsule=capsule, pose=pose)["image"]["shape"] == [*SPEC[:3]]

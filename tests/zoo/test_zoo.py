@@ -56,6 +56,20 @@ def test_the_weights_are_small_and_lie_in_the_repository_once():
     assert len(sizes) == len(NAMES) and sum(sizes) <= MOST_BYTES
 
 
+def test_sums_that_only_training_reads_are_left_out_within_bounds(monkeypatch):
+    checkpoint = read_checkpoint(shipped_models()["poe-mnist"] / "model.safetensors")
+    model = load_run("poe-mnist").model
+    assert model.training_sums
+    for name in model.training_sums:
+        assert not len(checkpoint.tensors[f"state.model.{name}"])
+        loaded = model.get_buffer(name)
+        assert loaded.numel() and not loaded.any()
+    # What is left out counts as memory that the file does not explain
+    monkeypatch.setattr("torchcaps.train.model_sizes._FREE_BYTES", 0)
+    with pytest.raises(CheckpointError, match="contradicts itself"):
+        load_run("poe-mnist")
+
+
 def test_models_are_listed_by_pattern_and_loaded_by_name():
     assert torchcaps.list_models("capsnet-dig*") == ["capsnet-digits"] and torchcaps.list_models("nothing*") == []
     assert not torchcaps.load("capsnet-digits").training

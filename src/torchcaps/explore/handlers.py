@@ -33,6 +33,8 @@ JsonObject = dict[str, object]
 MIN_WON = 3
 """Test images that a capsule must win to be called by what they show."""
 
+_DIGITS = ("zeros", "ones", "twos", "threes", "fours", "fives", "sixes", "sevens", "eights", "nines")
+
 R = TypeVar("R")
 
 
@@ -93,6 +95,8 @@ def describe_run(number: int, run: OpenRun) -> JsonObject:
         "classifies": model.is_classifier,
         "nicknames": _nicknames(run),
         "factors": examples.factors,
+        "frame": view.frame and view.frame._asdict(),
+        "routers": list(view.routers),
         "display": "standardized" if examples.standardized else "unit",
     }
 
@@ -115,6 +119,9 @@ def _infer(run: OpenRun, request: InferRequest) -> JsonObject:
         "reconstruction": _encode(run, result.reconstruction, image),
         "capsule_images": _encode(run, result.capsule_images, image),
         "silent": to_json(result.silent),
+        "nearest": _encode(run, result.nearest, image),
+        "competition": result.competition and {n: to_json(x) for n, x in result.competition._asdict().items()},
+        "frame": to_json(result.frame),
         "limits": _limits(run, result.winner, result.pose[result.winner]),
         "milliseconds": to_json(1000 * (time.perf_counter() - start)),
     }
@@ -126,7 +133,8 @@ def _routing(run: OpenRun, request: RoutingRequest) -> JsonObject:
         raise ShapeError(f"{len(request.children)} children are asked for; ask for {MAX_CHILDREN} at most")
     image = _decode(run, request.image)
     # The model takes batches; the view takes one image of its input
-    found = run.view.routing(run.examples.to_input(image.unsqueeze(0))[0], request.parent, request.children)
+    shown = run.examples.to_input(image.unsqueeze(0))[0]
+    found = run.view.routing(shown, request.parent, request.children, request.router)
     # Fields of the record are fields of the response; images and the histogram have a form of their own
     response = {name: to_json(value) for name, value in vars(found).items() if name not in ("maps", "histogram")}
     histogram = found.histogram and {name: to_json(value) for name, value in found.histogram._asdict().items()}
@@ -134,7 +142,7 @@ def _routing(run: OpenRun, request: RoutingRequest) -> JsonObject:
 
 
 def _draw(run: OpenRun, request: DrawRequest) -> JsonObject:
-    return {"image": _encode(run, run.view.draw(request.capsule, _pose(request.pose)))}
+    return {"image": _encode(run, run.view.draw(request.capsule, _pose(request.pose), request.frame))}
 
 
 def _sweep(run: OpenRun, request: SweepRequest) -> JsonObject:
@@ -175,8 +183,13 @@ def _nicknames(run: OpenRun) -> list[str | None]:
     for j in range(run.view.capsules):
         counts = torch.bincount(labels[run.view.winners == j], minlength=1)
         if int(counts.sum()) >= MIN_WON and int(counts.max()) > 0.5 * int(counts.sum()):
-            names[j] = f"mostly {examples.names[int(counts.argmax())]}"
+            names[j] = f"mostly {_plural(examples.names[int(counts.argmax())])}"
     return names
+
+
+def _plural(name: str) -> str:
+    """Name several things of a class as people do: "7" as "sevens"."""
+    return _DIGITS[int(name)] if name in tuple("0123456789") else name
 
 
 ACTIONS: Mapping[str, Action[Any]] = {

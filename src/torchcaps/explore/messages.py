@@ -63,19 +63,21 @@ class InferRequest:
 
 @dataclass(frozen=True)
 class RoutingRequest:
-    """Trace how the votes for a parent were routed, and those of some children in particular."""
+    """Trace how the votes for a parent were routed, and those of some children in particular; by another router too."""
 
     image: EncodedImage
     parent: NonNegativeInt
     children: tuple[NonNegativeInt, ...] = ()
+    router: str | None = None
 
 
 @dataclass(frozen=True)
 class DrawRequest:
-    """Decode one capsule in a given pose."""
+    """Decode one capsule in a given pose, upright or in a frame."""
 
     capsule: NonNegativeInt
     pose: tuple[Number, ...]
+    frame: tuple[Number, ...] = ()
 
 
 @dataclass(frozen=True)

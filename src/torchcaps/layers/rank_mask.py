@@ -163,9 +163,13 @@ class SparseMask(nn.Module):
         if support.ndim != 2 or support.shape[1] != len(self.boost):
             raise ShapeError(f"support has shape {list(support.shape)}; [b {len(self.boost)}] is wanted")
         # Ranks have no gradient: the mask is a constant of the sample
-        z = support.detach() * self.boost  # [b j]
-        ranks = rank(z / self.usual.clamp_min(torch.finfo(z.dtype).tiny) if self.relative else z)
+        ranks = rank(self.score(support.detach()))
         return rank_mask(ranks, self.gamma * self._gamma_now(), self.cut).to(support.dtype), ranks
+
+    def score(self, support: Tensor) -> Tensor:
+        """Return what capsules are ranked by [b j]: support [b j] times boost, over the usual support if relative."""
+        z = support * self.boost  # [b j]
+        return z / self.usual.clamp_min(torch.finfo(z.dtype).tiny) if self.relative else z
 
     def _gamma_now(self) -> float:
         """The share of gamma that the ramp has reached: in evaluation, all of it."""

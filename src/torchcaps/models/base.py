@@ -47,6 +47,10 @@ class Model(nn.Module):
     needs_whole_batch: bool = False
     """If True, `objective` is no mean over images: it uses statistics of the batch, which micro-batches change."""
 
+    training_sums: tuple[str, ...] = ()
+    """Buffers that only training reads, by their names in the state: a model that is given away may leave their rows
+    out, and loads with zeros in their place."""
+
     uses_images: bool = True
     """If False, `objective` reads only `batch.indices`, and training prepares no pixels for it: `batch.images` is
     empty."""

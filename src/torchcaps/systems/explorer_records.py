@@ -11,7 +11,9 @@ from torchcaps.types import Capsules
 
 __all__ = [
     "CapsuleReading",
+    "Competition",
     "Encoded",
+    "FrameSliders",
     "Histogram",
     "LayerSummary",
     "PoseRange",
@@ -53,6 +55,42 @@ class Encoded(NamedTuple):
     winner: Tensor
 
 
+class Competition(NamedTuple):
+    """How capsules that compete were ranked for one image.
+
+    Attributes:
+        support: [j] what routing gave each capsule, or how well it explains the image.
+        boost: [j] factor of the support, from how seldom the capsule came first in training.
+        score: [j] that is ranked: support times boost, over the usual support where that is how capsules compete.
+        rank: [j] 0 = the first.
+        mask: [j] in [0, 1], what is left of each capsule.
+        frequency: [j] share of training images in which the capsule came first lately.
+    """
+
+    support: Tensor
+    boost: Tensor
+    score: Tensor
+    rank: Tensor
+    mask: Tensor
+    frequency: Tensor
+
+
+class FrameSliders(NamedTuple):
+    """The numbers of a frame that images are drawn into.
+
+    Attributes:
+        names: of the numbers, for people.
+        low: lower limit of each.
+        high: upper limit of each.
+        rest: what changes nothing.
+    """
+
+    names: tuple[str, ...]
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+    rest: tuple[float, ...]
+
+
 class CapsuleReading(NamedTuple):
     """Capsules of one image.
 
@@ -65,6 +103,10 @@ class CapsuleReading(NamedTuple):
         capsule_images: [j c h w] decoded from each capsule alone, from a silent one in its typical pose; without a
             decoder, the example of the nearest pose, or None without examples.
         silent: [j] which capsules were turned off, so that their pose is 0; None without a decoder.
+        nearest: [j n c h w] without a decoder, the examples of the nearest poses that each capsule wins, the nearest
+            first and blanks behind the last; None with a decoder, or without examples.
+        competition: how the capsules were ranked; None where nothing competes.
+        frame: the numbers of the image's frame; None if the model has no frames.
     """
 
     activation: Tensor
@@ -73,6 +115,9 @@ class CapsuleReading(NamedTuple):
     reconstruction: Tensor | None
     capsule_images: Tensor | None
     silent: Tensor | None = None
+    nearest: Tensor | None = None
+    competition: Competition | None = None
+    frame: Tensor | None = None
 
 
 class PoseRange(NamedTuple):

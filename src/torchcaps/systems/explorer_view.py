@@ -16,9 +16,13 @@ from torch import Tensor
 
 from torchcaps.errors import DataError, RecipeError, ShapeError, suggestion
 from torchcaps.models import Model
+from torchcaps.routing import EM, RouterSettings, iterations_of, router_of, settings_of
+from torchcaps.routing import ROUTERS as ALL_ROUTERS
 from torchcaps.systems.explorer_records import (
     CapsuleReading,
+    Competition,
     Encoded,
+    FrameSliders,
     LayerSummary,
     PoseRange,
     RoutingReading,
@@ -34,6 +38,9 @@ __all__ = ["MAX_GRID_CAPSULES", "MAX_GRID_SAMPLES", "ExplorerView"]
 MAX_GRID_CAPSULES = 20
 MAX_GRID_SAMPLES = 8
 """The most columns and rows of a grid of samples."""
+
+NEAREST = 4
+"""Examples that show what a capsule without a decoder believes."""
 
 _CHUNK = 50
 """Examples that are encoded together."""
@@ -108,42 +115,76 @@ class ExplorerView(ABC, Generic[M, O]):
     @torch.inference_mode()
     def infer(self, image: Tensor) -> CapsuleReading:
         """Compute the capsules of an image [c h w], and the images decoded from all and from each of them."""
-        encoded = self._encoded(self._forward_once(image))
+        out = self._forward_once(image)
+        encoded = self._encoded(out)
         pose = encoded.capsules.pose[0]  # [j k]
         activation = encoded.capsules.activation[0]  # [j]
         winner = int(encoded.winner)
+        competition = self._competition(out)
         if not self.has_decoder:
-            return CapsuleReading(activation, winner, pose, None, self._nearest_examples(pose))
+            nearest = self._nearest_examples(pose)
+            first = None if nearest is None else nearest[:, 0]
+            return CapsuleReading(activation, winner, pose, None, first, None, nearest, competition)
         # Decode all capsules together, and each alone; one that is silent shows what it stands for.
         silent = pose.norm(dim=-1) < _SILENT  # [j]
         shown = torch.where(silent.unsqueeze(-1), self._typical_poses, pose) if bool(silent.any()) else pose
         each = self._decode_alone(range(self.capsules), shown)
-        return CapsuleReading(activation, winner, pose, self._reconstruct(pose, winner), each, silent)
+        frame = self._frame_of(image)
+        drawn = self._reconstruct(pose, winner, frame)
+        return CapsuleReading(activation, winner, pose, drawn, each, silent, competition=competition, frame=frame)
 
     @torch.inference_mode()
-    def routing(self, image: Tensor, parent: int, children: Sequence[int] = ()) -> RoutingReading:
+    def routing(
+        self, image: Tensor, parent: int, children: Sequence[int] = (), router: str | None = None
+    ) -> RoutingReading:
         """Trace how a parent got its children from an image.
 
         Args:
             image: [c h w]
             parent: index of the parent.
             children: indices of children whose votes are returned in any case.
+            router: one of `routers`, which routes the same children by the same weights; None for the model's own.
 
         Raises:
+            RecipeError: there is no such router here.
             ShapeError: there is no such parent or child.
         """
         self._check_capsule(parent)
         for child in children:
             if not 0 <= child < self.children:
                 raise ShapeError(f"there is no child {child}; there are 0 to {self.children - 1}")
-        trace = self._trace(self._forward_once(image))
-        return read_routing(trace, self.layer, self._contributions(trace, parent), parent, children)
+        out = self._forward_once(image)
+        layer = self.layer
+        if router is not None and router != self.router:
+            if router not in self.routers:
+                raise RecipeError(f"unknown router '{router}'{suggestion(router, self.routers) or '; leave it out'}")
+            settings = settings_of(router)
+            out = self._reroute(out, settings)
+            layer = layer._replace(iterations=iterations_of(settings), is_em=isinstance(settings, EM))
+        trace = self._trace(out)
+        return read_routing(trace, layer, self._contributions(trace, parent), parent, children)
 
     @torch.inference_mode()
-    def draw(self, capsule: int, pose: Tensor) -> Tensor:
-        """Decode one capsule in a pose [k] to an image [c h w], all others being 0."""
+    def draw(self, capsule: int, pose: Tensor, frame: Sequence[float] = ()) -> Tensor:
+        """Decode one capsule in a pose, all others being 0.
+
+        Args:
+            capsule: index of the capsule.
+            pose: [k]
+            frame: numbers of the frame to draw into, as `self.frame` names them; none for an upright image.
+
+        Returns:
+            [c h w]
+
+        Raises:
+            ShapeError: there is no such capsule, or pose or frame have another length or are out of range.
+        """
         self._check_pose(capsule, pose)
-        return self._decode_alone([capsule], pose.unsqueeze(0))[0]
+        image = self._decode_alone([capsule], pose.unsqueeze(0))[0]
+        if not frame:
+            return image
+        self._check_frame(frame)
+        return self._into_frame(image, frame)
 
     @torch.inference_mode()
     def sweep(self, capsule: int, pose: Tensor, steps: int = 9) -> Tensor:
@@ -245,9 +286,29 @@ class ExplorerView(ABC, Generic[M, O]):
 
     # --- Defaults that some systems replace -------------------------------------------------------------------
 
-    def _reconstruct(self, pose: Tensor, winner: int) -> Tensor:
-        """Decode all capsules [j k] together to an image [c h w]."""
+    def _reconstruct(self, pose: Tensor, winner: int, frame: Tensor | None) -> Tensor:
+        """Decode all capsules [j k] together to an image [c h w], in the image's frame if there are any."""
         return self._decode(pose.unsqueeze(0))[0]
+
+    def _competition(self, out: O) -> Competition | None:
+        """Read how the capsules of one image were ranked; None where nothing competes."""
+        return None
+
+    def _frame_of(self, image: Tensor) -> Tensor | None:
+        """Find the numbers of the frame of an image [c h w]; None without frames."""
+        return None
+
+    def _into_frame(self, image: Tensor, frame: Sequence[float]) -> Tensor:
+        """Draw an upright image [c h w] into a frame."""
+        raise ShapeError("this model draws without frames; leave the frame out")
+
+    def _own_routing(self) -> RouterSettings | None:
+        """Return the settings of the router of the last layer, if others can take its place; None if they cannot."""
+        return None
+
+    def _reroute(self, out: O, routing: RouterSettings) -> O:
+        """Route the children of a forward pass again, by another router with the same weights."""
+        raise RecipeError("this model has one router; leave it out")
 
     def _contributions(self, trace: RoutingTrace, parent: int) -> Tensor:
         """Compute what each child contributes to a parent in each iteration [t i], 0 or more."""
@@ -284,6 +345,23 @@ class ExplorerView(ABC, Generic[M, O]):
         return poses[permutation(seed, capsule, len(poses))[torch.arange(count) % len(poses)]]
 
     # --- Shared by all ----------------------------------------------------------------------------------------
+
+    @property
+    def frame(self) -> FrameSliders | None:
+        """The numbers of the frame that single capsules can be drawn into; None if the model has no frames."""
+        return None
+
+    @property
+    def router(self) -> str | None:
+        """Name of the model's own router; None where no other can take its place."""
+        own = self._own_routing()
+        return None if own is None else next(name for name, known in ALL_ROUTERS.items() if known is router_of(own))
+
+    @property
+    def routers(self) -> tuple[str, ...]:
+        """Names of the routers that the last layer can be routed by, the model's own first."""
+        own = self.router
+        return () if own is None else (own, *(name for name in ALL_ROUTERS if name != own))
 
     def _capsule_names(self, names: tuple[str, ...]) -> tuple[str, ...]:
         if not self.has_class_capsules:
@@ -324,9 +402,10 @@ class ExplorerView(ABC, Generic[M, O]):
         return [pose[self.winners == j, j] for j in range(self.capsules)]
 
     def _nearest_examples(self, pose: Tensor) -> Tensor | None:
-        """Return for each capsule's pose [j k] the example [j c h w] that it wins with the nearest pose, else a blank.
+        """Return for each capsule's pose [j k] the examples [j n c h w] that it wins with the nearest poses.
 
-        It shows what a capsule believes where there is no decoder; None without examples.
+        They show what a capsule believes where there is no decoder: the nearest first, blanks behind the last, None
+        without examples.
         """
         if self._examples is None or not len(self._examples):
             return None
@@ -336,8 +415,11 @@ class ExplorerView(ABC, Generic[M, O]):
         distance = distance.masked_fill(~own, torch.inf)
         # The image itself, if it is an example, would say nothing
         distance = distance.masked_fill(distance < 1e-8, torch.inf)
-        found = self._examples[distance.argmin(0)]  # [j c h w]
-        return torch.where(distance.isfinite().any(0).view(-1, 1, 1, 1), found, torch.zeros_like(found))
+        nearest = distance.sort(dim=0, stable=True)
+        count = min(NEAREST, len(known))
+        found = self._examples[nearest.indices[:count].T]  # [j n c h w]
+        is_found = nearest.values[:count].T.isfinite()  # [j n]
+        return torch.where(is_found.view(*is_found.shape, 1, 1, 1), found, torch.zeros_like(found))
 
     def _decode_alone(self, capsules: Sequence[int], pose: Tensor) -> Tensor:
         """Decode single capsules, each in its pose [b k], all others being 0, to images [b c h w]."""
@@ -353,6 +435,15 @@ class ExplorerView(ABC, Generic[M, O]):
         self._check_capsule(capsule)
         if pose.shape != (self.dimension,):
             raise ShapeError(f"pose has shape {list(pose.shape)}; [{self.dimension}] is wanted")
+
+    def _check_frame(self, frame: Sequence[float]) -> None:
+        if self.frame is None:
+            raise ShapeError("this model draws without frames; leave the frame out")
+        wanted = ", ".join(self.frame.names)
+        if len(frame) != len(self.frame.names):
+            raise ShapeError(f"frame has {len(frame)} numbers; {len(self.frame.names)} are wanted: {wanted}")
+        if not all(low <= x <= high for x, low, high in zip(frame, self.frame.low, self.frame.high, strict=True)):
+            raise ShapeError(f"frame is out of range: {wanted} from {list(self.frame.low)} to {list(self.frame.high)}")
 
     def _check_domain(self, domain: str) -> None:
         if domain not in self.domains:

@@ -14,7 +14,7 @@ from torch.nn.functional import pad
 
 from torchcaps.layers import DenseCapsules
 from torchcaps.math.grid import Grid
-from torchcaps.routing import EM, iterations_of
+from torchcaps.routing import EM, RouterSettings, iterations_of, route, router_of
 from torchcaps.systems.explorer_records import Histogram, LayerSummary, RoutingReading, RoutingTrace
 from torchcaps.systems.matrix.figures import histogram
 from torchcaps.types import Capsules, RoutingInfo
@@ -31,6 +31,7 @@ __all__ = [
     "principal_axes",
     "read_routing",
     "read_trace",
+    "route_again",
     "sum_over_types",
     "trace_layer",
 ]
@@ -101,6 +102,28 @@ def read_trace(child_activation: Tensor, votes: Tensor, info: RoutingInfo) -> Ro
         None if info.agreement is None else info.agreement[:, 0],
         info.entropy[:, 0].mean(-1),
     )
+
+
+def route_again(layer: DenseCapsules, children: Capsules, routing: RouterSettings) -> RoutingInfo:
+    """Route children into a layer by another router than its own, with the same weights.
+
+    What the other router would have learned has its initial value, so this shows how it meets votes that it was not
+    trained for.
+
+    Args:
+        layer: the layer.
+        children: pose [1 h w i d] and activation [1 h w i] of the layer below.
+        routing: settings of the other router.
+
+    Returns:
+        The record of all iterations.
+    """
+    flat = layer.with_coordinates(children)
+    # A router that reads lengths would not see activations that are numbers of their own
+    if router_of(routing).activation_is_length and not router_of(layer.routing).activation_is_length:
+        flat = Capsules(flat.pose * flat.activation.unsqueeze(-1), flat.activation)
+    weights = layer.expanded_weights()
+    return route(flat, weights, routing, pose=layer.pose, offset=layer.offset, trace=True)[1]
 
 
 def contributions(trace: RoutingTrace, parent: int) -> Tensor:

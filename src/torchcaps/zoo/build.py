@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import shlex
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -30,9 +31,6 @@ __all__ = ["BuildSettings", "build_model_folder", "choose_examples", "training_c
 
 _PICTURE_IMAGES = 10
 """Images of a card's picture."""
-
-_LARGE = 10_000
-"""Numbers from which on a tensor of doubles is rounded."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +85,7 @@ def build_model_folder(run_folder: Path, folder: Path, settings: BuildSettings) 
         own = {"examples.images": test.images, "examples.labels": test.labels}
         own |= {FACTOR_PREFIX + name: values for name, values in test.factors.items()}
     small = strip_to_weights(checkpoint, half=True, names=names)
-    small.tensors.update({name: _shrunk(value) for name, value in small.tensors.items()})
+    small.tensors.update({name: value[:0].clone() for name, value in small.tensors.items() if _is_sum(name, run)})
     small.tensors.update(own)
     make_folder(folder)
     save(folder / GIVEN_AWAY, small)
@@ -102,12 +100,9 @@ def build_model_folder(run_folder: Path, folder: Path, settings: BuildSettings) 
     return card
 
 
-def _shrunk(value: Tensor) -> Tensor:
-    """Round large tensors of doubles, sums that only training reads, to half precision if they stay finite."""
-    if value.dtype != torch.float64 or value.numel() < _LARGE:
-        return value
-    rounded = value.half()
-    return rounded if bool(rounded.isfinite().all()) else value.float()
+def _is_sum(name: str, run: TrainedRun) -> bool:
+    """Return whether a tensor of a checkpoint is a sum that only training reads, which needs no room here."""
+    return name.removeprefix("state.model.") in run.model.training_sums
 
 
 def choose_examples(test: Dataset, count: int) -> Dataset:
@@ -164,7 +159,7 @@ def training_command(recipe: Recipe) -> str:
     own = flatten(to_dict(recipe))
     ignored = ("about", "seed", "data.data_dir", "paper.", "start")
     flags = [
-        f"--{key} {json.dumps(value) if isinstance(value, list | dict) else value}"
+        f"--{key} {shlex.quote(json.dumps(value)) if isinstance(value, list | dict) else value}"
         for key, value in own.items()
         if known.get(key) != value and not key.startswith(ignored)
     ]

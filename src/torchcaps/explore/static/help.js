@@ -18,16 +18,33 @@ const BLIND = {
   instantiation: "A capsule's numbers say how its thing stands to the viewer. This model has no decoder, so they can be read but not drawn.",
 };
 
+/** The line over the panel that says what a system is about. @type {Record<Kind, string>} */
+const ABOUT = {
+  capsnet: "Capsules see several things at once. Where two digits lie over each other, each of the two longest capsules draws its own, in its own color: the picture is pulled apart.",
+  matrix: "This network saw toys from many sides. Turn the toy with the sliders under its picture: they walk through real test images. Each class capsule keeps a 4×4 pose; the images beside it are those whose poses are nearest, which is what the capsule believes to see.",
+  sparse: "Nobody told these capsules what to stand for. They compete for every picture: routing gives each some support, seldom winners get a boost, and only the first in rank may draw.",
+  poe: "Each column is an expert that learned without labels, drawing from its own numbers. Walk along the wall, choose a drawing to open it, and turn its frame.",
+};
+const ROUTERS = "The same children cast the same votes; two routers find agreement among them, round by round. The weights were trained with the router at the left, so the other one meets votes that were not made for it.";
+
 const SINGLE = "Many small capsules below, each for one region of the picture, vote on the pose of every capsule above. This network routes in a single round: there is nothing to step through.";
 
 /** @param {string} panel @param {{has_decoder: boolean, iterations: number}} facts of the run */
 export function lead(panel, facts) {
+  if (panel === "lead") return ABOUT[facts.kind] ?? "";
+  if (panel === "routers") return ROUTERS;
   if (panel === "routing" && facts.iterations === 1) return SINGLE;
   return (facts.has_decoder ? LEADS : { ...LEADS, ...BLIND })[panel];
 }
 
 /** Behind “More”, by kind of model. @type {Record<string, Record<Kind, string[]>>} */
 const MORE = {
+  lead: {
+    sparse: ["Support is the share of the picture's places that routing gives to a capsule, each place by its most convinced child. Support times boost is the score, and the rank goes by the score. The mask falls with the rank, exp(−12 r / (J − 1)) in the paper, and is 0 below .01. “First in” is how often the capsule came first lately in training: below a band its boost rises, above it falls (algorithm 1 of Rawlinson 2018)."],
+    poe: ["A name such as “mostly sevens” comes from the test images that the expert wins; one that wins few, or many kinds, has a number. An expert whose chance of being on is below .05 for your picture is dimmed. In a frame, size, slant and place are taken from the picture's brightness before the experts see it, and put back when they draw."],
+    matrix: ["A tile is a test image that the same capsule wins; the four with the nearest poses are shown, dimmed where the capsule is off. The small square is the pose: blue-green where a number is positive, orange where it is negative."],
+    capsnet: ["The lengths of capsules are no probabilities and need not add up to 1, so two may be long. A network that was trained on single digits has never seen an overlay; one that was trained on MultiMNIST has seen nothing else (Sabour 2017, section 6)."],
+  },
   parents: {
     capsnet: [
       "A CapsNet (Sabour, Frosst and Hinton 2017) has one capsule for every class. Its numbers form a vector. The vector's length, between 0 and 1, is the bar: is the thing there? Its direction says how the thing looks.",
@@ -89,7 +106,7 @@ export const CURVES = {
 
 /** @param {string} panel @param {Kind} kind @returns {HTMLElement | null} */
 export function more(panel, kind) {
-  const words = panel === "compare" ? BOTH : (MORE[panel][kind] ?? []);
+  const words = panel === "compare" ? BOTH : (MORE[panel]?.[kind] ?? []);
   if (!words.length) return null;
   return h("details.more", {}, h("summary", {}, "More about this"), ...words.map((text) => h("p", {}, text)));
 }

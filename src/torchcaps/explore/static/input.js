@@ -53,10 +53,16 @@ const derive = once(() => {
 
 const shown = once(() => {
   if (!state.base) return;
-  const image = change(state.base, state.changes);
+  const image = over(change(state.base, state.changes), state.second?.picture);
   show(by("model-input"), image);
   set({ image });
 });
+
+/** Two pictures over each other: the brighter pixel of both. */
+function over(image, other) {
+  if (!other || String(other.shape) !== String(image.shape)) return image;
+  return { shape: image.shape, bytes: image.bytes.map((x, n) => Math.max(x, other.bytes[n])) };
+}
 
 /** @param {number} n */
 export async function takeExample(n) {
@@ -220,7 +226,7 @@ export function start() {
   };
   arrows(strip, { columns: () => getComputedStyle(strip).gridTemplateColumns.split(" ").length });
   for (const kind of ["draw", "example", "picture"]) by(`source-${kind}`).onchange = () => choose(kind);
-  on(["base", "changes"], shown);
+  on(["base", "changes", "second"], shown);
   on(["source", "example"], mirror);
   on(["changes"], () => Object.entries(sliders).forEach(([key, { set: to }]) => to(state.changes[key])));
   mirror();

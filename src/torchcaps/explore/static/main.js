@@ -7,7 +7,9 @@ import { lead, more, systemName } from "./help.js";
 import * as home from "./home.js";
 import * as input from "./input.js";
 import * as instantiation from "./instantiation.js";
+import * as lead_ from "./lead.js";
 import * as parents from "./parents.js";
+import * as routers from "./routers.js";
 import * as routing from "./routing.js";
 import { save } from "./save.js";
 import { follow, isOurs, link, on, read, set, state } from "./state.js";
@@ -16,14 +18,15 @@ import * as tour from "./tour.js";
 import * as turn from "./turn.js";
 import { decode, each, encode } from "./wire.js";
 
-const PANELS = { parents, routing, instantiation, samples, compare };
+const PANELS = { lead: lead_, parents, routing, instantiation, samples, routers, compare };
 
 const send = channel(
   (answer, { note }) => {
     if (note.facts !== state.facts) return;
     const capsuleImages = answer.capsule_images && each(decode(answer.capsule_images));
     const reconstruction = answer.reconstruction && decode(answer.reconstruction);
-    set({ inferred: { ...answer, capsuleImages, reconstruction, image: note.image } });
+    const nearest = answer.nearest && each(decode(answer.nearest)).map(each);
+    set({ inferred: { ...answer, capsuleImages, reconstruction, nearest, image: note.image } });
     trouble("");
   },
   (error) => trouble(error),
@@ -50,7 +53,7 @@ async function open(id, wish = {}) {
   try {
     const facts = await ask(`/api/runs/${id}`);
     if (Number(by("run").value) !== id) return;
-    set({ inferred: null, image: null, label: null, parent: null, capsule: null, pose: null, place: null });
+    set({ inferred: null, image: null, label: null, parent: null, capsule: null, pose: null, place: null, second: null });
     set({ facts, step: facts.iterations - 1, domain: facts.domains[0] ?? null, other: state.other === id ? null : state.other });
     introduce();
     await apply(wish);
@@ -74,6 +77,7 @@ async function apply(wish) {
   if (wish.step < facts.iterations) set({ step: wish.step });
   if (facts.domains.includes(wish.domain)) set({ domain: wish.domain });
   if (fits(wish.parent)) set({ parent: wish.parent });
+  if (facts.routers.includes(wish.router)) set({ router: wish.router });
   if (wish.place?.every((x, n) => x >= 0 && x < facts.places[n])) set({ place: wish.place });
   if (fits(wish.capsule)) set({ capsule: wish.capsule, pose: wish.pose?.length === facts.dimension ? wish.pose : null });
   const other = state.runs.find((run) => run.name === wish.with);
@@ -101,13 +105,13 @@ function answer() {
   const value = inferred.activation[inferred.winner];
   const { bytes } = inferred.image;
   if (bytes.every((x) => x === bytes[0])) return nothing();
+  const nickname = facts.nicknames[inferred.winner];
   by("answer-lead").textContent = facts.classifies ? "The model says" : "First comes";
-  by("answer").textContent = facts.classifies ? name : name.replace(/^capsule /, "№ ");
+  by("answer").textContent = nickname ?? name;
   by("answer").classList.toggle("long", by("answer").textContent.length > 3);
   by("answer").classList.toggle("unsure", facts.classifies && value < 0.5);
   const known = facts.classifies && label ? (label.index === inferred.winner ? ", and that is right" : `; the label is ${label.name}`) : "";
-  const nickname = facts.nicknames[inferred.winner] ? `${facts.nicknames[inferred.winner]}; ` : "";
-  by("answer-more").textContent = `${nickname}${MEASURES[facts.kind] ?? "its activation is"} ${value.toFixed(2)}${known}`;
+  by("answer-more").textContent = `${nickname ? `${name}: ` : ""}${MEASURES[facts.kind] ?? "its activation is"} ${value.toFixed(2)}${known}`;
   announce(`${by("answer-lead").textContent} ${name}, ${value.toFixed(2)}${known}`);
 }
 
@@ -189,7 +193,7 @@ function wire() {
   by("theme").onclick = theme;
   for (const format of ["png", "svg", "json"]) by(`save-${format}`).onclick = () => keep(format);
   for (const name of Object.keys(PANELS)) by(`tab-${name}`).onclick = () => set({ tab: name });
-  arrows(by("tabs"));
+  arrows(by("tabs"), { selector: "button:not([hidden])" });
   by("tabs").addEventListener("arrived", ({ target }) => target.click());
   document.addEventListener("click", ({ target }) => by("save-menu").contains(target) || (by("save-menu").open = false));
   document.addEventListener("keydown", ({ key }) => key === "Escape" && (by("save-menu").open = false));
@@ -224,7 +228,7 @@ async function begin() {
   by("version").textContent = version;
   offer(by("run"), runs.map((run) => [run.id, run.shipped ? `${run.name} (shipped)` : run.name]), 0);
   if (!runs.length) return trouble("No run was found here. Train one first: torchcaps train capsnet-glyphs --out runs/mine");
-  home.paint((id) => open(id));
+  home.paint((id) => open(id, { tab: "lead" }));
   if (location.hash.length > 1) await visit(await read(location.hash));
   else set({ home: true });
   follow();

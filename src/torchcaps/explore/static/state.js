@@ -30,6 +30,8 @@ export const state = {
   domain: null,
   count: 4,
   seed: 0, // of the grid of samples
+  /** @type {{n: number, name: string, picture: Picture} | null} a test image over the picture */ second: null,
+  router: null, // that routes beside the run's own
   other: null, // id of the second run
   fit: "stretch", // "stretch" | "keep"
 };
@@ -77,6 +79,7 @@ async function write() {
   say("domain", s.domain, s.facts.domains[0] ?? null);
   say("count", s.count, 4);
   say("samples", s.seed, 0);
+  say("router", s.router, null);
   if (s.other !== null) words.set("with", runName(s.other));
   say("fit", s.fit, "stretch");
   return words.toString();
@@ -105,7 +108,7 @@ export async function read(hash) {
   const image = packed && packed.length <= LONGEST && (await unpack(packed));
   const wish = {
     run: words.get("run") ?? undefined,
-    tab: one("tab", ["parents", "routing", "instantiation", "samples", "compare"]),
+    tab: one("tab", ["lead", "parents", "routing", "instantiation", "samples", "routers", "compare"]),
     example: whole("example", 1e6), image: image || undefined,
     changes: {
       rotate: number("rotate", -180, 180) ?? 0, dx: number("dx", -256, 256) ?? 0, dy: number("dy", -256, 256) ?? 0,
@@ -114,7 +117,7 @@ export async function read(hash) {
     parent: whole("parent", 1e4), step: whole("step", 100) ? whole("step", 100) - 1 : undefined, place: pair("place"),
     capsule: whole("capsule", 1e4), pose: list("pose", "_"), axes: pair("axes"), wide: words.get("wide") === "1",
     domain: words.get("domain") ?? undefined, count: Number(one("count", ["2", "4", "6", "8"])) || undefined, seed: whole("samples", 2 ** 31 - 1),
-    with: words.get("with") ?? undefined, fit: one("fit", ["stretch", "keep"]),
+    router: words.get("router") ?? undefined, with: words.get("with") ?? undefined, fit: one("fit", ["stretch", "keep"]),
   };
   return Object.fromEntries(Object.entries(wish).filter(([, value]) => value !== undefined));
 }

@@ -21,11 +21,11 @@ const STEPS = [
     words: "Votes that agree with the others count more in the next round; the map shows from where the winner gets its support. Step through the rounds with , and .",
   },
   {
-    kinds: ["poe", "sparse", "capsnet"], wish: { tab: "samples" }, look: "samples-grid", title: "Capsules can draw, and learn without labels",
-    words: "Each column is one capsule drawing by itself. Capsules that learned without labels have no names; what they draw shows what they stand for.",
+    kinds: ["poe"], wish: { tab: "lead", example: 0 }, look: "wall", title: "Capsules can draw, and learn without labels",
+    words: "Each column is one capsule drawing by itself. Nobody named these; what they draw shows what they stand for. Those that are off in your picture are dimmed. Choose a drawing and turn its frame.",
   },
   {
-    kinds: ["matrix", "capsnet"], wish: { tab: "parents", example: 0 }, look: "surface", title: "A thing from many sides",
+    kinds: ["matrix", "capsnet"], wish: { tab: "lead", example: 0 }, look: "turn", title: "A thing from many sides",
     words: "Matrix capsules keep a small matrix that says how a thing stands to the viewer. Turn the toy below its picture, if there is one, and watch whether the answer stays. That is the end of the tour: draw, disturb, compare.",
   },
 ];

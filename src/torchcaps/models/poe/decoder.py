@@ -93,6 +93,14 @@ def _spread(e: Tensor, z: Tensor) -> Tensor:
     return (e.unsqueeze(-1) * z.unsqueeze(1)).transpose(0, 1).flatten(2)
 
 
+def _fill_left_out(module: nn.Module, state: dict[str, Tensor], prefix: str, *_: object) -> None:
+    """Load zeros for the sums of the normal equations if a model that was given away has no rows of them."""
+    for name in ("gram", "cross"):
+        value = state.get(prefix + name)
+        if value is not None and not len(value):
+            state[prefix + name] = torch.zeros_like(module.get_buffer(name))
+
+
 class CapsuleDecoder(nn.Module):
     """Capsules [b j k] -> pre-activations [b i d]; it also holds the distribution of each capsule's poses.
 
@@ -145,6 +153,7 @@ class CapsuleDecoder(nn.Module):
         self.register_buffer("kept", torch.zeros(capsules, dtype=torch.int64))
         # Beside each of these poses the numbers of its image's frame
         self.register_buffer("example_frames", torch.zeros(capsules, EXAMPLES, NUMBERS) if frames else None)
+        self.register_load_state_dict_pre_hook(_fill_left_out)  # type: ignore[no-untyped-call]
 
     def forward(self, pose: Tensor) -> Tensor:
         """Decode capsules [b j k] to pre-activations [b i d]."""

@@ -55,6 +55,7 @@ class PoE(Model):
         self.capsules = config.capsules
         self.dimension = config.dimension
         self.framed = config.frames != "none"
+        self.training_sums = ("decoder.gram", "decoder.cross")
         # Children are groups of the autoencoder's channels at one place
         channels = config.autoencoder.channels[-1]
         d = config.child_dimension

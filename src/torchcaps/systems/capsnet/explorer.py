@@ -6,10 +6,11 @@ from torch import Tensor
 
 from torchcaps.models import CapsNet
 from torchcaps.models.capsnet import CapsNetOutput
+from torchcaps.routing import RouterSettings
 from torchcaps.systems.capsnet.figures import REACH
 from torchcaps.systems.explorer_records import Encoded, LayerSummary, PoseRange, RoutingTrace
 from torchcaps.systems.explorer_view import ExplorerView
-from torchcaps.systems.routing_trace import describe_layer, trace_layer
+from torchcaps.systems.routing_trace import describe_layer, route_again, trace_layer
 
 __all__ = ["CapsNetView"]
 
@@ -37,7 +38,13 @@ class CapsNetView(ExplorerView[CapsNet, CapsNetOutput]):
         images: Tensor = self.model.decoder(pose)
         return images
 
-    def _reconstruct(self, pose: Tensor, winner: int) -> Tensor:
+    def _own_routing(self) -> RouterSettings:
+        return self.model.classes.routing
+
+    def _reroute(self, out: CapsNetOutput, routing: RouterSettings) -> CapsNetOutput:
+        return out._replace(info=route_again(self.model.classes, out.primary, routing))
+
+    def _reconstruct(self, pose: Tensor, winner: int, frame: Tensor | None) -> Tensor:
         return self._decode_alone([winner], pose[winner].unsqueeze(0))[0]
 
     def _pose_range(self, capsule: int, pose: Tensor) -> PoseRange:

@@ -7,10 +7,11 @@ from torch import Tensor
 from torchcaps.errors import ShapeError
 from torchcaps.models import MatrixCaps
 from torchcaps.models.matrix import MatrixOutput
+from torchcaps.routing import RouterSettings
 from torchcaps.systems.capsnet.figures import REACH
 from torchcaps.systems.explorer_records import Encoded, LayerSummary, PoseRange, RoutingTrace
 from torchcaps.systems.explorer_view import ExplorerView
-from torchcaps.systems.routing_trace import describe_layer, trace_layer
+from torchcaps.systems.routing_trace import describe_layer, route_again, trace_layer
 from torchcaps.types import Capsules, RoutingInfo
 
 __all__ = ["MatrixView", "trace_classes"]
@@ -47,6 +48,13 @@ class MatrixView(ExplorerView[MatrixCaps, MatrixOutput]):
 
     def _trace(self, out: MatrixOutput) -> RoutingTrace:
         return trace_classes(self.model, out.below[-1], out.infos[-1])
+
+    def _own_routing(self) -> RouterSettings:
+        return self.model.classes.routing
+
+    def _reroute(self, out: MatrixOutput, routing: RouterSettings) -> MatrixOutput:
+        info = route_again(self.model.classes, out.below[-1], routing)
+        return out._replace(infos=(*out.infos[:-1], info))
 
     def _decode(self, pose: Tensor) -> Tensor:
         raise ShapeError("matrix capsules have no decoder, so nothing is drawn; explore a CapsNet to draw from poses")

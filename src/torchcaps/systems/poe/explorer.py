@@ -7,6 +7,7 @@ the competition are 0.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 
 import torch
@@ -20,8 +21,9 @@ from torchcaps.models import PoE
 from torchcaps.models.poe import pose_sampling
 from torchcaps.models.poe.encoder import CapsuleState
 from torchcaps.models.poe.energy import hidden, probability_on, unhide
+from torchcaps.models.poe.frames import Frame, find_frame, from_frame
 from torchcaps.routing import iterations_of, route
-from torchcaps.systems.explorer_records import Encoded, LayerSummary, PoseRange, RoutingTrace
+from torchcaps.systems.explorer_records import Encoded, FrameSliders, LayerSummary, PoseRange, RoutingTrace
 from torchcaps.systems.explorer_view import MAX_GRID_CAPSULES, ExplorerView
 from torchcaps.systems.poe.generation import most_used
 from torchcaps.systems.routing_trace import read_trace
@@ -31,6 +33,11 @@ __all__ = ["PoEView"]
 
 _REACH = 2.5
 """Standard deviations by which a number is moved, as in `pose_sampling.sweep_poses`."""
+
+_SIZE = (0.5, 1.6)
+_SLANT = 1.0
+_SHIFT = 0.3
+"""Limits of a frame's sliders: size, slant, and shift as a share of the image's side."""
 
 
 class PoEView(ExplorerView[PoE, CapsuleState]):
@@ -78,6 +85,35 @@ class PoEView(ExplorerView[PoE, CapsuleState]):
 
     def _decode(self, pose: Tensor) -> Tensor:
         return self.model.decode(hidden(pose, slab=self.model.energy.slab))
+
+    @property
+    def frame(self) -> FrameSliders | None:
+        """Size, slant and place of what is drawn, if the model draws into frames."""
+        if not self.model.framed:
+            return None
+        reach = _SHIFT * self.spec.height
+        low = (_SIZE[0], -_SLANT, -reach, -reach)
+        return FrameSliders(
+            ("size", "slant", "right", "down"), low, (_SIZE[1], _SLANT, reach, reach), (1.0, 0.0, 0.0, 0.0)
+        )
+
+    def _frame_of(self, image: Tensor) -> Tensor | None:
+        if not self.model.framed:
+            return None
+        frame = find_frame(image.unsqueeze(0))
+        # How much smaller the image is than in its frame, clipped to where the sliders go
+        numbers = torch.cat([1 / frame.scale, frame.slant, frame.center[0]])
+        assert self.frame is not None, "the model has frames"
+        return torch.clamp(numbers, numbers.new_tensor(self.frame.low), numbers.new_tensor(self.frame.high))
+
+    def _into_frame(self, image: Tensor, frame: Sequence[float]) -> Tensor:
+        size, slant, right, down = torch.tensor(frame, dtype=image.dtype)
+        place = Frame(1 / size.view(1), slant.view(1), torch.stack([right, down]).unsqueeze(0))
+        return from_frame(image.unsqueeze(0), place)[0]
+
+    def _reconstruct(self, pose: Tensor, winner: int, frame: Tensor | None) -> Tensor:
+        image = self._decode(pose.unsqueeze(0))[0]
+        return image if frame is None else self._into_frame(image, frame.tolist())
 
     def _pose_range(self, capsule: int, pose: Tensor) -> PoseRange:
         """Return a range around the mean of z_j over the images that the capsule took part in; N(0, 1) without any."""

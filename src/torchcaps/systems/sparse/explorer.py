@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
+from torchcaps.layers import DenseCapsules
+from torchcaps.layers.rank_mask import rank_mask
 from torchcaps.models import SparseCaps, SparseMatrixCaps
 from torchcaps.models.sparse import SparseModel, SparseOutput, assigned, support
-from torchcaps.systems.explorer_records import Encoded, LayerSummary, PoseRange, RoutingTrace
+from torchcaps.routing import RouterSettings
+from torchcaps.systems.explorer_records import Competition, Encoded, LayerSummary, PoseRange, RoutingTrace
 from torchcaps.systems.explorer_view import ExplorerView
 from torchcaps.systems.matrix.explorer import trace_classes
-from torchcaps.systems.routing_trace import describe_layer, trace_layer
+from torchcaps.systems.routing_trace import describe_layer, route_again, trace_layer
 
 __all__ = ["SparseMatrixView", "SparseView"]
 
@@ -31,6 +35,29 @@ class _SparseModelView(ExplorerView[S, SparseOutput]):
 
     def _encoded(self, out: SparseOutput) -> Encoded:
         return Encoded(out.masked, out.ranks.argmin(-1))
+
+    def _competition(self, out: SparseOutput) -> Competition:
+        """Read support, boost and rank as `SparseMask` computes them."""
+        mask = self.model.mask
+        ranks = out.ranks[0]
+        return Competition(
+            support=out.support[0],
+            boost=mask.boost,
+            score=mask.score(out.support)[0],
+            rank=ranks,
+            mask=rank_mask(ranks, mask.gamma, mask.cut),
+            frequency=mask.frequency,
+        )
+
+    @abstractmethod
+    def _routed_layer(self) -> DenseCapsules:
+        """The layer whose capsules compete."""
+
+    def _own_routing(self) -> RouterSettings:
+        return self._routed_layer().routing
+
+    def _reroute(self, out: SparseOutput, routing: RouterSettings) -> SparseOutput:
+        return out._replace(info=route_again(self._routed_layer(), out.primary, routing))
 
     def _decode(self, pose: Tensor) -> Tensor:
         return self.model.decode(pose)
@@ -55,6 +82,9 @@ class SparseView(_SparseModelView[SparseCaps]):
     def _describe_layer(model: SparseCaps) -> LayerSummary:
         return describe_layer(model.latent, model.primary.grid)
 
+    def _routed_layer(self) -> DenseCapsules:
+        return self.model.latent
+
     def _trace(self, out: SparseOutput) -> RoutingTrace:
         return self._mask_parents(trace_layer(self.model.latent, out.primary, out.info))
 
@@ -65,6 +95,9 @@ class SparseMatrixView(_SparseModelView[SparseMatrixCaps]):
     @staticmethod
     def _describe_layer(model: SparseMatrixCaps) -> LayerSummary:
         return describe_layer(model.matrix.classes, model.matrix.classes.grid)
+
+    def _routed_layer(self) -> DenseCapsules:
+        return self.model.matrix.classes
 
     def _trace(self, out: SparseOutput) -> RoutingTrace:
         return self._mask_parents(trace_classes(self.model.matrix, out.primary, out.info))

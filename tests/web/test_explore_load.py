@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
+from benchmarks.explore import measure_models
 
 from support.explorer_server import Address, ask, connect, raw_request, read_all, served, tiny_run
 from torchcaps.explore.queue import ClientGoneError, Queue
@@ -63,6 +64,14 @@ def test_fifty_clients_lose_nothing(registry, waiting):
     assert waiting == 2 or not any(refusals for refusals, _ in answers)  # 50 never fill 64 places
     assert [answer for _, answer in answers][::37] == alone
     assert queue.size == 0
+
+
+def test_the_benchmark_moves_both_kinds_of_slider(registry):
+    with served(registry) as address:
+        (row,) = measure_models(address.port, count=1, requests=2)
+    assert row["run"] == registry.entries[0].name and row.keys() == {"run", "input", "pose"}
+    for kind in ("input", "pose"):
+        assert row[kind]["lost"] == 0 and 0 < row[kind]["p50_ms"] <= row[kind]["p95_ms"] <= row[kind]["max_ms"]
 
 
 def test_a_full_queue_is_503_at_once_and_recovers(registry):

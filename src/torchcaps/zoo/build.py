@@ -159,7 +159,7 @@ def training_command(recipe: Recipe) -> str:
     own = flatten(to_dict(recipe))
     ignored = ("about", "seed", "data.data_dir", "paper.", "start")
     flags = [
-        f"--{key} {shlex.quote(json.dumps(value)) if isinstance(value, list | dict) else value}"
+        f"--{key} {shlex.quote(json.dumps(value)) if isinstance(value, list | dict | bool) else value}"
         for key, value in own.items()
         if known.get(key) != value and not key.startswith(ignored)
     ]

@@ -1,9 +1,8 @@
 """A matrix-capsule network by hand
 ================================
 
-A matrix-capsule network by hand: convolution, primary, two convolutional layers, classes, all by EM routing.
-
-python examples/matrix_capsules.py
+Build the network of Hinton 2018 from layers: a convolution, primary capsules, two convolutional capsule layers and
+class capsules, all with EM routing. Then take five training steps.
 """
 
 import torch
@@ -16,13 +15,13 @@ from torchcaps.routing import EM
 
 
 class MatrixCapsules(nn.Module):
-    """Hinton 2018, figure 1, with few types: every layer hands its grid of places to the next."""
+    """Hinton 2018, figure 1, with few types: every layer gives its grid of positions to the next."""
 
     def __init__(self, channels: int, size: int, classes: int) -> None:
         super().__init__()
-        trunk = Grid.of_image(size, size).window(kernel=5, stride=2)
+        stem = Grid.of_image(size, size).window(kernel=5, stride=2)
         self.conv = nn.Conv2d(channels, 16, 5, stride=2)
-        self.primary = PrimaryCapsules(trunk.out, 16, types=4, dimension=16, activation="logistic")
+        self.primary = PrimaryCapsules(stem.out, 16, types=4, dimension=16, activation="logistic")
         self.first = ConvCapsules(self.primary.grid, 4, 6, kernel=3, stride=2, routing=EM(iterations=2))
         self.second = ConvCapsules(self.first.grid, 6, 6, kernel=3, stride=1, routing=EM(iterations=2))
         self.classes = ClassCapsules(self.second.grid, 6, classes, routing=EM(iterations=2))
@@ -33,6 +32,9 @@ class MatrixCapsules(nn.Module):
             capsules, _ = layer(capsules)
         return capsules.activation  # [b j]
 
+
+# %%
+# Five steps on random images: two channels, as the stereo pairs of smallNORB have.
 
 torch.manual_seed(0)
 model = MatrixCapsules(channels=2, size=32, classes=5)

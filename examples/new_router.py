@@ -50,11 +50,13 @@ def route(votes: Votes, settings: KMeans, trace: bool) -> tuple[Capsules, Routin
 
 ROUTERS["k-means"] = Router(KMeans, route)
 
-# Hold the router to the contract, then choose it by name in a recipe, as `--model.routing.name k-means` does.
+# %%
+# Check the router against the contract, then choose it by name in a recipe, as `--model.routing.name k-means` does.
+
 assert_router("k-means", KMeans(sharpness=2.0))
 recipe = torchcaps.load_recipe("capsnet-glyphs", {"model": {"routing": {"name": "k-means", "sharpness": 2.0}}})
 torch.manual_seed(0)
 model = recipe.model.build(ImageSpec(channels=1, height=28, width=28, classes=10))
 out = model(torch.rand(4, 1, 28, 28))
 entropy = out.info.entropy.mean() / torch.tensor(10.0).log()
-print(f"k-means keeps the contract; classes {list(out.classes.pose.shape)}, entropy {entropy:.3f} of log J")
+print(f"k-means satisfies the contract; class capsules {list(out.classes.pose.shape)}, entropy {entropy:.3f} of log J")

@@ -5,8 +5,6 @@ Five children vote, two parents listen, and four votes agree on parent 0. Which 
 
 Dot-product agreement also counts how long a vote is, and the long votes here are for parent 1; the cosine and the
 Gaussians of EM ask only how well votes agree.
-
-    python examples/route_votes.py
 """
 
 import torch
@@ -23,8 +21,12 @@ for i in range(4):
     x = children.pose[0, i]
     weights[i, 0] = torch.outer(agreed, x) / (x @ x)
 
-for method in (Dynamic(), Dynamic(agreement="cosine"), EM()):
+# %%
+# With `trace=True` the record has the coupling of every iteration. The fifth child agrees with nobody.
+
+routers = {"dynamic, dot product": Dynamic(), "dynamic, cosine": Dynamic(agreement="cosine"), "EM": EM()}
+for name, method in routers.items():
     parents, info = route(children, weights, method, trace=True)
-    print(f"{method}\n  activation {[round(a, 3) for a in parents.activation[0].tolist()]}")
+    print(f"{name}: activation of the parents {[round(a, 3) for a in parents.activation[0].tolist()]}")
     for t, coupling in enumerate(info.coupling[:, 0]):  # [i j]
         print(f"  iteration {t + 1}: share of parent 0  {[round(c, 2) for c in coupling[:, 0].tolist()]}")

@@ -197,7 +197,7 @@ class Dataset:
 
 
 class Splits(NamedTuple):
-    """The parts of a data set.
+    """The splits of a data set.
 
     Attributes:
         train: Images to train on.

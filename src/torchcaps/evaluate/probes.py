@@ -34,8 +34,8 @@ def knn(train_codes: Tensor, train_labels: Tensor, test_codes: Tensor, test_labe
     # Count the labels of the nearest, a bounded number of similarities at a time.
     half = y.square().sum(-1) / 2  # [n]
     votes = []
-    for part in torch.split(x, max(1, MAX_SIMILARITIES // len(y))):
-        nearest = (part @ y.T - half).topk(k, -1).indices  # [m k]
+    for chunk in torch.split(x, max(1, MAX_SIMILARITIES // len(y))):
+        nearest = (chunk @ y.T - half).topk(k, -1).indices  # [m k]
         votes.append(torch.nn.functional.one_hot(labels[nearest], classes).sum(1))  # [m classes]
     return accuracy(torch.cat(votes), test_labels)
 

@@ -46,7 +46,7 @@ MAX_GRAM_BYTES = 4_000_000_000
 matrices at a time, beside those of each class with itself."""
 TEST_CHUNK = 1000
 CACHE_MEGABYTES = 2000
-"""Test codes at a time; megabytes for parts of a kernel that is no matrix."""
+"""Test codes at a time; megabytes for blocks of a kernel that is no matrix."""
 AFFNIST = {
     "mnist_svm": ("mnist", "mnist test"),
     "affnist_svm_a": ("affnist", "affnist test"),
@@ -84,7 +84,7 @@ class SVM:
         _check("test", codes)
         if codes.shape[1:] != self.shape:
             raise ShapeError(f"test codes are {list(codes.shape)}, wanted [n {' '.join(map(str, self.shape))}]")
-        return torch.cat([self._winners(part) for part in torch.split(codes.detach().flatten(1), TEST_CHUNK)])
+        return torch.cat([self._winners(chunk) for chunk in torch.split(codes.detach().flatten(1), TEST_CHUNK)])
 
     def _winners(self, codes: Tensor) -> Tensor:
         # Index of the winner in its pair: the second class wins where f is not above 0.

@@ -24,7 +24,7 @@ COUNT = 200
 """Test images that the page offers, at most."""
 
 IMAGE_COUNTS: Mapping[str, int] = {"train": 1, "test": COUNT, "validation": 0}
-"""Images to load of each part of a data set whose configuration counts them: fewer are faster to read or to draw."""
+"""Images to load of each split of a data set whose configuration counts them: fewer are faster to read or to draw."""
 
 
 class _Brightness(NamedTuple):

@@ -107,10 +107,11 @@ def attack_curves(
     helper = None if source is None else build_target(source, data)
     # All attacks on one batch, then the next batch; the counts add up.
     with _evaluating(model, source):
-        for part, name in progress([(part, name) for part in torch.split(rows, _BATCH) for name in names], "attacking"):
-            pixels = data.pixels(part)
-            labels = data.labels[part].long()
-            ATTACKS[name](AttackBatch(victim, helper, pixels, labels, part, levels, seed, queries, counts))
+        work = [(chunk, name) for chunk in torch.split(rows, _BATCH) for name in names]
+        for chunk, name in progress(work, "attacking"):
+            pixels = data.pixels(chunk)
+            labels = data.labels[chunk].long()
+            ATTACKS[name](AttackBatch(victim, helper, pixels, labels, chunk, levels, seed, queries, counts))
     return _attacked(counts, len(rows), time.perf_counter() - began, levels)
 
 

@@ -99,15 +99,15 @@ def _drawn_from(context: ClassFigureContext[CapsNet], rows: Tensor, chosen: Tens
 
 def _errors(context: ClassFigureContext[CapsNet]) -> Tensor:
     """[n] squared error, summed over the pixels, of each image redrawn from its label's capsule."""
-    # In parts: all images at once may not fit into memory.
-    parts = torch.split(torch.arange(len(context.data)), 500)
+    # In chunks: all images at once may not fit into memory.
+    chunks = torch.split(torch.arange(len(context.data)), 500)
     return torch.cat(
         [
             (_drawn_from(context, rows, context.data.labels[rows]) - context.data.model_input(rows))
             .square()
             .flatten(1)
             .sum(1)
-            for rows in parts
+            for rows in chunks
         ]
     )
 
@@ -242,8 +242,8 @@ def _pairs(context: ClassFigureContext[CapsNet], rows: Tensor) -> bytes:
 def _digits(data: Dataset, rows: Tensor) -> Rows:
     if data.components is None:
         return []
-    parts = to_float(data.preprocess.crop(data.components[rows]))  # [b 2 h w]
-    return [("its digits", overlay(parts[:, :1], parts[:, 1:]))]
+    digits = to_float(data.preprocess.crop(data.components[rows]))  # [b 2 h w]
+    return [("its digits", overlay(digits[:, :1], digits[:, 1:]))]
 
 
 def _wrong_pairs(context: ClassFigureContext[CapsNet], rows: Tensor, answers: Tensor) -> bytes:

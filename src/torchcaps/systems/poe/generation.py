@@ -171,8 +171,7 @@ def redraw(model: PoE, images: Tensor, state: CapsuleState | None = None) -> Red
 def winners(model: PoE, images: Tensor) -> Tensor:
     """[b] the capsule that each image belongs to."""
     with _at_rest(model):
-        parts = [model.energy.winners(model.infer(part)) for part in torch.split(images, _CHUNK)]
-        return torch.cat(parts)
+        return torch.cat([model.energy.winners(model.infer(chunk)) for chunk in torch.split(images, _CHUNK)])
 
 
 class Wins(NamedTuple):

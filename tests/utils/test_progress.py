@@ -34,3 +34,13 @@ def test_a_terminal_gets_a_bar_with_loss_rate_and_time_left(capsys, monkeypatch)
     bar = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", capsys.readouterr().err)
     assert re.search(r"run .*13/40 loss 0\.0769, accuracy 50% \d+ images/s .* left", bar)
     assert "step 13/40" not in bar  # lines are for log files
+
+
+def test_a_log_file_says_once_that_loops_are_compiled(capsys):
+    with TrainingProgress("run", total=1, done=0, batch=10) as shown:
+        shown.compiling()
+        shown.compiling()
+        shown.update(1, {"loss": 1.0}, is_last=True)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "run: compiling loops, once on this machine"
+    assert len(lines) == 2 and "loss" in lines[1]

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -31,10 +33,11 @@ from torchcaps.kernels.records import (
     EmProblem,
     EmSlopes,
     EmTrace,
-    Range,
+    FloatArray,
+    IntArray,
 )
 from torchcaps.kernels.simd_layout import as_array, block_size, from_blocks, has_loops, to_blocks
-from torchcaps.kernels.threads import in_threads, split_range
+from torchcaps.kernels.threads import Company, in_company, in_threads, piece_of
 from torchcaps.math.logspace import log_floor
 
 __all__ = ["em_routing"]
@@ -289,22 +292,49 @@ def _samples(rows: Tensor, like: Tensor) -> Tensor:
     return from_blocks(rows.view(blocks, *flat.shape[1:], rows.shape[1]), len(like)).view(like.shape)
 
 
+class _SlotTables(NamedTuple):
+    """The child in each slot of each window position [s c], and minus the log of how many slots a child is in."""
+
+    child: IntArray
+    log_share: FloatArray
+
+
+@lru_cache(maxsize=64)
+def _slot_tables(windows: bytes, positions: int, places: int, types: int) -> _SlotTables:
+    """Make the tables of a layer once, and not in every step: windows [p n] do not change.
+
+    Args:
+        windows: Memory of the places (int64) in each window.
+        positions: p.
+        places: P, how many places there are.
+        types: i, how many children stand at a place.
+    """
+    covered = np.frombuffer(windows, np.int64).reshape(positions, -1)
+    child = (covered[:, :, None] * types + np.arange(types)).reshape(positions, -1)
+    count = np.bincount(child.ravel(), minlength=places * types)
+    return _SlotTables(child, -np.log(np.maximum(count, 1)))
+
+
 def _problem(layer: EmInputs) -> EmProblem:
     """Lay a layer out as the loops want it."""
     x = layer.pose
-    slots = layer.slot_children
+    poses = as_array(_rows(x))
+    (_, places, types, _) = x.shape
+    covered = as_array(layer.windows)
+    competitors = layer.weights.shape[1] if layer.across else 1
+    slots = _slot_tables(covered.tobytes(), len(covered), places, types)
     # Weights by parent, since a loop works on one parent at a time
     W = layer.weights.transpose(0, 1).reshape(layer.weights.shape[1], -1, POSE)
-    offset = x.new_zeros(slots.shape[1], POSE) if layer.offset is None else layer.offset.to(x.dtype)
+    offset = x.new_zeros(slots.child.shape[1], POSE) if layer.offset is None else layer.offset.to(x.dtype)
     return EmProblem(
-        pose=as_array(_rows(x)),
+        pose=poses,
         log_activation=as_array(_rows(layer.log_activation)),
         weights=as_array(W),
         offset=as_array(offset),
         beta_a=as_array(layer.beta_a),
         beta_u=as_array(layer.beta_u),
-        child=as_array(slots),
-        first_log_assignment=as_array(layer.first_log_assignment),
+        child=slots.child,
+        first_log_assignment=(slots.log_share - math.log(competitors)).astype(poses.dtype),
         inverse_temperature=np.array(layer.inverse_temperature, dtype=np.float64),
         min_variance=layer.min_variance,
         damping=layer.damping,
@@ -328,18 +358,18 @@ def _forward_loops(layer: EmInputs, keep_all: bool) -> tuple[Tensor, Tensor, Ten
         keep_all or shared,
         block_size(pose.dtype, EM_VECTOR_BYTES),
     )
-    problem = _problem(layer)
     trace = EmTrace(log_assignments.flatten(0, -2).numpy(), fits.flatten(0, -2).numpy())
     result = coupling.numpy()
-    whole = _whole(problem)
 
-    def run(first: int, last: int, part: EmPart) -> None:
+    def run(problem: EmProblem, first: int, last: int, part: EmPart) -> None:
         em.forward(first, last, problem, trace, result, keep_all or shared, part)
 
     if shared:
-        _share_forward(lambda part: run(0, blocks, part), whole)
+        in_company(lambda: _problem(layer), lambda made, company: run(made, 0, blocks, _part(made, company)))
     else:
-        in_threads(lambda _, start, stop: run(start, stop, whole), blocks)
+        problem = _problem(layer)
+        whole = _part(problem)
+        in_threads(lambda _, start, stop: run(problem, start, stop, whole), blocks)
     # The results of the last iteration, one sample after another again.
     last = fits[:, -1].permute(0, 4, 1, 2, 3).flatten(0, 1)[: len(pose)]  # [b p j FIT]
     mean.copy_(last[..., :POSE])
@@ -349,21 +379,43 @@ def _forward_loops(layer: EmInputs, keep_all: bool) -> tuple[Tensor, Tensor, Ten
     return mean, logit, coupling, log_assignments, fits
 
 
-def _share_forward(run: Callable[[EmPart], None], whole: EmPart) -> None:
-    """Run all iterations on all threads: each takes some children, then some pairs of a position and a parent."""
-    nothing = Range(0, 0)
-    for t in range(whole.steps.stop):
-        step = Range(t, t + 1)
-        if t > 0:
-            in_threads(lambda _, *some: run(EmPart(step, nothing, Range(*some))), whole.children.stop)  # noqa: B023
-        in_threads(lambda _, *some: run(EmPart(step, Range(*some), nothing)), whole.pairs.stop)  # noqa: B023
+def _part(problem: EmProblem, company: Company | None = None) -> EmPart:
+    """Return one thread's part of the work on a block; without company, all of it."""
+    (own, threads, arrivals) = company or Company(0, 1, np.zeros(1, np.int64))
+    pairs = piece_of(len(problem.child) * len(problem.weights), own, threads)
+    children = piece_of(len(problem.first_log_assignment), own, threads)
+    return EmPart(pairs, children, own, threads, arrivals)
 
 
-def _whole(problem: EmProblem) -> EmPart:
-    """All work on a block of samples."""
-    pairs = len(problem.child) * len(problem.weights)
-    steps = len(problem.inverse_temperature)
-    return EmPart(Range(0, steps), Range(0, pairs), Range(0, len(problem.first_log_assignment)))
+class _BackwardArrays(NamedTuple):
+    """What a backward pass reads, and the derivatives that it fills, as tensors.
+
+    pose, log_activation, beta   of threads that share a block one copy each, else one
+    weights                      one copy for each thread, since all blocks add to them
+    """
+
+    problem: EmProblem
+    above: tuple[FloatArray, FloatArray]
+    pose: Tensor
+    log_activation: Tensor
+    weights: Tensor
+    beta: Tensor
+
+
+def _backward_arrays(layer: EmInputs, g_mean: Tensor, g_logit: Tensor, copies: int) -> _BackwardArrays:
+    problem = _problem(layer)
+    above = (as_array(_rows(g_mean)), as_array(_rows(g_logit)))
+    new = layer.pose
+    (rows, L) = problem.log_activation.shape
+    blocks = rows // max(1, len(problem.first_log_assignment))
+    return _BackwardArrays(
+        problem,
+        above,
+        pose=new.new_empty(copies, *problem.pose.shape),
+        log_activation=new.new_empty(copies, rows, L),
+        weights=new.new_zeros(torch.get_num_threads(), *problem.weights.shape),
+        beta=new.new_zeros(copies, blocks * len(problem.weights) * 2, L),
+    )
 
 
 def _backward_loops(
@@ -371,76 +423,63 @@ def _backward_loops(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     from torchcaps.kernels.loops import em_backward
 
-    # Blocks for the threads or, where there are too few, parts of one block after another
-    problem = _problem(layer)
+    # Each thread takes some blocks or, where there are fewer blocks than threads, a part of each
     trace = EmTrace(log_assignments.flatten(0, -2).numpy(), fits.flatten(0, -2).numpy())
-    pose = layer.pose
-    W = layer.weights
     blocks = len(fits)
     threads = torch.get_num_threads()
-    shared = 0 < blocks < threads
-    # Derivatives: of the weights one copy for each thread, since all blocks add to them; of the rest if they share.
-    j = W.shape[1]
-    L = fits.shape[-1]
-    copies = threads if shared else 1
-    g_pose = pose.new_zeros(copies, *problem.pose.shape)
-    g_log_a = pose.new_zeros(copies, *problem.log_activation.shape)
-    g_W = pose.new_zeros(threads, *problem.weights.shape)
-    g_beta = pose.new_zeros(copies, blocks * j * 2, L)
-    above = (as_array(_rows(g_mean)), as_array(_rows(g_logit)))
-    whole = _whole(problem)
-    carried = _new_slopes(problem, 1 if shared else max(1, min(threads, blocks)), copies)
 
-    def work(n: int, start: int, stop: int, part: EmPart, slopes: EmSlopes) -> None:
-        own = n if shared else 0
-        below = (g_pose[own].numpy(), g_log_a[own].numpy(), g_W[n].numpy(), g_beta[own].numpy())
-        em_backward.backward(start, stop, problem, trace, EmGrads(*above, *below), part, slopes)
+    def work(n: int, start: int, stop: int, arrays: _BackwardArrays, part: EmPart, carried: EmSlopes) -> None:
+        below = (arrays.pose.numpy(), arrays.log_activation.numpy())
+        grads = EmGrads(*arrays.above, *below, arrays.weights[n].numpy(), arrays.beta[part.own].numpy())
+        em_backward.backward(start, stop, arrays.problem, trace, grads, part, carried)
 
-    if shared:
-        for block in range(blocks):
-            for t in reversed(range(whole.steps.stop)):
-                _share_step(work, block, t, whole, carried)
+    if 0 < blocks < threads:
+        made = _share_backward(lambda: _backward_arrays(layer, g_mean, g_logit, threads), blocks, work)
     else:
-        in_threads(lambda n, start, stop: work(n, start, stop, whole, carried[n]), blocks)
+        made = _backward_arrays(layer, g_mean, g_logit, 1)
+        whole = _part(made.problem)
+        in_threads(lambda n, start, stop: work(n, start, stop, made, whole, _new_slopes(made.problem, 1)), blocks)
     # Sums over the blocks and threads, in a fixed order, and samples one after another again.
-    beta = g_beta.view(copies * blocks, j, 2, L).sum((0, 3))
-    weights = g_W.sum(0).transpose(0, 1).reshape(W.shape)
-    poses = _samples(g_pose.sum(0) if shared else g_pose[0], pose)
-    log_as = _samples(g_log_a.sum(0) if shared else g_log_a[0], layer.log_activation)
+    W = layer.weights
+    beta = made.beta.view(-1, W.shape[1], 2, fits.shape[-1]).sum((0, 3))
+    weights = made.weights.sum(0).transpose(0, 1).reshape(W.shape)
+    poses = _samples(made.pose[0], layer.pose)
+    log_as = _samples(made.log_activation[0], layer.log_activation)
     return poses, log_as, weights.contiguous(), beta[:, 0].clone(), beta[:, 1].clone()
 
 
-def _new_slopes(problem: EmProblem, blocks: int, copies: int) -> list[EmSlopes]:
-    """Memory for what iterations hand on: of so many blocks, or of one that all threads share."""
-    whole = _whole(problem)
+def _share_backward(
+    prepare: Callable[[], _BackwardArrays],
+    blocks: int,
+    work: Callable[[int, int, int, _BackwardArrays, EmPart, EmSlopes], None],
+) -> _BackwardArrays:
+    """Let all threads work on each block, and return the arrays that they filled."""
+    kept: list[tuple[_BackwardArrays, EmSlopes]] = []
+
+    def make() -> tuple[_BackwardArrays, EmSlopes]:
+        arrays = prepare()
+        kept.append((arrays, _new_slopes(arrays.problem, torch.get_num_threads())))
+        return kept[0]
+
+    def share(made: tuple[_BackwardArrays, EmSlopes], company: Company) -> None:
+        arrays, carried = made
+        work(company.own, 0, blocks, arrays, _part(arrays.problem, company), carried)
+
+    in_company(make, share)
+    return kept[0][0]
+
+
+def _new_slopes(problem: EmProblem, threads: int) -> EmSlopes:
+    """Allocate what iterations hand on, for a block that so many threads share."""
+    (S, C) = problem.child.shape
     L = problem.pose.shape[1]
     kind = problem.pose.dtype
-    steps = whole.steps.stop
-    slots = whole.pairs.stop * problem.child.shape[1]
-    sums = whole.children.stop * problem.groups
-    made = [
-        EmSlopes(
-            np.empty(((steps - 1) * slots, L), kind),
-            np.empty((steps * whole.pairs.stop * SLOPE, L), kind),
-            np.empty((sums, L), kind),
-            np.empty((sums, L), kind),
-        )
-        for _ in range(blocks)
-    ]
-    return made + [made[0]._replace(own_sums=np.empty((sums, L), kind)) for _ in range(copies - 1)]
-
-
-def _share_step(
-    work: Callable[[int, int, int, EmPart, EmSlopes], None], block: int, t: int, whole: EmPart, carried: list[EmSlopes]
-) -> None:
-    """Take iteration t of one block backward, its pairs on all threads, and add up the sums of their shares."""
-    part = whole._replace(steps=Range(t, t + 1))
-    runs = split_range(whole.pairs.stop, len(carried))
-
-    def share(n: int, first: int, last: int) -> None:
-        work(n, block, block + 1, part._replace(pairs=Range(first, last)), carried[n])
-
-    in_threads(share, whole.pairs.stop)
-    carried[0].sums[:] = carried[0].own_sums
-    for n in range(1, len(runs)):
-        carried[0].sums[:] += carried[n].own_sums
+    steps = len(problem.inverse_temperature)
+    pairs = S * len(problem.weights)
+    sums = len(problem.first_log_assignment) * problem.groups
+    return EmSlopes(
+        np.empty(((steps - 1) * pairs * C, L), kind),
+        np.empty((steps * pairs * SLOPE, L), kind),
+        np.empty((sums, L), kind),
+        np.empty((threads, sums, L), kind),
+    )

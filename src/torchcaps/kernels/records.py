@@ -110,16 +110,20 @@ class EmTrace(NamedTuple):
 
 
 class EmPart(NamedTuple):
-    """What one call works on, so that several threads can share a block of samples.
+    """The part of one thread in the work on a block of samples, so that several can share it.
 
-    steps      iterations
     pairs      s * J + j, positions of windows with their parents
-    children   whose assignments are normalized
+    children   whose assignments are normalized, and over whose copies sums are taken
+    own        which of the copies is this thread's: 0 if it works alone
+    threads    how many share a block
+    arrivals   [1] where they meet (`loops.barrier`)
     """
 
-    steps: Range
     pairs: Range
     children: Range
+    own: int
+    threads: int
+    arrivals: IntArray
 
 
 class EmSlopes(NamedTuple):
@@ -127,8 +131,8 @@ class EmSlopes(NamedTuple):
 
     logit_grad   [(t-1 s j c) L] g_s of the next iteration, then g_l
     slopes       [(t s j SLOPE) L] g_mu and g_v
-    sums         [(child group) L] sums of g_s over the parents that compete for a child, of the iteration after `steps`
-    own_sums     the same of the last iteration of `steps`, over the pairs of this part
+    sums         [(child group) L] sums of g_s over the parents that compete for a child, of the next iteration
+    own_sums     [thread (child group) L] the same of the current one, over the pairs of each thread
     """
 
     logit_grad: FloatArray
@@ -142,8 +146,8 @@ class EmGrads(NamedTuple):
 
     mean             [(block s j 16) L] given
     logit            [(block s j) L] given
-    pose             [(block child 16) L]
-    log_activation   [(block child) L]
+    pose             [thread (block child 16) L], of threads that share a block one copy each; the sum is in the first
+    log_activation   [thread (block child) L] likewise
     weights          [j m 16], summed over the blocks
     beta             [(block j 2) L], beta_a and beta_u
     """

@@ -8,25 +8,41 @@ the variable counts only when torch is loaded, and a library should not write it
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import lru_cache
+from threading import Lock
+from typing import NamedTuple, TypeVar
 
+import numpy as np
 import torch
 
 from torchcaps.errors import RecipeError, suggestion
-from torchcaps.kernels.records import Range
+from torchcaps.kernels.records import IntArray, Range
 
-__all__ = ["SWITCH", "in_threads", "kernel_mode", "kernels_enabled", "split_range"]
+__all__ = ["SWITCH", "Company", "in_company", "in_threads", "kernel_mode", "kernels_enabled", "piece_of", "split_range"]
 
 SWITCH = "TORCHCAPS_KERNELS"
 """Environment variable: "fast" (the default), or "plain" for the readable path everywhere."""
 
+CALLED_OFF = -(2**62)
+"""A number of arrivals with which no thread waits for another."""
+
+T = TypeVar("T")
+
+_company = Lock()
 _modes: list[str] = []
 """Modes of the `kernel_mode` contexts that are open, the innermost last."""
+
+
+class Company(NamedTuple):
+    """Which of several threads this is, how many there are, and where they meet: [1] (`loops.barrier`)."""
+
+    own: int
+    threads: int
+    arrivals: IntArray
 
 
 def kernels_enabled() -> bool:
@@ -69,9 +85,13 @@ def split_range(count: int, pieces: int) -> list[Range]:
         The runs in order; none is empty unless count is 0.
     """
     pieces = max(1, min(pieces, count))
+    return [piece_of(count, n, pieces) for n in range(pieces)]
+
+
+def piece_of(count: int, n: int, pieces: int) -> Range:
+    """Return the n-th of so many runs of [0, count), of nearly equal length; empty if there are fewer numbers."""
     # Rounding the edges, not the lengths, spreads the remainder over all runs
-    edges = [count * n // pieces for n in range(pieces + 1)]
-    return [Range(start, stop) for start, stop in itertools.pairwise(edges)]
+    return Range(count * n // pieces, count * (n + 1) // pieces)
 
 
 def in_threads(work: Callable[[int, int, int], None], count: int) -> None:
@@ -91,6 +111,48 @@ def in_threads(work: Callable[[int, int, int], None], count: int) -> None:
     # An exception of a thread is raised here
     for each in waiting:
         each.result()
+
+
+def in_company(prepare: Callable[[], T], work: Callable[[T, Company], None]) -> None:
+    """Work on all threads that torch may use at once, which may meet (`loops.barrier.meet`).
+
+    Args:
+        prepare: Makes what all of them need, on this thread, while the others wake up.
+        work: One thread's work on it.
+    """
+    # Imported when it is needed, as all loops are
+    from torchcaps.kernels.loops.barrier import await_start
+
+    threads = torch.get_num_threads()
+    started = np.zeros(1, np.int64)
+    arrivals = np.zeros(1, np.int64)
+    made: list[T] = []
+
+    def call_off() -> None:
+        started[0] = CALLED_OFF
+        arrivals[0] = CALLED_OFF
+
+    def follow(n: int) -> None:
+        try:
+            if await_start(started):
+                work(made[0], Company(n, threads, arrivals))
+        except BaseException:
+            call_off()
+            raise
+
+    # One company at a time: of two, each could wait for threads of the pool that the other one has
+    with _company:
+        try:
+            waiting = [_pool(threads).submit(follow, n) for n in range(1, threads)]
+            made.append(prepare())
+            started[0] = 1
+            work(made[0], Company(0, threads, arrivals))
+        except BaseException:
+            # Nobody shall wait for a thread that does not come
+            call_off()
+            raise
+        for each in waiting:
+            each.result()
 
 
 @lru_cache(maxsize=8)

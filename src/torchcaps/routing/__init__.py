@@ -7,9 +7,11 @@ dataclass, and one line here (docs/develop/new_router.md). What a router sees of
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from typing import Annotated, NamedTuple, cast
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -210,6 +212,20 @@ def _choose(method: str | RouterSettings, more: Mapping[str, object]) -> _Chosen
     if not isinstance(method, str) and options:
         raise RecipeError(f"route got both {type(method).__name__}(...) and '{next(iter(options))}'; put it inside")
     if not torch.compiler.is_compiling():
-        check(settings)
+        _check_once(settings)
     learned = {name: cast(Tensor, more[name]) for name in names if name in more}  # `check_input` makes sure
     return _Chosen(router_of(settings), settings, learned)
+
+
+_checked: WeakValueDictionary[int, RouterSettings] = WeakValueDictionary()
+"""Settings that were checked, by their identity: a layer routes with the same frozen object in every step."""
+
+
+def _check_once(settings: RouterSettings) -> None:
+    """Check settings unless this very object was checked before. Equal ones may differ in type: 3 == 3.0."""
+    if _checked.get(id(settings)) is settings:
+        return
+    check(settings)
+    # An object with slots cannot be remembered, and is checked again
+    with contextlib.suppress(TypeError):
+        _checked[id(settings)] = settings

@@ -11,7 +11,6 @@ All but the last have first derivatives only.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import NamedTuple
 
 import torch
@@ -129,7 +128,7 @@ def _route_fused(
 
 
 def _fused_dynamic(layer: RoutedLayer, settings: Dynamic) -> tuple[Capsules, RoutingInfo]:
-    total, coupling = dynamic_routing(layer.children.pose, layer.weights, **asdict(settings))
+    total, coupling = dynamic_routing(layer.children.pose, layer.weights, **vars(settings))
     parent = squash(total)  # [b j k]
     return Capsules(parent, norm(parent)), RoutingInfo(coupling.unsqueeze(0))
 
@@ -148,7 +147,7 @@ def _fused_em(layer: RoutedLayer, settings: EM, learned: Mapping[str, Tensor]) -
         learned["beta_a"],
         learned["beta_u"],
         window.covered(layer.weights.device),
-        **{name: value for name, value in asdict(settings).items() if name != "switch"},
+        **{name: value for name, value in vars(settings).items() if name != "switch"},
     )
     info = RoutingInfo(R.flatten(0, 1).unsqueeze(0))  # [1 (b p) (n i) j]
     parents = Capsules(mean, logit.sigmoid())  # [b p j 16]

@@ -25,6 +25,7 @@ from torchcaps import __version__
 from torchcaps.config import flatten, from_dict, to_dict
 from torchcaps.data import Dataset, Splits
 from torchcaps.errors import DataError, RecipeError, TorchcapsError, TrainingError
+from torchcaps.kernels.compilation import when_compiling
 from torchcaps.models import Model
 from torchcaps.train.batches import BatchRequest, BatchSource, DatasetSource
 from torchcaps.train.checkpoint import decode, encode
@@ -335,7 +336,11 @@ def _one_stage(job: _Job, training: TrainState) -> None:
     # Order and augmentation are functions of seed and step, so that a resumed run gets the same batches.
     pixels = training.stage_model.uses_images
     request = BatchRequest(settings, seed, group, first=training.step, total=total, pixels=pixels)
-    with _display(job, training, settings.batch, total) as display, job.source.stream(request) as next_batch:
+    with (
+        _display(job, training, settings.batch, total) as display,
+        when_compiling(display.compiling),
+        job.source.stream(request) as next_batch,
+    ):
         # Preparation may take long, so the speed that is displayed counts only after it.
         objective = _prepare(job, training, seed)
         display.restart()

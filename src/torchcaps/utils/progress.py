@@ -65,6 +65,7 @@ class TrainingProgress:
         self._accuracy: float | None = None
         self._batch_accuracy: float | None = None
         self._lines = not quiet and not self._console.is_terminal
+        self._compiled = False
 
     def __enter__(self) -> TrainingProgress:
         self.restart()
@@ -74,6 +75,14 @@ class TrainingProgress:
     def restart(self) -> None:
         """Count the speed from now: what came before was preparation."""
         self._start = self._last_line = time.monotonic()
+
+    def compiling(self) -> None:
+        """Say why the first step takes long, until the next update; into a file only once."""
+        text = "compiling loops, once on this machine"
+        self._bar.update(self._task, told=text)
+        if self._lines and not self._compiled:
+            self._compiled = True
+            print(f"{self._name}: {text}", file=sys.stderr, flush=True)
 
     def update(self, step: int, values: Mapping[str, float], *, is_last: bool) -> None:
         """The loss of a step, how often its classes were right, and the last validation accuracy, if there are any."""

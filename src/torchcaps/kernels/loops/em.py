@@ -18,9 +18,22 @@ from typing import NamedTuple
 import numpy as np
 
 from torchcaps.kernels.loops import inline, loop
+from torchcaps.kernels.loops.barrier import meet
 from torchcaps.kernels.loops.elementary import exp, exponent, log, mantissa
 from torchcaps.kernels.loops.simd import Array, Vector, fma4, maximum, memory, where_negative
-from torchcaps.kernels.records import EM_VECTOR_BYTES, FIT, LOGIT, LSE, MASS, POSE, EmPart, EmProblem, EmTrace, Range
+from torchcaps.kernels.records import (
+    EM_VECTOR_BYTES,
+    FIT,
+    LOGIT,
+    LSE,
+    MASS,
+    POSE,
+    EmPart,
+    EmProblem,
+    EmTrace,
+    IntArray,
+    Range,
+)
 
 __all__ = [
     "cast_votes",
@@ -122,6 +135,18 @@ def _log_logistic(z: Vector) -> Vector:
 
 
 @inline
+def _slots_between(child: IntArray, s: int, who: Range) -> Range:
+    """Return the shortest range of slots of position s that holds all children from who.start to who.stop."""
+    first = child.shape[1]
+    last = 0
+    for c in range(child.shape[1]):
+        if who.start <= child[s, c] < who.stop:
+            first = min(first, c)
+            last = c + 1
+    return Range(first, last)
+
+
+@inline
 def _normalize_assignments(problem: EmProblem, logits: Array, at: int, work: Workspace, who: Range) -> None:
     """Turn the logits [s j c] from row `at` on into log R: log-softmax over the parents that compete for a child.
 
@@ -139,8 +164,9 @@ def _normalize_assignments(problem: EmProblem, logits: Array, at: int, work: Wor
 
     # The largest logit of each child.
     for s in range(S):
+        slots = _slots_between(child, s, who)
         for j in range(J):
-            for c in range(C):
+            for c in range(slots.start, slots.stop):
                 if child[s, c] < who.start or child[s, c] >= who.stop:
                     continue
                 g = child[s, c] * groups + j % groups
@@ -148,8 +174,9 @@ def _normalize_assignments(problem: EmProblem, logits: Array, at: int, work: Wor
 
     # Relative to it, the sum of the exponentials.
     for s in range(S):
+        slots = _slots_between(child, s, who)
         for j in range(J):
-            for c in range(C):
+            for c in range(slots.start, slots.stop):
                 if child[s, c] < who.start or child[s, c] >= who.stop:
                     continue
                 g = child[s, c] * groups + j % groups
@@ -162,8 +189,9 @@ def _normalize_assignments(problem: EmProblem, logits: Array, at: int, work: Wor
     for row in range(who.start * groups, who.stop * groups):
         store(norm, row, log(load(norm, row)))
     for s in range(S):
+        slots = _slots_between(child, s, who)
         for j in range(J):
-            for c in range(C):
+            for c in range(slots.start, slots.stop):
                 if child[s, c] < who.start or child[s, c] >= who.stop:
                     continue
                 g = child[s, c] * groups + j % groups
@@ -323,8 +351,7 @@ def forward(
         trace: Results of the iterations.
         coupling: [b s c j] R of the last iteration.
         keep_all: Whether `trace` has room for all iterations, or only for the last Gaussians and no assignments.
-        part: All iterations, pairs and children; or with `keep_all` first the children of an iteration, whose
-            assignments are normalized, and when all of them are through, its pairs.
+        part: All pairs and children; or, with `keep_all`, those of one of the threads that share the blocks.
     """
     # Sizes, and the workspace of this thread
     child = problem.child
@@ -347,12 +374,15 @@ def forward(
     logits = trace.log_assignment if keep_all else np.empty((S * J * C, L), dtype)
     for block in range(start, stop):
         first_child = block * children
-        for t in range(part.steps.start, part.steps.stop):
+        for t in range(T):
             # Where this iteration's log R lie, and where the next one's go: the same rows unless all are kept.
             old = (block * (T - 1) + t - 1) * S * J * C if keep_all else 0
             new = (block * (T - 1) + t) * S * J * C if keep_all else 0
-            if t > 0 and part.children.start < part.children.stop:
+            if t > 0:
+                # All logits are there before they are normalized, and all are normalized before they are used
+                meet(part.arrivals, part.threads)
                 _normalize_assignments(problem, logits, old, work, part.children)
+                meet(part.arrivals, part.threads)
             most = max_log_activation(problem, first_child, 0)
             for pair in range(part.pairs.start, part.pairs.stop):
                 s = pair // J

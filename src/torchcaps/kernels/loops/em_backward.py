@@ -36,6 +36,7 @@ from typing import NamedTuple
 import numpy as np
 
 from torchcaps.kernels.loops import inline, loop
+from torchcaps.kernels.loops.barrier import meet
 from torchcaps.kernels.loops.elementary import exp
 from torchcaps.kernels.loops.em import (
     cast_votes,
@@ -288,6 +289,29 @@ def _product_back(problem: EmProblem, grads: EmGrads, G: Array, first_child: int
         w = w + 1 if w + 1 < W.shape[1] else 0
 
 
+# --- What threads share -----------------------------------------------------------------------------------------------
+
+
+@inline
+def _add_sums(carried: EmSlopes, first: int, last: int) -> None:
+    """Set the rows from first to last of `sums` to the sum of what the threads have, in their order."""
+    for row in range(first, last):
+        whole = load(carried.own_sums, (0, row))
+        for n in range(1, len(carried.own_sums)):
+            whole = whole + load(carried.own_sums, (n, row))
+        store(carried.sums, row, whole)
+
+
+@inline
+def _add_copies(copies: Array, first: int, last: int) -> None:
+    """Add the rows from first to last of all copies to those of the first one, in their order."""
+    for row in range(first, last):
+        whole = load(copies, (0, row))
+        for n in range(1, len(copies)):
+            whole = whole + load(copies, (n, row))
+        store(copies, (0, row), whole)
+
+
 # --- The loop ---------------------------------------------------------------------------------------------------------
 
 
@@ -295,16 +319,16 @@ def _product_back(problem: EmProblem, grads: EmGrads, G: Array, first_child: int
 def backward(
     start: int, stop: int, problem: EmProblem, trace: EmTrace, grads: EmGrads, part: EmPart, carried: EmSlopes
 ) -> None:
-    """Differentiate the blocks from start to stop, or a part of the work on one of them.
+    """Differentiate the blocks from start to stop, or do one thread's part of the work on them.
 
     Args:
         start: First block.
         stop: Block after the last one.
         problem: What was routed.
         trace: Results of all iterations.
-        grads: Derivatives of the results, and those of the inputs, which are added to.
-        part: All iterations and pairs; or some pairs of one iteration, the last one first.
-        carried: What iterations hand on; parts of one block have all of it in common, but for `own_sums`.
+        grads: Derivatives of the results, and those of the inputs: of weights and costs these are added to.
+        part: All pairs and children; or those of one of the threads that share the blocks.
+        carried: What iterations hand on, the same for all threads that share a block.
     """
     # Sizes, and the workspace of this thread
     child = problem.child
@@ -326,15 +350,22 @@ def backward(
         carried.logit_grad,
         carried.slopes,
     )
-    # Sums of g_s over the parents that compete for a child, of iteration t + 1 and of t.
-    next_sums = carried.own_sums
-    sums = carried.sums
+    # Sums of g_s over the parents that compete for a child, of iteration t; and what this thread adds up.
+    own_sums = carried.own_sums[part.own]
+    own = EmGrads(
+        grads.mean,
+        grads.logit,
+        grads.pose[part.own],
+        grads.log_activation[part.own],
+        grads.weights,
+        grads.beta,
+    )
     for block in range(start, stop):
         first_child = block * children
-        for t in range(part.steps.stop - 1, part.steps.start - 1, -1):
-            # Iterations backward: the sums just filled become those of iteration t + 1
-            next_sums, sums = sums, next_sums
-            sums[:] = 0
+        own.pose[first_child * POSE : (first_child + children) * POSE] = 0
+        own.log_activation[first_child : first_child + children] = 0
+        for t in range(T - 1, -1, -1):
+            own_sums[:] = 0
             most = max_log_activation(problem, first_child, 0)
             for here in range(part.pairs.start, part.pairs.stop):
                 s = here // J
@@ -361,7 +392,7 @@ def backward(
                         store(work.slopes, rows.slope + h, g_mu)
                         store(work.slopes, rows.slope + POSE + h, 0.0)
                 else:
-                    S0 = _softmax_back(problem, trace, rows, next_log_R, next_sums, s=s, j=j, grad=work.logit_grad)
+                    S0 = _softmax_back(problem, trace, rows, next_log_R, carried.sums, s=s, j=j, grad=work.logit_grad)
                     _moments(work, fits, rows)
                     g_z = _e_step_back(problem, fits, work.slopes, grads.beta, rows, S0, j)
                     if damping > 0:
@@ -376,10 +407,10 @@ def backward(
                 for c in range(C):
                     i = child[s, c]
                     g_s = load(work.slot_grad, c)
-                    store(grads.log_activation, first_child + i, load(grads.log_activation, first_child + i) + g_s)
+                    store(own.log_activation, first_child + i, load(own.log_activation, first_child + i) + g_s)
                     if t > 0:
                         group = i * groups + j % groups
-                        store(sums, group, load(sums, group) + g_s)
+                        store(own_sums, group, load(own_sums, group) + g_s)
                         store(work.logit_grad, (t - 1) * pairs + here * C + c, g_s)
                 if t > 0:
                     continue
@@ -397,4 +428,15 @@ def backward(
                     if u > 0:
                         _slot_weights(problem, trace, of_u, first_child, s, most, work.weight)
                     _vote_grads(problem, work, fits, of_u, u > 0)
-                _product_back(problem, grads, work.vote_grad, first_child, s, j)
+                _product_back(problem, own, work.vote_grad, first_child, s, j)
+
+            # The sums over all pairs, when all threads have theirs.
+            meet(part.arrivals, part.threads)
+            if t > 0:
+                _add_sums(carried, part.children.start * groups, part.children.stop * groups)
+                meet(part.arrivals, part.threads)
+        if part.threads > 1:
+            first = first_child + part.children.start
+            last = first_child + part.children.stop
+            _add_copies(grads.pose, first * POSE, last * POSE)
+            _add_copies(grads.log_activation, first, last)

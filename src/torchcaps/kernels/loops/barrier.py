@@ -1,0 +1,127 @@
+"""Let threads that work on one problem wait for each other inside a loop, without going back to Python.
+
+Waking a thread of a pool takes a twentieth of a millisecond, which is as long as a phase of EM routing of one block.
+Threads that are at work anyway meet in less than a microsecond: each adds 1 to a number that all of them see, and then
+reads it until everybody has. A thread that has read in vain for a while lets others have its core between two
+looks, and then sleeps, so that threads that have to share a core do not stop each other.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+from torchcaps.kernels.loops import inline, loop
+from torchcaps.kernels.loops.simd import (
+    LLVMBuilder,
+    LLVMValue,
+    Lowering,
+    NumbaContext,
+    NumbaType,
+    Signature,
+    cgutils,
+    intrinsic,
+    ir,
+    types,
+)
+from torchcaps.kernels.records import IntArray
+
+__all__ = ["await_start", "meet"]
+
+INTEGER = ir.IntType(64)
+BYTES = 8
+SPINS = 1000
+YIELDS = 2000
+"""How often a thread just looks, and how often it lets others have its core between two looks, before it sleeps."""
+WINDOWS = sys.platform == "win32"
+YIELD = "SwitchToThread" if WINDOWS else "sched_yield"
+SLEEP = "Sleep" if WINDOWS else "usleep"
+PAUSE = 1 if WINDOWS else 50
+"""The operating system's functions, and for how long to sleep, in its unit: milliseconds on Windows, else micro."""
+
+
+def _pointer(context: NumbaContext, builder: LLVMBuilder, array: NumbaType, value: LLVMValue) -> LLVMValue:
+    return context.make_array(array)(context, builder, value).data
+
+
+def _arrive(typing: NumbaContext, array: NumbaType) -> Lowering:
+    def write(context: NumbaContext, builder: LLVMBuilder, signature: Signature, args: list[LLVMValue]) -> LLVMValue:
+        place = _pointer(context, builder, array, args[0])
+        return builder.atomic_rmw("add", place, INTEGER(1), "seq_cst")
+
+    return types.int64(array), write
+
+
+def _arrived(typing: NumbaContext, array: NumbaType) -> Lowering:
+    def write(context: NumbaContext, builder: LLVMBuilder, signature: Signature, args: list[LLVMValue]) -> LLVMValue:
+        place = _pointer(context, builder, array, args[0])
+        return builder.load_atomic(place, "seq_cst", BYTES, typ=INTEGER)
+
+    return types.int64(array), write
+
+
+def _call(builder: LLVMBuilder, name: str, *args: int) -> None:
+    """Call a function of the operating system that takes and returns 32-bit integers."""
+    number = ir.IntType(32)
+    kind = ir.FunctionType(number, [number] * len(args))
+    builder.call(cgutils.get_or_insert_function(builder.module, kind, name), [number(each) for each in args])
+
+
+def _give_way(typing: NumbaContext) -> Lowering:
+    def write(context: NumbaContext, builder: LLVMBuilder, signature: Signature, args: list[LLVMValue]) -> LLVMValue:
+        _call(builder, YIELD)
+        return context.get_dummy_value()
+
+    return types.void(), write
+
+
+def _nap(typing: NumbaContext) -> Lowering:
+    def write(context: NumbaContext, builder: LLVMBuilder, signature: Signature, args: list[LLVMValue]) -> LLVMValue:
+        _call(builder, SLEEP, PAUSE)
+        return context.get_dummy_value()
+
+    return types.void(), write
+
+
+arrive: Callable[[IntArray], int] = intrinsic(_arrive)
+"""Add 1 to the first number of an array; return what it was. No two threads get the same."""
+arrived: Callable[[IntArray], int] = intrinsic(_arrived)
+"""The first number of an array, as the last thread left it."""
+give_way: Callable[[], None] = intrinsic(_give_way)
+"""Let another thread have this core, if one waits."""
+nap: Callable[[], None] = intrinsic(_nap)
+"""Let other threads have this core for a moment."""
+
+
+@inline
+def _wait_for(count: int, arrivals: IntArray) -> None:
+    """Look until so many have arrived, or all is called off."""
+    looks = 0
+    while 0 <= arrived(arrivals) < count:
+        looks += 1
+        if looks > SPINS + YIELDS:
+            nap()
+        elif looks > SPINS:
+            give_way()
+
+
+@inline
+def meet(arrivals: IntArray, threads: int) -> None:
+    """Wait until so many threads have called this as often as this one.
+
+    What any of them wrote before is then seen by all.
+
+    Args:
+        arrivals: [1], 0 before the first meeting; the same array for all threads. A negative number calls all off.
+        threads: How many meet; one alone does not wait.
+    """
+    if threads > 1:
+        before = arrive(arrivals)
+        _wait_for((before // threads + 1) * threads, arrivals)
+
+
+@loop
+def await_start(started: IntArray) -> bool:
+    """Wait until the number in `started` [1] is no longer 0; return whether it is positive: nothing was called off."""
+    _wait_for(1, started)
+    return bool(started[0] > 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import json
 import re
 import shutil
 import zlib
@@ -108,6 +109,21 @@ def dead_links(site: Path) -> Iterator[str]:
                 yield f"{page.relative_to(site)} -> {target}: no such anchor"
 
 
+def check_notebooks(site: Path) -> None:
+    """Every tutorial and example has a page with a link to a notebook that contains its code."""
+    programs = [*(ROOT / "docs" / "tutorials").glob("*.py"), *(ROOT / "examples").glob("*.py")]
+    assert programs
+    for program in programs:
+        [notebook] = site.rglob(f"{program.stem}.ipynb")
+        cells = json.loads(notebook.read_text())["cells"]
+        code = "".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+        imports = [line for line in program.read_text().splitlines() if line.startswith(("import ", "from "))]
+        assert imports and all(line in code for line in imports)
+        folder = "tutorials" if program.parent.name == "tutorials" else "examples"
+        page = (site / "gallery" / folder / f"{program.stem}.html").read_text()
+        assert notebook.name in page
+
+
 def browse(site: Path) -> None:
     """Open ten pages and search, in a browser that must ask no other host for anything."""
     from playwright.sync_api import sync_playwright
@@ -138,6 +154,6 @@ def test_the_site_builds_links_searches_and_documents_every_public_name(tmp_path
     assert not missing, f"{missing}: tables and annotations are described in docs/api by py:data"
     shown = (site / "api" / "torchcaps.html").read_text()
     assert all(name.rpartition(".")[2] in shown for name in public_names("torchcaps"))
-    assert list(site.rglob("plot_1_capsules_from_scratch.ipynb")), "tutorials download as notebooks"
+    check_notebooks(site)
     if CHROMIUM is not None:
         browse(site)

@@ -25,7 +25,7 @@ __all__ = ["ROUTER", "Attention", "route"]
 
 @dataclass(frozen=True)
 class Attention:
-    """Settings of attention routing.
+    """Settings of attention routing (Mazzia 2021): one pass without iterations.
 
     Attributes:
         sharpness: Factor of the agreement in the softmax; 1 is the paper's.

@@ -40,7 +40,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class EM:
-    """Settings of EM routing.
+    """Settings of EM routing (Hinton 2018): a Gaussian for each parent is fitted to the votes.
 
     Attributes:
         iterations: M-steps.

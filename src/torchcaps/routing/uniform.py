@@ -17,7 +17,7 @@ __all__ = ["ROUTER", "Uniform", "route"]
 
 @dataclass(frozen=True)
 class Uniform:
-    """Settings of uniform routing: there are none."""
+    """Settings of uniform routing, the control that shares children equally: there are none."""
 
 
 def route(votes: Votes, settings: Uniform, trace: bool) -> tuple[Capsules, RoutingInfo]:

@@ -36,7 +36,7 @@ __all__ = ["ROUTER", "VB", "State", "e_step", "init", "m_step", "route", "step"]
 
 @dataclass(frozen=True)
 class VB:
-    """Settings of variational Bayes routing.
+    """Settings of variational Bayes routing (De Sousa Ribeiro 2020): EM with priors.
 
     Attributes:
         iterations: M-steps; there is no E-step after the last.

@@ -79,7 +79,8 @@ class Train:
             command = f"torchcaps train --resume {shlex.quote(str(folder))}"
             print(f"stopped at step {outcome.step}; go on with: {command}", file=sys.stderr)
             return 1
-        print(f"{folder}: {outcome.step} steps in {outcome.seconds:.0f} s{_tested(outcome.test)}")
+        steps = "1 step" if outcome.step == 1 else f"{outcome.step} steps"
+        print(f"{folder}: {steps} in {outcome.seconds:.0f} s{_tested(outcome.test)}")
         suggest_next("evaluate", folder)
         return 0
 

@@ -12,6 +12,7 @@ A table stands between `<!-- KIND: NAME -->` and `<!-- /KIND -->`. The kinds, an
     cells      benchmarks/NAME.json, by another module of benchmarks/: a table as it was written
     load       benchmarks/NAME.json, by `python -m benchmarks.explore`
     moves      the same file, a row a model that ships
+    zoo        cards of the models that ship and whose names begin with NAME; "all" for all
     systems    experiments/NAME.toml: which numbers of results/ stand beside those of the papers and of public code
     sources    experiments/NAME.toml: where the numbers of public code come from
     public     benchmarks/NAME.json, by `python -m benchmarks.public_code`: training steps beside public code
@@ -37,7 +38,7 @@ from torchcaps.systems.report import metric_of, rows_of
 
 ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT))  # for `benchmarks`, which is no part of the installed package
-KINDS = "results|bench|cells|attacks|lab|load|moves|systems|sources|ratios|public"
+KINDS = "results|bench|cells|attacks|lab|load|moves|systems|sources|ratios|public|zoo"
 PLACE = re.compile(rf"(<!-- ({KINDS}): ([\w-]+)((?: \w+)*) -->\n)(.*?)(<!-- /\2 -->)", re.DOTALL)
 VALUE = re.compile(r"(<!-- value: ((?:zoo/)?[\w-]+) (\w+)(?: ([\w -]+?))? -->)[^<]*(<!-- /value -->)")
 CASES = {
@@ -137,6 +138,16 @@ def moves_table(name: str) -> str:
         rows.append([one["run"], *cells])
     where = found["machine"]
     return "\n".join([*_lines(rows), "", f"{where['cpus']} cores; torch {where['torch']}."]) + "\n"
+
+
+def zoo_table(name: str) -> str:
+    """Format one row a model that ships, of those whose names fit a pattern without its stars; "all" for all."""
+    from torchcaps.zoo import list_models, model_card
+
+    cards = [model_card(one) for one in list_models("*" if name == "all" else f"{name}*")]
+    rows = [["model", "system", "data", "parameters", "result"]]
+    rows += [[f"`{one.name}`", one.system, one.data, f"{one.parameters:,}", one.headline] for one in cards]
+    return "\n".join(_lines(rows)) + "\n"
 
 
 def systems_table(name: str, base: str = "") -> str:
@@ -259,6 +270,7 @@ TABLES = {
     "cells": cell_table,
     "load": load_table,
     "moves": moves_table,
+    "zoo": zoo_table,
     "systems": systems_table,
     "sources": sources_list,
     "ratios": ratios_table,

@@ -337,7 +337,7 @@ def test_the_samples_open_what_is_chosen(visit):
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize(
-    ("run", "mark"), [("poe-mnist", "wall-0-0"), ("sparse-digits", "rival-0"), ("matrix-smallnorb", "belief-0")]
+    ("run", "mark"), [("poe-mnist", "wall-0-0"), ("sparse-digits", "competitor-0"), ("matrix-smallnorb", "belief-0")]
 )
 def test_what_a_system_is_about_fits_a_phone(visit, run, mark, theme):
     page = visit(f"#run={run}&tab=lead", viewport={"width": 360, "height": 740}, color_scheme=theme)
@@ -370,11 +370,11 @@ def test_the_wall_is_walked_opened_and_turned(visit):
 
 def test_the_competition_says_who_wins_and_why(visit, address):
     page = visit("#run=sparse-digits&tab=lead&example=3")
-    sync_api.expect(page.locator(".rival")).to_have_count(16)
-    ranks = page.locator(".rival").evaluate_all("all => all.map(x => Number(x.dataset.rank))")
+    sync_api.expect(page.locator(".competitor")).to_have_count(16)
+    ranks = page.locator(".competitor").evaluate_all("all => all.map(x => Number(x.dataset.rank))")
     assert ranks == list(range(16))
     sync_api.expect(_by(page, "competition-why")).to_have_text(re.compile("comes first.*support.*reach the decoder"))
-    silent = page.locator(".rival.silent").count()
+    silent = page.locator(".competitor.silent").count()
     assert 0 < silent < 16
     before = _by(page, "competition-why").inner_text()
     _by(page, "noise").fill("0.5")

@@ -23,7 +23,7 @@ function row(j, { support, boost, score, rank, mask, frequency }, most) {
     h("span.number", { title: "comes first" }, `${(100 * frequency[j]).toFixed(0)} %`),
   ];
   const label = `rank ${rank[j] + 1}: ${title(j)}, support ${brief(support[j])}, boost ${brief(boost[j])}, mask ${brief(mask[j])}`;
-  return h(`button.rival${mask[j] ? "" : ".silent"}${rank[j] ? "" : ".wins"}`, { type: "button", "aria-label": label, "data-testid": `rival-${j}`, "data-rank": rank[j], onclick: () => set({ parent: j, capsule: j, pose: null, tab: "routing" }) }, ...cells);
+  return h(`button.competitor${mask[j] ? "" : ".silent"}${rank[j] ? "" : ".wins"}`, { type: "button", "aria-label": label, "data-testid": `competitor-${j}`, "data-rank": rank[j], onclick: () => set({ parent: j, capsule: j, pose: null, tab: "routing" }) }, ...cells);
 }
 
 /** Why the first is the first, in a sentence. */
@@ -45,8 +45,8 @@ function paint() {
   const most = { support: Math.max(...competition.support, 1e-9), score: Math.max(...competition.score, 1e-9) };
   by("competition-why").textContent = why(competition, order);
   const focused = document.activeElement?.dataset?.testid;
-  fill(by("rivals"), ...order.map((j) => row(j, competition, most)));
-  if (focused?.startsWith("rival-")) by(focused)?.focus();
+  fill(by("competitors"), ...order.map((j) => row(j, competition, most)));
+  if (focused?.startsWith("competitor-")) by(focused)?.focus();
 }
 
 /** For save.js. */

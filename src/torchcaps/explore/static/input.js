@@ -71,7 +71,7 @@ export async function takeExample(n) {
   const { image, label, name } = await ask(`/api/runs/${facts.id}/examples/${at}`);
   if (state.facts !== facts) return;
   const base = decode(image);
-  set({ source: "example", example: at, base, label: label === null ? null : { index: label, name } });
+  set({ source: "example", example: at, base, label: label === null && facts.things < 2 ? null : { index: label, name } });
   lay(base);
 }
 

@@ -1,5 +1,6 @@
 // Wires the page: opens runs, asks what the model sees, follows the link, shows whether all is well.
 import { ask, channel, Gone, line, Refused } from "./api.js";
+import * as apart from "./apart.js";
 import { repaint } from "./canvas.js";
 import * as compare from "./compare.js";
 import { arrows, by, fill, h, later, offer } from "./dom.js";
@@ -104,6 +105,7 @@ function answer() {
   const name = facts.names[inferred.winner];
   const value = inferred.activation[inferred.winner];
   const { bytes } = inferred.image;
+  if (facts.things > 1 && facts.classifies) return several();
   if (bytes.every((x) => x === bytes[0])) return nothing();
   const nickname = facts.nicknames[inferred.winner];
   by("answer-lead").textContent = facts.classifies ? "The model says" : "First comes";
@@ -113,6 +115,22 @@ function answer() {
   const known = facts.classifies && label ? (label.index === inferred.winner ? ", and that is right" : `; the label is ${label.name}`) : "";
   by("answer-more").textContent = `${nickname ? `${name}: ` : ""}${MEASURES[facts.kind] ?? "its activation is"} ${value.toFixed(2)}${known}`;
   announce(`${by("answer-lead").textContent} ${name}, ${value.toFixed(2)}${known}`);
+}
+
+/** Two things in one picture: the two longest capsules. */
+function several() {
+  const { inferred, facts, label } = state;
+  if (inferred.image.bytes.every((x) => x === inferred.image.bytes[0])) return nothing();
+  const [a, b] = apart.strongest(inferred.activation);
+  const named = [a, b].sort((i, j) => i - j).map((j) => facts.names[j]).join(" and ");
+  const wanted = label?.name.split(" and ").sort().join(" and ");
+  const known = !wanted ? "" : wanted === named.split(" and ").sort().join(" and ") ? ", and that is right" : `; the label is ${label.name}`;
+  by("answer-lead").textContent = "The model says";
+  by("answer").textContent = named;
+  by("answer").classList.add("long");
+  by("answer").classList.toggle("unsure", inferred.activation[b] < 0.5);
+  by("answer-more").textContent = `their lengths are ${inferred.activation[a].toFixed(2)} and ${inferred.activation[b].toFixed(2)}${known}`;
+  announce(`The model says ${named}${known}`);
 }
 
 /** A blank picture: whatever the capsules say of it means nothing. */

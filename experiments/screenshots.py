@@ -47,7 +47,7 @@ READY = {
     "home": ".model",
     "routers": "[data-testid=router-b-bars] .capsule",
     "experts": ".wall .thumb",
-    "competition": ".rival",
+    "competition": ".competitor",
     "beliefs": ".belief",
     "apart": ".seconds .thumb",
     "parents": ".capsule.wins",

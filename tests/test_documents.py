@@ -203,6 +203,13 @@ def test_the_readme_is_short_and_its_tables_are_narrow():
     assert "    make demo" in commands and "    make test" in commands
 
 
+def test_the_readme_names_every_model_that_ships():
+    from torchcaps.zoo import list_models
+
+    rows = re.findall(r"(?m)^\|.*\(docs/systems/\w+\.md\) \(.*\|([^|]+)\|$", (ROOT / "README.md").read_text())
+    assert sorted(re.findall(r"`([\w-]+)`", "".join(rows))) == sorted(list_models())
+
+
 def test_every_page_of_the_api_has_an_example():
     pages = [page for page in (DOCS / "api").glob("*.md") if page.stem != "index"]
     assert pages and all("```python\n" in page.read_text() for page in pages)

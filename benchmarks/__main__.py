@@ -18,7 +18,7 @@ from benchmarks import timing
 from benchmarks.cases import case_of
 from benchmarks.machine import describe_machine, this_machine
 from benchmarks.report import print_table
-from benchmarks.rows import Row, as_json, compare, read_rows, write_rows
+from benchmarks.rows import Row, as_json, compare, read_measurement, read_rows, update, write_rows
 from benchmarks.runner import FULL, QUICK, Plan, measure
 from torchcaps.errors import RecipeError, TorchcapsError, suggestion
 from torchcaps.utils.progress import progress
@@ -52,6 +52,7 @@ def _run(arguments: Sequence[str] | None) -> int:
     earlier = read_rows(given.against) if given.against else None
     _check_comparable(plan, earlier, given.against)
     _check_writable(given.json)
+    kept = _rows_to_update(given) if given.update else []
 
     # Measure.
     warning = timing.busy()
@@ -69,7 +70,7 @@ def _run(arguments: Sequence[str] | None) -> int:
     print_table(rows)
     print(describe_machine(machine))
     if given.json:
-        write_rows(given.json, rows, machine)
+        write_rows(given.json, update(rows, kept), machine)
         print(f"written to {given.json}")
     return 0
 
@@ -92,6 +93,11 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--against", type=Path, metavar="FILE", help="rows of an earlier run (--json): how many times as fast each is"
+    )
+    parser.add_argument(
+        "--update",
+        action="store_true",
+        help="replace rows of the file of --json, which was measured here; keep others",
     )
     given, unknown = parser.parse_known_args(arguments)
     if unknown:
@@ -135,6 +141,16 @@ def _check_comparable(plan: Plan, earlier: list[Row] | None, path: Path | None) 
         has = sorted({f"{r.name} at batch {r.batch} with {r.threads} threads" for r in earlier})
         more = f" and {len(has) - 3} others" if len(has) > 3 else ""
         raise RecipeError(f"'{path}' has none of the rows asked for; it has {', '.join(has[:3])}{more}")
+
+
+def _rows_to_update(given: argparse.Namespace) -> list[Row]:
+    """Read the rows of the file that --update adds to; rows of another machine are refused."""
+    if given.json is None or given.json == STDOUT:
+        raise RecipeError("--update is asked for without a file; --json FILE says which rows are replaced")
+    found = read_measurement(given.json)
+    if found.machine != this_machine():
+        raise RecipeError(f"'{given.json}' was measured on another machine; write a new file, without --update")
+    return found.rows
 
 
 def _check_writable(file: Path | None) -> None:

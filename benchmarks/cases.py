@@ -8,6 +8,10 @@
     NAME-A-B-C-D      the same with another router: vb, attention, uniform, or EM as em-mixing, em-vector
     em-composed-A-B-C-D, dynamic-composed-IxD-JxK
                       the same as without "composed", by the router's equations on `Votes` instead of its fused kernel
+    dynamic-user-IxD-JxK
+                      the same by `benchmarks.user_router`
+    routers-DATA, routers-DATA-ROUTER
+                      the network of a run of experiments/routers.toml, DATA mnist or smallnorb
     capsnet-SIDE      CapsNet on 1 x SIDE x SIDE images of 10 classes
     sparse-SIDE       SparseCaps on 1 x SIDE x SIDE images
 
@@ -30,6 +34,8 @@ from torch.nn.functional import relu
 
 from benchmarks.cost import Cost, contrast_cost, cost_of
 from benchmarks.reference import couple, plain_contrast, plain_dynamic
+from benchmarks.user_router import ROUTER as USER_ROUTER
+from benchmarks.user_router import UserDynamic
 from torchcaps.errors import RecipeError, suggestion
 from torchcaps.kernels.threads import kernel_mode
 from torchcaps.layers import DenseCapsules
@@ -38,11 +44,11 @@ from torchcaps.math.squash import norm, squash
 from torchcaps.models import MODELS, Model
 from torchcaps.models.poe.config import EnergyConfig
 from torchcaps.models.poe.encoder import CapsuleEnergy, SampleDraws
-from torchcaps.routing import EM, VB, Attention, Dynamic, Uniform, dispatch
+from torchcaps.routing import EM, ROUTERS, VB, Attention, Dynamic, Uniform, dispatch
 from torchcaps.train.recipe import OptimizerConfig, TrainConfig
 from torchcaps.types import Batch, Capsules, ImageSpec
 
-__all__ = ["NAMES", "Case", "Work", "case_of", "plainly"]
+__all__ = ["NAMES", "ROUTER_RUNS", "Case", "Work", "case_of", "plainly"]
 
 NAMES = (
     "dynamic-1152x8-10x16",
@@ -53,6 +59,13 @@ NAMES = (
     "capsnet-28",
     "sparse-40",
 )
+
+
+_ROUTER_DATA = {"mnist": ImageSpec(1, 28, 28, 10), "smallnorb": ImageSpec(2, 32, 32, 5)}
+ROUTER_RUNS = tuple(
+    f"routers-{data}{router}" for data in _ROUTER_DATA for router in ("", "-dynamic", "-em", "-vb", "-attention")
+)
+"""The runs of the router table, those without routing first."""
 
 
 class Work(NamedTuple):
@@ -79,7 +92,7 @@ def case_of(name: str) -> Case:
         match = re.fullmatch(form, name)
         if match:
             numbers = [int(n) for n in match.groups() if n]
-            if min(numbers) < 1:
+            if min(numbers, default=1) < 1:
                 raise RecipeError(f"no case '{name}': its sizes are numbers from 1 on")
             return make(name, *numbers)
     raise RecipeError(f"no case '{name}'{suggestion(name, NAMES)}")
@@ -108,6 +121,21 @@ def _composed(case: Case) -> Case:
     def ours(batch: int) -> Work:
         work = case.ours(batch)
         return Work(unfused(work.forward), unfused(work.step))
+
+    return replace(case, ours=ours)
+
+
+def _by_user(name: str, i: int, d: int, j: int, k: int, iterations: int = 3) -> Case:
+    """Dynamic routing by a user's router, which is known by name only here."""
+    known = mock.patch.dict(ROUTERS, {"user": USER_ROUTER})
+    routing = UserDynamic(iterations=iterations)
+    with known:
+        case = _layer(name, lambda: DenseCapsules(i, j, d, k, routing=routing), (i, d), (j, k))
+
+    def ours(batch: int) -> Work:
+        with known:
+            work = case.ours(batch)
+        return Work(known(work.forward), known(work.step))
 
     return replace(case, ours=ours)
 
@@ -295,6 +323,14 @@ def _capsnet(name: str, side: int) -> Case:
     return _Network("capsnet", ImageSpec(1, side, side, 10)).case(name)
 
 
+def _router_run(name: str) -> Case:
+    """The network of a run of the router table, with the settings of its sweep file."""
+    from experiments.sweep import EXPERIMENTS, run_recipe
+
+    model = run_recipe(name, EXPERIMENTS / "routers.toml").model
+    return _Network("capsnet", _ROUTER_DATA[name.split("-")[1]], vars(model)).case(name)
+
+
 def _sparse(name: str, side: int) -> Case:
     return _Network("sparse", ImageSpec(1, side, side, 10)).case(name)
 
@@ -315,6 +351,8 @@ _FORMS: dict[str, Callable[..., Case]] = {
     rf"vb-{_FOUR}": partial(_matrix, routing=VB()),
     rf"attention-{_FOUR}": partial(_matrix, routing=Attention()),
     rf"uniform-{_FOUR}": partial(_matrix, routing=Uniform()),
+    f"dynamic-user-{_SIZES}": _by_user,
+    "|".join(ROUTER_RUNS): _router_run,
     r"capsnet-(\d+)": _capsnet,
     r"sparse-(\d+)": _sparse,
 }

@@ -11,7 +11,7 @@ from benchmarks.machine import Machine
 from torchcaps.errors import DataError
 from torchcaps.utils.files import write_atomically
 
-__all__ = ["Key", "Measurement", "Row", "as_json", "compare", "read_measurement", "read_rows", "write_rows"]
+__all__ = ["Key", "Measurement", "Row", "as_json", "compare", "read_measurement", "read_rows", "update", "write_rows"]
 
 Key = tuple[str, str, int, int]
 
@@ -65,6 +65,19 @@ class Measurement:
 
     machine: Machine | None
     rows: list[Row]
+
+
+def update(now: Sequence[Row], earlier: Sequence[Row]) -> list[Row]:
+    """The earlier rows with those that were measured again in their places, and new rows behind them.
+
+    A row that was measured again without memory keeps the memory that it had.
+    """
+    found = {row.key: row for row in earlier}
+    for row in now:
+        before = found.get(row.key, row)
+        memory = before if row.peak_mb is None else row
+        found[row.key] = replace(row, memory_ratio=memory.memory_ratio, peak_mb=memory.peak_mb)
+    return list(found.values())
 
 
 def as_json(rows: Sequence[Row], machine: Machine) -> str:

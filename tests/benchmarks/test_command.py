@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from benchmarks.__main__ import main
 from benchmarks.machine import this_machine
-from benchmarks.rows import Row, write_rows
+from benchmarks.rows import Row, read_rows, write_rows
 from benchmarks.runner import FULL, QUICK, Plan
 
 ROW = Row("dynamic-3x2-2x2", "step", 2, 1, 8.0, 3.5, None, None, 0.4, 120.0, None, 2)
@@ -81,6 +81,18 @@ def test_against_an_earlier_run(capsys, asked, tmp_path):
     words = ("dynamic-3x2-2x2", "--batch", 2, "--threads", 1, "--against", tmp_path / "then.json")
     assert json.loads(run(capsys, *words, "--json")[1])["rows"][0]["then_ratio"] == 2.5
     assert "2.50" in run(capsys, *words)[1]
+
+
+def test_an_update_keeps_the_other_rows_of_this_machine(capsys, asked, tmp_path):
+    path = tmp_path / "rows.json"
+    other = replace(ROW, name="dynamic-9x2-2x2")
+    write_rows(path, [other], this_machine())
+    assert run(capsys, ROW.name, "--json", path, "--update")[0] == 0
+    assert read_rows(path) == [other, ROW]
+    # Rows of another machine are not mixed with those of this one
+    write_rows(path, [other], replace(this_machine(), processor="another"))
+    assert "another machine" in refused(capsys, ROW.name, "--json", path, "--update")
+    assert "--json FILE" in refused(capsys, ROW.name, "--update")
 
 
 def test_wrong_input_is_refused_before_anything_is_measured(capsys, asked, tmp_path):

@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 import pytest
 from benchmarks.machine import Machine, describe_machine, this_machine
 from benchmarks.report import print_table, table_of
-from benchmarks.rows import Row, as_json, compare, read_measurement, read_rows, write_rows
+from benchmarks.rows import Row, as_json, compare, read_measurement, read_rows, update, write_rows
 from rich.console import Console
 
 from torchcaps.errors import DataError
@@ -76,6 +76,15 @@ def test_compare_pairs_rows_by_case_kind_batch_and_threads():
     now = [ROW, replace(ROW, kind="forward"), replace(ROW, batch=1), replace(ROW, threads=1), replace(ROW, name="x")]
     assert [row.then_ratio for row in compare(now, then)] == [2.0, 0.25, None, None, None]
     assert [replace(row, then_ratio=None) for row in compare(now, then)] == now
+
+
+def test_update_replaces_rows_and_keeps_memory_that_was_not_measured_again():
+    other = replace(ROW, name="sparse-40")
+    again = replace(ROW, ms_per_sample=7.0, memory_ratio=None, peak_mb=None)
+    assert update([again], [ROW, other]) == [replace(ROW, ms_per_sample=7.0), other]
+    leaner = replace(ROW, peak_mb=300.0, memory_ratio=3.0)
+    assert update([leaner], [ROW]) == [leaner]
+    assert update([other], [ROW]) == [ROW, other]
 
 
 def text_of(rows: list[Row]) -> str:

@@ -1,0 +1,110 @@
+"""What routers cost: composed of operations on `Votes` against fused kernels, and in the network of the router table.
+
+    python -m benchmarks.routers fused [--seconds 10] [--json benchmarks/fused.json]
+    python -m benchmarks.routers table [--seconds 10] [--json benchmarks/router-costs.json]
+
+Whole training steps at batch 128 with all threads, the sides of a table in turn in one process; memory is the peak of a
+step over import, each in a process of its own. The runs of the second table are those of experiments/routers.toml.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from benchmarks.cases import ROUTER_RUNS, case_of
+from benchmarks.memory import peaks
+from benchmarks.timing import best_times, busy
+from torchcaps.systems.report import text_table
+from torchcaps.train.train_state import flushed_denormals
+from torchcaps.utils.files import write_atomically
+
+__all__ = ["FUSED", "cost_table", "fused_table", "main"]
+
+BATCH = 128
+
+FUSED = {
+    "dynamic-user-1152x8-10x16": "dynamic-1152x8-10x16",
+    "dynamic-composed-1152x8-10x16": "dynamic-1152x8-10x16",
+    "em-composed-64-8-16-16": "em-64-8-16-16",
+}
+"""Cases on `Votes`, and the case of the fused kernel of the same algorithm."""
+
+
+def fused_table(seconds: float) -> list[list[str]]:
+    """Measure routers on `Votes` against fused kernels.
+
+    Args:
+        seconds: For each case.
+
+    Returns:
+        The table, its head first; a ratio is composed over fused.
+    """
+    best = _step_times([*FUSED, *dict.fromkeys(FUSED.values())], seconds)
+    rows = [["on Votes", "ms", "fused", "ms", "ratio"]]
+    for name, fused in FUSED.items():
+        milliseconds = [f"{1000 * best[each]:.1f}" for each in (name, fused)]
+        rows.append([name, milliseconds[0], fused, milliseconds[1], f"{best[name] / best[fused]:.2f}"])
+    return rows
+
+
+def cost_table(seconds: float) -> list[list[str]]:
+    """Measure a training step of every run of the router table.
+
+    Args:
+        seconds: For each run.
+
+    Returns:
+        The table, its head first; times are relative to uniform routing on the same data, the first run of each.
+    """
+    best = _step_times(ROUTER_RUNS, seconds)
+    # Two processes at a time: memory does not mind company
+    with ThreadPoolExecutor(2) as pool:
+        memories = list(pool.map(lambda name: peaks(name, BATCH, "fast"), ROUTER_RUNS))
+    rows = [["run", "ms a step", "x uniform", "peak MB"]]
+    for name, found in zip(ROUTER_RUNS, memories, strict=True):
+        control = "-".join(name.split("-")[:2])
+        memory = "-" if found is None else f"{found.step:.0f}"
+        rows.append([name, f"{1000 * best[name]:.0f}", f"{best[name] / best[control]:.2f}", memory])
+    return rows
+
+
+def _step_times(names: Sequence[str], seconds: float) -> dict[str, float]:
+    """The best time of a step of each case, in seconds."""
+    with flushed_denormals():
+        steps = {name: case_of(name).ours(BATCH).step for name in names}
+        for step in steps.values():
+            step()  # compiles
+        return best_times(steps, seconds)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure one of the tables, print it and write it.
+
+    Args:
+        arguments: Words of the command line; those of the process if None.
+
+    Returns:
+        The exit code.
+    """
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("fused", "table"), help="which of the tables")
+    parser.add_argument("--seconds", type=float, default=10.0, help="for each case")
+    parser.add_argument("--json", type=Path, help="file to write")
+    given = parser.parse_args(arguments)
+    warning = busy()
+    if warning:
+        print(f"benchmarks: {warning}", file=sys.stderr)
+    table = fused_table(given.seconds) if given.what == "fused" else cost_table(given.seconds)
+    print(text_table(table))
+    if given.json:
+        write_atomically(given.json, [(json.dumps(table, indent=1) + "\n").encode()])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -3,8 +3,9 @@
     python -m benchmarks.routers fused [--seconds 10] [--json benchmarks/fused.json]
     python -m benchmarks.routers table [--seconds 10] [--json benchmarks/router-costs.json]
 
-Whole training steps at batch 128 with all threads, the sides of a table in turn in one process; memory is the peak of a
-step over import, each in a process of its own. The runs of the second table are those of experiments/routers.toml.
+Whole training steps at batch 128, the sides of a table in turn in one process. The first table has times with all
+threads. The second one has CPU time on one thread, which other programs on the machine disturb little, and the peak
+memory of a step over import, each in a process of its own; its runs are those of experiments/routers.toml.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from benchmarks.cases import ROUTER_RUNS, case_of
 from benchmarks.memory import peaks
-from benchmarks.timing import best_times, busy
+from benchmarks.timing import best_times, busy, threads
 from torchcaps.systems.report import text_table
 from torchcaps.train.train_state import flushed_denormals
 from torchcaps.utils.files import write_atomically
@@ -53,7 +55,7 @@ def fused_table(seconds: float) -> list[list[str]]:
 
 
 def cost_table(seconds: float) -> list[list[str]]:
-    """Measure a training step of every run of the router table.
+    """Measure CPU time on one thread, and memory, of a training step of every run of the router table.
 
     Args:
         seconds: For each run.
@@ -61,11 +63,12 @@ def cost_table(seconds: float) -> list[list[str]]:
     Returns:
         The table, its head first; times are relative to uniform routing on the same data, the first run of each.
     """
-    best = _step_times(ROUTER_RUNS, seconds)
+    with threads(1):
+        best = _step_times(ROUTER_RUNS, seconds, time.process_time)
     # Two processes at a time: memory does not mind company
     with ThreadPoolExecutor(2) as pool:
         memories = list(pool.map(lambda name: peaks(name, BATCH, "fast"), ROUTER_RUNS))
-    rows = [["run", "ms a step", "x uniform", "peak MB"]]
+    rows = [["run", "CPU ms a step", "x uniform", "peak MB"]]
     for name, found in zip(ROUTER_RUNS, memories, strict=True):
         control = "-".join(name.split("-")[:2])
         memory = "-" if found is None else f"{found.step:.0f}"
@@ -73,13 +76,15 @@ def cost_table(seconds: float) -> list[list[str]]:
     return rows
 
 
-def _step_times(names: Sequence[str], seconds: float) -> dict[str, float]:
-    """The best time of a step of each case, in seconds."""
+def _step_times(
+    names: Sequence[str], seconds: float, clock: Callable[[], float] = time.perf_counter
+) -> dict[str, float]:
+    """The best time of a step of each case, in seconds of the clock."""
     with flushed_denormals():
         steps = {name: case_of(name).ours(BATCH).step for name in names}
         for step in steps.values():
             step()  # compiles
-        return best_times(steps, seconds)
+        return best_times(steps, seconds, clock)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

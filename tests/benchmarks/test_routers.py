@@ -53,7 +53,7 @@ def test_every_run_of_the_sweep_on_these_data_is_measured():
 @pytest.fixture
 def measured(monkeypatch):
     """Times by the length of a name, and no step that is run."""
-    monkeypatch.setattr(routers, "_step_times", lambda names, seconds: {name: len(name) / 1000 for name in names})
+    monkeypatch.setattr(routers, "_step_times", lambda names, *_: {name: len(name) / 1000 for name in names})
     monkeypatch.setattr(routers, "peaks", lambda name, batch, what: Peaks(1.0, 2.0, 300.4))
 
 

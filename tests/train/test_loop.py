@@ -17,6 +17,7 @@ from support.tiny_recipe import edit_document, tiny
 from torchcaps.data import make_batch
 from torchcaps.data.augment import SampleKey, shift
 from torchcaps.errors import CheckpointError, DataError, RecipeError, ShapeError, TrainingError
+from torchcaps.kernels.compilation import announce
 from torchcaps.models.capsnet import CapsNet
 from torchcaps.train import load_recipe, load_run, total_steps, train
 from torchcaps.train.journal import read_journal
@@ -47,6 +48,22 @@ def test_training_lowers_the_loss_and_leaves_a_whole_run(tmp_path):
     loaded = load_run(tmp_path / "run")
     assert same(dict(loaded.model.state_dict()), dict(outcome.model.state_dict()))
     assert loaded.step == 120 and not loaded.model.training
+
+
+def test_training_says_when_loops_are_compiled(tmp_path, capsys, monkeypatch):
+    objective = CapsNet.objective
+
+    def compiles(self, *args, **more):
+        announce()
+        return objective(self, *args, **more)
+
+    monkeypatch.setattr(CapsNet, "objective", compiles)
+    train(tiny(train={"epochs": 0.2}), tmp_path / "run")
+    lines = capsys.readouterr().err.splitlines()
+    assert [line for line in lines if "compiling" in line] == ["tiny: compiling loops, once on this machine"]
+    # Nobody is told any more when training is over
+    announce()
+    assert "compiling" not in capsys.readouterr().err
 
 
 def test_two_runs_of_one_recipe_are_the_same_and_another_seed_is_not(tmp_path):

@@ -3,7 +3,7 @@
 Waking a thread of a pool takes a twentieth of a millisecond, which is as long as a phase of EM routing of one block.
 Threads that are at work anyway meet in less than a microsecond: each adds 1 to a number that all of them see, and then
 reads it until everybody has. A thread that has read in vain for a while lets others have its core between two
-looks, and then sleeps, so that threads that have to share a core do not stop each other.
+looks, so that threads that have to share a core do not stop each other.
 """
 
 from __future__ import annotations
@@ -31,13 +31,9 @@ __all__ = ["await_start", "meet"]
 INTEGER = ir.IntType(64)
 BYTES = 8
 SPINS = 1000
-YIELDS = 2000
-"""How often a thread just looks, and how often it lets others have its core between two looks, before it sleeps."""
-WINDOWS = sys.platform == "win32"
-YIELD = "SwitchToThread" if WINDOWS else "sched_yield"
-SLEEP = "Sleep" if WINDOWS else "usleep"
-PAUSE = 1 if WINDOWS else 50
-"""The operating system's functions, and for how long to sleep, in its unit: milliseconds on Windows, else micro."""
+"""How often a thread just looks before it lets others have its core between two looks."""
+YIELD = "SwitchToThread" if sys.platform == "win32" else "sched_yield"
+"""The operating system's function for that, without arguments. A thread that sleeps instead wakes up too late."""
 
 
 def _pointer(context: NumbaContext, builder: LLVMBuilder, array: NumbaType, value: LLVMValue) -> LLVMValue:
@@ -60,24 +56,10 @@ def _arrived(typing: NumbaContext, array: NumbaType) -> Lowering:
     return types.int64(array), write
 
 
-def _call(builder: LLVMBuilder, name: str, *args: int) -> None:
-    """Call a function of the operating system that takes and returns 32-bit integers."""
-    number = ir.IntType(32)
-    kind = ir.FunctionType(number, [number] * len(args))
-    builder.call(cgutils.get_or_insert_function(builder.module, kind, name), [number(each) for each in args])
-
-
 def _give_way(typing: NumbaContext) -> Lowering:
     def write(context: NumbaContext, builder: LLVMBuilder, signature: Signature, args: list[LLVMValue]) -> LLVMValue:
-        _call(builder, YIELD)
-        return context.get_dummy_value()
-
-    return types.void(), write
-
-
-def _nap(typing: NumbaContext) -> Lowering:
-    def write(context: NumbaContext, builder: LLVMBuilder, signature: Signature, args: list[LLVMValue]) -> LLVMValue:
-        _call(builder, SLEEP, PAUSE)
+        kind = ir.FunctionType(ir.IntType(32), [])
+        builder.call(cgutils.get_or_insert_function(builder.module, kind, YIELD), [])
         return context.get_dummy_value()
 
     return types.void(), write
@@ -89,8 +71,6 @@ arrived: Callable[[IntArray], int] = intrinsic(_arrived)
 """The first number of an array, as the last thread left it."""
 give_way: Callable[[], None] = intrinsic(_give_way)
 """Let another thread have this core, if one waits."""
-nap: Callable[[], None] = intrinsic(_nap)
-"""Let other threads have this core for a moment."""
 
 
 @inline
@@ -99,9 +79,7 @@ def _wait_for(count: int, arrivals: IntArray) -> None:
     looks = 0
     while 0 <= arrived(arrivals) < count:
         looks += 1
-        if looks > SPINS + YIELDS:
-            nap()
-        elif looks > SPINS:
+        if looks > SPINS:
             give_way()
 
 

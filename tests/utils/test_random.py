@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from torchcaps.errors import DataError
-from torchcaps.utils.random import hash_counters, normal, permutation, resample, seed_of, uniform
+from torchcaps.utils.random import hash_counters, normal, permutation, resample, resample_near, seed_of, uniform
 
 WORD = 2**64
 any_int64 = st.integers(-(2**63), 2**63 - 1)
@@ -205,3 +205,32 @@ def test_resampling_is_a_function_of_seed_and_counters() -> None:
     assert whole.dtype == torch.float32 and torch.equal(resample(POINTS.float(), 0, 5, torch.arange(4)), whole[:4])
     assert not torch.equal(resample(POINTS.float(), 0, 6, torch.arange(9)), whole)
     assert torch.equal(resample(POINTS[:1], 0, torch.arange(3)), POINTS[:1].expand(3, 2))
+
+
+def test_points_near_others_have_the_moments_of_the_neighbors() -> None:
+    # Two clouds of three points: neighbors of a point are those of its cloud
+    clouds = torch.tensor([[0, 0], [1, 0], [0, 2], [50, 9], [51, 9], [50, 7]], dtype=torch.float64)
+    drawn = resample_near(clouds, 3, 1, torch.arange(20_000), neighbors=3)
+    left = drawn[drawn[:, 0] < 25]
+    assert abs(len(left) - 10_000) < 400
+    torch.testing.assert_close(left.mean(0), clouds[:3].mean(0), rtol=0, atol=0.03)
+    torch.testing.assert_close(left.T.cov(), clouds[:3].T.cov(correction=0), rtol=0.05, atol=0.02)
+    # With all points as neighbors it is a Gaussian with their moments, as `resample` draws with breadth 1
+    wide = resample_near(POINTS, 3, 1, torch.arange(20_000))
+    torch.testing.assert_close(wide.mean(0), POINTS.mean(0), rtol=0, atol=0.04)
+    torch.testing.assert_close(wide.T.cov(), POINTS.T.cov(correction=0), rtol=0.03, atol=0.02)
+
+
+def test_points_near_others_follow_a_bent_cloud() -> None:
+    angle = torch.linspace(0, 2 * torch.pi, 257, dtype=torch.float64)[:-1]
+    circle = torch.stack([angle.cos(), angle.sin()], 1)
+    away = (resample_near(circle, 0, torch.arange(2000)).norm(dim=1) - 1).abs()
+    smoothed = (resample(circle, 0, torch.arange(2000)).norm(dim=1) - 1).abs()
+    assert float(away.mean()) < 0.02 and float(smoothed.mean()) > 0.2
+
+
+def test_drawing_near_points_is_a_function_of_seed_and_counters_and_one_point_is_itself() -> None:
+    whole = resample_near(POINTS.float(), 0, 5, torch.arange(9))
+    assert whole.dtype == torch.float32 and torch.equal(resample_near(POINTS.float(), 0, 5, torch.arange(4)), whole[:4])
+    assert not torch.equal(resample_near(POINTS.float(), 0, 6, torch.arange(9)), whole)
+    assert torch.equal(resample_near(POINTS[:1], 0, torch.arange(3)), POINTS[:1].expand(3, 2))

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from torchcaps.errors import DataError, RecipeError, ShapeError
-from torchcaps.utils.random import normal, resample, uniform
+from torchcaps.utils.random import normal, resample_near, uniform
 
 __all__ = [
     "BASELINES",
@@ -151,7 +151,7 @@ class LocalPCA:
         return self.means[self.winners(f)] + torch.einsum("njk,jkp->np", self.codes(f), self.axes)
 
     def samples(self, n: int, seed: int) -> Tensor:
-        drawn = [resample(own, seed, j, torch.arange(n)) for j, own in enumerate(self.scores)]
+        drawn = [resample_near(own, seed, j, torch.arange(n)) for j, own in enumerate(self.scores)]
         scores = torch.stack(drawn)  # [j n k]
         return self.means[:, None] + torch.einsum("jnk,jkp->jnp", scores, self.axes)
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from torchcaps.errors import DataError
 
-__all__ = ["hash_counters", "normal", "permutation", "resample", "seed_of", "uniform"]
+__all__ = ["hash_counters", "normal", "permutation", "resample", "resample_near", "seed_of", "uniform"]
 
 
 def _word(value: int) -> int:
@@ -74,14 +74,39 @@ def resample(points: Tensor, seed: int, *counters: int | Tensor, breadth: float 
     so that mean and covariance are kept for any h in [0, 1]: 0 draws the points themselves, 1 a Gaussian.
     """
     n, k = points.shape
-    # One of the points for each draw
-    one = torch.minimum((uniform(seed, *counters, count=1, dtype=torch.float64) * n).long(), torch.tensor(n - 1))
+    one = _one_of(n, seed, counters)  # [...]
     # Shrink it towards the mean by as much as the noise widens the cloud again
     mean = points.double().mean(0)
     away = points.double() - mean  # [n k]
     noise = normal(seed, *counters, count=k, dtype=torch.float64) @ _root(away.T @ away / n)
-    drawn: Tensor = mean + (1 - breadth * breadth) ** 0.5 * away[one.squeeze(-1)] + breadth * noise
+    drawn: Tensor = mean + (1 - breadth * breadth) ** 0.5 * away[one] + breadth * noise
     return drawn.to(points.dtype)
+
+
+def resample_near(points: Tensor, seed: int, *counters: int | Tensor, neighbors: int = 16) -> Tensor:  # [... k]
+    """New points like those of `points` [n k], one for each element of the counters: a mixture of local Gaussians.
+
+        m + sum_i noise_i (q_i - m) / sqrt(K)        q_i the K points nearest to a drawn one, itself too; m their mean
+
+    a normal distribution with the mean and the covariance (divisor K) of these neighbors. Distances are in deviations
+    of each number. A cloud that is bent is followed, where noise with the covariance of all points would leave it.
+    """
+    one = _one_of(len(points), seed, counters)  # [...]
+    K = min(neighbors, len(points))
+    all_points = points.double()
+    # Numbers in units of their own; one that never varies says nothing
+    deviation = all_points.std(0, correction=0)
+    unit = all_points / torch.where(deviation > 0, deviation, 1.0)
+    near = all_points[torch.cdist(unit[one], unit).topk(K, largest=False).indices]  # [... K k]
+    mean = near.mean(-2)
+    noise = normal(seed, *counters, count=K, dtype=torch.float64).unsqueeze(-2) @ (near - mean.unsqueeze(-2))
+    return (mean + noise.squeeze(-2) / math.sqrt(K)).to(points.dtype)
+
+
+def _one_of(n: int, seed: int, counters: tuple[int | Tensor, ...]) -> Tensor:  # [...]
+    """A number from 0 to n - 1 for each element of the counters."""
+    drawn = uniform(seed, *counters, count=1, dtype=torch.float64).squeeze(-1)
+    return torch.minimum((drawn * n).long(), torch.tensor(n - 1))
 
 
 def _root(covariance: Tensor) -> Tensor:

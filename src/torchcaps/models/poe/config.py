@@ -48,6 +48,9 @@ class EnergyConfig:
             the one that wins most, after the ramp and while the bias still changes; 0 = never.
         rank_dimension: Numbers of a ranking capsule, where edges rank the capsules. With as many as a pose has, one of
             few capsules can stand for two classes; with 1, it is a mean image.
+        prototypes: Ranking capsules for each capsule, where edges rank them. If there are several, J times as many
+            learn, and after half of the `loosen` steps are joined to J groups, the nearest first (`joining`). Until
+            then, every capsule learns from every image.
         slab: n of a pose in S^m x R^n x (0, 1): so many of a capsule's numbers are real, the others a direction on
             S^m, m = dimension - 1 - n. The paper's capsule has 0.
 
@@ -72,6 +75,7 @@ class EnergyConfig:
     boost: NonNegativeFloat = 0.01
     restart: Share = 0.0
     rank_dimension: Size = 16
+    prototypes: Size = 1
     slab: NonNegativeInt = 0
 
     def __post_init__(self) -> None:
@@ -141,6 +145,11 @@ class PoEConfig:
         check(self)
         if self.children == "edges" and self.energy.chain == "persistent":
             raise RecipeError('children = "edges" ranks images; persistent chains are none: set energy.chain = "data"')
+        if self.energy.prototypes > 1 and self.children != "edges":
+            raise RecipeError(
+                f"prototypes = {self.energy.prototypes} ranking capsules for each capsule, but no edges that rank: set"
+                ' children = "edges", or prototypes = 1'
+            )
         if self.energy.slab >= self.dimension:
             raise RecipeError(
                 f"slab = {self.energy.slab} of dimension = {self.dimension} numbers; at least one is left for the"

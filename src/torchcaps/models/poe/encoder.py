@@ -13,6 +13,7 @@ from torchcaps.layers.rank_mask import SparseMask, rank, rank_mask
 from torchcaps.math.squash import norm, squash
 from torchcaps.models.poe import energy
 from torchcaps.models.poe.config import EnergyConfig
+from torchcaps.models.poe.joining import join_groups, nearness
 from torchcaps.routing import Dynamic, route
 from torchcaps.types import Capsules
 from torchcaps.utils.distributed import mean_over_processes
@@ -24,6 +25,8 @@ __all__ = ["CapsuleEnergy", "CapsuleState", "SampleDraws"]
 
 _RESTART_EVERY = 50
 """Training steps from one look for capsules to restart to the next."""
+_FORGET = 0.01
+"""Weight of the last batch in the moving average of how near ranking capsules are to each other."""
 _RESTART_NOISE = 0.3
 """Deviation of the noise in a copy, relative to the weights."""
 
@@ -50,6 +53,7 @@ class CapsuleState(NamedTuple):
         gate: [b j] in [0, 1], None where nothing competes.
         ranks: [b j], 0 = the capsule that wins, None where nothing competes.
         slab: How many of the k numbers are real.
+        support: [b j] without boost, which made the ranks; None where nothing competes, or other children rank.
     """
 
     x: Tensor
@@ -58,6 +62,7 @@ class CapsuleState(NamedTuple):
     gate: Tensor | None
     ranks: Tensor | None
     slab: int = 0
+    support: Tensor | None = None
 
     @property
     def phase(self) -> energy.Phase:
@@ -98,6 +103,8 @@ class CapsuleEnergy(nn.Module):
     offset: Tensor
     power: Tensor
     particles: Tensor
+    near: Tensor | None
+    owner: Tensor | None
 
     def __init__(
         self,
@@ -130,6 +137,13 @@ class CapsuleEnergy(nn.Module):
         self.ranker = self._build_ranker(ranking) if ranking and self.competes else None
         competes_itself = self.competes and self.ranker is None
         self.mask = SparseMask(capsules, gamma=config.sharpness, delta=config.boost) if competes_itself else None
+        # Where several ranking capsules make one group: in the ranker how near they are to each other, and here whose
+        # each of them is, -1 = not known yet
+        self.joins = self.competes and config.prototypes > 1
+        joined = self.joins and competes_itself
+        self.register_buffer("near", torch.zeros(capsules, capsules) if joined else None)
+        count = 0 if self.ranker is None else len(self.ranker.bias)
+        self.register_buffer("owner", torch.full((count,), -1) if self.joins and count else None)
         # Pairs (j, busiest) of the last step: j became a noisy copy
         self.restarted: list[tuple[int, int]] = []
 
@@ -140,7 +154,7 @@ class CapsuleEnergy(nn.Module):
         return CapsuleEnergy(
             replace(plain, gain=children / 2),
             children,
-            capsules,
+            capsules * self.config.prototypes,
             child_dimension=child_dimension,
             dimension=self.config.rank_dimension,
         )
@@ -179,14 +193,35 @@ class CapsuleEnergy(nn.Module):
         # Others may rank the capsules
         if self.ranker is not None:
             ranked = self.ranker.infer(others, sharpness, boosted)
-            return CapsuleState(x, coupling, z, ranked.gate, ranked.ranks, self.slab)
+            gate, ranks = self._group(ranked, sharpness)
+            return CapsuleState(x, coupling, z, gate, ranks, self.slab)
         if self.mask is None:
             return CapsuleState(x, coupling, z, None, None, self.slab)
         # Competition: the better a capsule alone explains the image, the wider its gate
-        support = self.support(x, z) * (self.mask.boost if boosted else 1)  # [b j]
-        ranks = rank(support)
-        gate = rank_mask(ranks, self.config.sharpness if sharpness is None else sharpness).to(z.dtype)
-        return CapsuleState(x, coupling, z, gate, ranks, self.slab)
+        support = self.support(x, z)  # [b j]
+        ranks = rank(support * self.mask.boost if boosted else support)
+        gate = self._gate(ranks, sharpness).to(z.dtype)
+        return CapsuleState(x, coupling, z, gate, ranks, self.slab, support)
+
+    def _gate(self, ranks: Tensor, sharpness: float | None) -> Tensor:
+        """Return the gate [b j] of ranks [b j]; without a sharpness, at the final one."""
+        return rank_mask(ranks, self.config.sharpness if sharpness is None else sharpness)
+
+    def _group(self, ranked: CapsuleState, sharpness: float | None) -> tuple[Tensor | None, Tensor | None]:
+        """Return the gate and the ranks [b j] of the capsules, from those of the ranking capsules.
+
+        Of several ranking capsules of one group the best counts. As long as it is not known which those are, every
+        capsule learns from every image.
+        """
+        if self.owner is None or ranked.ranks is None:
+            return ranked.gate, ranked.ranks
+        # The graph of an export has no values to look at; what is exported is trained
+        if not torch.compiler.is_exporting() and int(self.owner[0]) < 0:
+            return ranked.z.new_ones(ranked.ranks.shape[0], len(self.bias)), None
+        belongs = self.owner == torch.arange(len(self.bias), device=self.owner.device).unsqueeze(1)  # [j n]
+        best = ranked.ranks.unsqueeze(1).masked_fill(~belongs, len(self.owner)).amin(-1)  # [b j]
+        ranks = rank(-best)
+        return self._gate(ranks, sharpness).to(ranked.z.dtype), ranks
 
     def route(self, x: Tensor) -> tuple[energy.Coupling, Tensor]:
         """Return the coupling of children x [b i d], and z [b j k] without the bias (Algorithm 1, line 1)."""
@@ -250,8 +285,11 @@ class CapsuleEnergy(nn.Module):
         ranked = None
         if self.ranker is not None:
             ranked = self.ranker.contrast(self._split(x)[1], step, draws)["loss"]
-            for j, busiest in self.ranker.restarted:
-                self._copy_capsule(j, busiest, step, draws.seed)
+            if not self.joins:
+                for j, busiest in self.ranker.restarted:
+                    self._copy_capsule(j, busiest, step, draws.seed)
+            elif step == self.joins_at:
+                self._join()
         # Positive phase: what the images' children say.
         data = self.infer(x, self.sharpness_at(step), boosted=True)
         x = data.x
@@ -331,6 +369,17 @@ class CapsuleEnergy(nn.Module):
             x = energy.reverse(h, self.W, start.coupling, self.gain)
         return x
 
+    @property
+    def joins_at(self) -> int:
+        """The training step at which ranking capsules are joined to groups, if there are more of them than capsules."""
+        return self.config.loosen // 2
+
+    @torch.no_grad()
+    def _join(self) -> None:
+        """Give every ranking capsule to a capsule."""
+        assert self.ranker is not None and self.ranker.near is not None and self.owner is not None
+        self.owner.copy_(join_groups(self.ranker.near, len(self.bias)))
+
     @torch.no_grad()
     def _restart_losers(self, step: int, seed: int) -> None:
         """Make capsules that win too seldom noisy copies of the one that wins most, which then shares its images.
@@ -339,7 +388,8 @@ class CapsuleEnergy(nn.Module):
         """
         c = self.config
         self.restarted = []
-        due = step > c.ramp and step < c.loosen and step % _RESTART_EVERY == 0
+        last = self.joins_at if self.joins else c.loosen
+        due = step > c.ramp and step < last and step % _RESTART_EVERY == 0
         if self.mask is None or not c.restart or not due:
             return
         frequency = self.mask.frequency
@@ -370,6 +420,9 @@ class CapsuleEnergy(nn.Module):
         if self.mask is not None and data.ranks is not None:
             first = (data.ranks == 0).to(self.mask.frequency.dtype).mean(0)
             self.mask.observe_share(mean_over_processes(first))
+        if self.near is not None and data.support is not None:
+            # The same moving average as that of the wins
+            self.near.lerp_(mean_over_processes(nearness(data.support)).to(self.near.dtype), _FORGET)
 
     @torch.no_grad()
     def fit_offset(self, features: Tensor, chunk: int = 1000) -> None:

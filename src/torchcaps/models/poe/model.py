@@ -169,10 +169,11 @@ class PoE(Model):
             capsule: Number of the capsule, or of several.
             n: How many images.
             domain: Where z_j comes from. "complete": N(0, 1) in every direction, as in figure 2 (a, c). "restricted":
-                the same on the half that training visited, as in figure 2 (b, d). "empirical": a smoothed bootstrap of
-                z_j over the training images that capsule j won, each sample one of these poses and some noise, so that
-                mean and covariance are theirs (`utils.random.resample`). "gaussian": a normal distribution with this
-                mean and covariance. See `pose_sampling.sample_poses` for capsules with a slab.
+                the same on the half that training visited, as in figure 2 (b, d). "empirical": near stored
+                z_j of training images that capsule j won, from a normal distribution with the mean and the covariance
+                of sixteen that are near to each other (`utils.random.resample_near`). "gaussian": a normal distribution
+                with the mean and the covariance of all of them. See `pose_sampling.sample_poses` for capsules with a
+                slab.
             seed: Sample m of capsule j is a function of (seed, j, m).
 
         Returns:

@@ -9,7 +9,7 @@ from torchcaps.errors import RecipeError, suggestion
 from torchcaps.models.poe.decoder import CapsuleDecoder
 from torchcaps.models.poe.energy import hidden, split
 from torchcaps.models.poe.frames import Frame
-from torchcaps.utils.random import normal, resample
+from torchcaps.utils.random import normal, resample, resample_near
 
 __all__ = ["DOMAINS", "check_domain", "interpolate_poses", "sample_frames", "sample_poses", "sweep_poses"]
 
@@ -22,7 +22,8 @@ _TURNED = 0.2
 def sample_poses(decoder: CapsuleDecoder, j: int, n: int, domain: str, seed: int) -> Tensor:
     """Sample poses of a capsule from a domain; sample m is a function of (seed, j, m).
 
-    "empirical" resamples stored poses, "gaussian" draws z from a normal distribution with their mean and covariance.
+    "empirical" draws z near stored poses (`utils.random.resample_near`), "gaussian" from a normal distribution with the
+    mean and the covariance of all.
     "complete" is z ~ N(0, 1). Of a capsule with a slab it is a direction uniform on S^m, as long as the mean of s, and
     N(0, 1) in R^n, where each slab is measured from its mean in its own deviations: in coordinates whose covariance
     over training is 1. "restricted" mirrors the direction onto the half that training visited.
@@ -42,7 +43,7 @@ def sample_poses(decoder: CapsuleDecoder, j: int, n: int, domain: str, seed: int
     """
     check_domain(domain)
     which = torch.arange(n)
-    # Resampled training poses
+    # Near training poses
     if domain == "empirical":
         return _hide(decoder, _resampled(decoder, j, n, seed)[:, : decoder.first.shape[1]])
     # Or a standard normal
@@ -73,7 +74,7 @@ def sample_frames(decoder: CapsuleDecoder, j: int, n: int, domain: str, seed: in
         decoder: Holds the frames that go with each capsule's poses.
         j: Number of the capsule.
         n: How many frames.
-        domain: "empirical": with the pose, a smoothed bootstrap of both together. Else a normal distribution with the
+        domain: "empirical": with the pose, near a stored pose and its frame. Else a normal distribution with the
             mean and the covariance of the stored frames.
         seed: Of the samples.
 
@@ -89,11 +90,11 @@ def sample_frames(decoder: CapsuleDecoder, j: int, n: int, domain: str, seed: in
 
 
 def _resampled(decoder: CapsuleDecoder, j: int, n: int, seed: int) -> Tensor:
-    """Resample stored poses [n k], or where there are frames, poses with their frames [n k + 4]."""
+    """Draw poses [n k] near stored ones, or where there are frames, poses with their frames [n k + 4]."""
     stored = decoder.examples_of(j)
     if decoder.example_frames is not None:
         stored = torch.cat([stored, decoder.frames_of(j)], -1)
-    return resample(stored, seed, j, torch.arange(n))
+    return resample_near(stored, seed, j, torch.arange(n))
 
 
 def _hide(decoder: CapsuleDecoder, z: Tensor) -> Tensor:

@@ -53,7 +53,7 @@ from torchcaps.train.recipe import OptimizerConfig, StageConfig, stage_of
 from torchcaps.train.train_state import build_model, load_stage
 from torchcaps.types import Batch
 from torchcaps.utils.progress import progress
-from torchcaps.utils.random import resample
+from torchcaps.utils.random import resample_near
 
 __all__ = [
     "CONTROLS",
@@ -196,7 +196,7 @@ class _BaselineEncoder:
         if self.frames is None or self.members is None:
             return None
         own = self.frames[self.members == j]
-        return Frame.of_numbers(resample(own if len(own) else self.frames, seed, j, torch.arange(n)))
+        return Frame.of_numbers(resample_near(own if len(own) else self.frames, seed, j, torch.arange(n)))
 
 
 @dataclass(frozen=True)

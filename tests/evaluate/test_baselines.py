@@ -17,6 +17,7 @@ from torchcaps.evaluate.baselines import (
     fit_rbm,
 )
 from torchcaps.metrics import nmi
+from torchcaps.utils.random import resample_near
 
 J, K, P = 3, 2, 8
 
@@ -172,14 +173,17 @@ def test_local_pca_codes_and_rebuild_by_loops():
         assert torch.allclose(rebuilt[n], drawn, atol=1e-4)
 
 
-def test_local_pca_samples_have_the_moments_of_its_groups():
+def test_local_pca_samples_scores_near_those_of_its_groups_along_their_axes():
     f, *_ = planted()
     found = fit_local_pca(f, J, K, 0)
     s = found.samples(4000, 0)
     for j in range(J):
-        wanted = found.axes[j].T @ torch.diag(found.scores[j].var(0)) @ found.axes[j]  # [p p]
-        assert torch.allclose(s[j].mean(0), found.means[j], atol=0.2)
-        assert torch.allclose(torch.cov(s[j].T), wanted, atol=0.5)
+        scores = resample_near(found.scores[j], 0, j, torch.arange(4000))
+        assert torch.allclose(s[j], found.means[j] + scores @ found.axes[j], atol=1e-4)
+        assert torch.allclose(s[j].mean(0), found.means[j], atol=0.3)
+        # Neighbors of the outermost rows lie on one side, so that samples are narrower than the group
+        wide = scores.var(0) / found.scores[j].var(0)
+        assert bool((wide > 0.5).all()) and bool((wide < 1.1).all())
 
 
 def test_on_planted_data_more_structure_rebuilds_better():

@@ -90,6 +90,7 @@ def resample_near(points: Tensor, seed: int, *counters: int | Tensor, neighbors:
 
     a normal distribution with the mean and the covariance (divisor K) of these neighbors. Distances are in deviations
     of each number. A cloud that is bent is followed, where noise with the covariance of all points would leave it.
+    The outermost points have neighbors on one side only, so that the new ones are somewhat narrower than all points.
     """
     one = _one_of(len(points), seed, counters)  # [...]
     K = min(neighbors, len(points))

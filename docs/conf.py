@@ -10,6 +10,8 @@ import zlib
 from pathlib import Path
 
 os.environ.setdefault("MPLBACKEND", "Agg")
+# As the command line does, before torch is loaded: idle threads that spin make the gallery slow on a busy machine
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent / "src"))
 

@@ -41,7 +41,7 @@ LINKS = {
     "experts": "run=poe-mnist&tab=lead&example=3",
     "competition": "run=sparse-digits&tab=lead&example=3",
     "beliefs": "run=matrix-smallnorb&tab=lead&example=12",
-    "apart": "run=capsnet-digits&tab=lead&example=2",
+    "apart": "run=capsnet-multimnist&tab=lead&example=1",
 }
 READY = {
     "home": ".model",
@@ -49,7 +49,7 @@ READY = {
     "experts": ".wall .thumb",
     "competition": ".competitor",
     "beliefs": ".belief",
-    "apart": ".seconds .thumb",
+    "apart": "[data-testid=apart-a-said]:not(:empty)",
     "parents": ".capsule.wins",
     "routing": ".heats .thumb",
     "instantiation": ".strip",

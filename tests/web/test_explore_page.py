@@ -401,6 +401,14 @@ def test_two_digits_over_each_other_are_pulled_apart(visit):
     sync_api.expect(_by(page, "apart-said")).to_contain_text("One thing")
 
 
+def test_of_a_pair_both_digits_are_named(visit):
+    page = visit("#run=capsnet-multimnist&tab=lead&example=1")
+    sync_api.expect(_by(page, "answer")).to_have_text(re.compile(r"^\d and \d$"))
+    sync_api.expect(_by(page, "answer-more")).to_contain_text(re.compile("right|the label is"))
+    sync_api.expect(_by(page, "apart-said")).to_contain_text("It sees")
+    sync_api.expect(_by(page, "apart-second")).to_be_hidden()
+
+
 def test_two_routers_route_the_same_votes(visit):
     page = visit("#run=capsnet-digits&tab=routers&example=7")
     sync_api.expect(_by(page, "routers-verdict")).to_have_text(re.compile("Both say|They differ"))

@@ -122,7 +122,7 @@ function several() {
   const { inferred, facts, label } = state;
   if (inferred.image.bytes.every((x) => x === inferred.image.bytes[0])) return nothing();
   const [a, b] = apart.strongest(inferred.activation);
-  const named = [a, b].sort((i, j) => i - j).map((j) => facts.names[j]).join(" and ");
+  const named = [a, b].map((j) => facts.names[j]).join(" and ");
   const wanted = label?.name.split(" and ").sort().join(" and ");
   const known = !wanted ? "" : wanted === named.split(" and ").sort().join(" and ") ? ", and that is right" : `; the label is ${label.name}`;
   by("answer-lead").textContent = "The model says";

@@ -2,8 +2,8 @@
 
 python -m benchmarks.size_steps [--seconds 1.5] [--json benchmarks/size-steps.json]
 
-One thread; the two layers of a row take turns in one process. A ratio equal to that of the sizes means that cost grows
-with the number of votes.
+CPU time on one thread; the two layers of a row take turns in one process. A ratio equal to that of the sizes means that
+cost grows with the number of votes.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -48,7 +49,7 @@ def measure_pair(small: str, large: str, batch: int, seconds: float) -> list[str
     steps = {name: case_of(name).ours(batch).step for name in (small, large)}
     for step in steps.values():
         step()  # compiles
-    best = best_times(steps, seconds)
+    best = best_times(steps, seconds, time.process_time)
     milliseconds = [f"{1000 * best[name]:.1f}" for name in (small, large)]
     ratio = f"{best[large] / best[small]:.2f}"
     return [small, milliseconds[0], large, milliseconds[1], str(batch), ratio, f"{PAIRS[small, large]:.2f}"]

@@ -53,7 +53,7 @@ def test_every_run_of_the_sweep_on_these_data_is_measured():
 @pytest.fixture
 def measured(monkeypatch):
     """Times by the length of a name, and no step that is run."""
-    monkeypatch.setattr(routers, "_step_times", lambda names, *_: {name: len(name) / 1000 for name in names})
+    monkeypatch.setattr(routers, "_step_times", lambda names, seconds, cpu: {name: len(name) / 1000 for name in names})
     monkeypatch.setattr(routers, "peaks", lambda name, batch, what: Peaks(1.0, 2.0, 300.4))
 
 
@@ -61,8 +61,9 @@ def test_ratios_are_composed_over_fused_and_router_over_uniform(measured, tmp_pa
     table = routers.fused_table(1.0)
     assert table[1] == ["dynamic-user-1152x8-10x16", "25.0", "dynamic-1152x8-10x16", "20.0", "1.25"]
     path = tmp_path / "costs.json"
-    assert routers.main(["table", "--seconds", "1", "--json", str(path)]) == 0
+    assert routers.main(["table", "--cpu", "--seconds", "1", "--json", str(path)]) == 0
     costs = {row[0]: row[1:] for row in json.loads(path.read_text())}
+    assert costs["run"] == ["CPU ms a step", "x uniform", "peak MB"]
     assert costs["routers-mnist"] == ["13", "1.00", "300"]
     assert costs["routers-mnist-vb"] == ["16", "1.23", "300"]
     assert "peak MB" in capsys.readouterr().out

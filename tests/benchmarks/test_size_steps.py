@@ -12,7 +12,7 @@ from benchmarks import size_steps
 def test_the_table_has_a_row_for_each_pair_and_batch(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(size_steps, "case_of", lambda name: _Case())
     times = {small: 0.01 for small, _ in size_steps.PAIRS} | {large: 0.015 for _, large in size_steps.PAIRS}
-    monkeypatch.setattr(size_steps, "best_times", lambda steps, seconds: {name: times[name] for name in steps})
+    monkeypatch.setattr(size_steps, "best_times", lambda steps, seconds, clock: {name: times[name] for name in steps})
     path = tmp_path / "sizes.json"
     assert size_steps.main(["--json", str(path)]) == 0
     head, *rows = json.loads(path.read_text())

@@ -13,9 +13,11 @@ import sys
 import time
 from typing import get_args, get_type_hints
 
+import numpy as np
 import pytest
 
 from support.cli import is_suggestion
+from support.easy_images import easy
 from support.processes import Forked, command
 from support.tiny_recipe import tiny_toml
 from torchcaps.cli import main
@@ -238,6 +240,21 @@ def test_resume_refuses_a_folder_without_a_run_and_auto_starts_one(capsys, tmp_p
         words = ["--quiet", "--train.epochs", str(int(steps[:2]) / 10)]
         code, text, _ = run(capsys, "train", recipe, "--out", str(empty), "--resume", "auto", *words)
         assert code == 0 and steps in text
+
+
+def test_training_that_learned_nothing_says_so_beside_the_test_accuracy(capsys, caplog, tmp_path):
+    data = easy(tmp_path, validation=0)
+    words = ["train", str(tiny_toml(tmp_path)), "--quiet", "--data.name", "npz", "--data.path", data["path"], "--out"]
+    assert main([*words, str(tmp_path / "learns"), "--train.epochs", "6"]) == 0
+    told = re.search(r"test accuracy (\d+\.\d)% of 40 images", capsys.readouterr().out)
+    assert told is not None and float(told[1]) > 50 and "learned nothing" not in caplog.text
+    # Of blank images, every class looks the same
+    with np.load(data["path"]) as arrays:
+        content = dict(arrays)
+    np.savez(data["path"], **{key: value * ("images" not in key) for key, value in content.items()})
+    assert main([*words, str(tmp_path / "blank"), "--train.epochs", "0.5"]) == 0
+    assert "test accuracy 25.0% of 40 images" in capsys.readouterr().out
+    assert "learned nothing: the largest class alone is 25% of the test images; try a lower" in caplog.text
 
 
 def test_dry_run_shows_what_would_be_trained_and_trains_nothing(capsys, tmp_path):

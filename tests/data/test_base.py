@@ -32,7 +32,7 @@ def test_parts_of_a_batch_are_the_batch():
     data, order = some(), epoch_order(1, 2, 20)
     place = batch_position(3, 20, 8)
     whole = make_batch(data, order, place, 8, seed=1, max_shift=2)
-    parts = [make_batch(data, order, place, 8, seed=1, max_shift=2, rank=p, world_size=4) for p in range(4)]
+    parts = [make_batch(data, order, place, 8, seed=1, max_shift=2, rows=slice(2 * p, 2 * p + 2)) for p in range(4)]
     for name in ("images", "labels", "indices"):
         assert torch.equal(torch.cat([getattr(p, name) for p in parts]), getattr(whole, name))
 

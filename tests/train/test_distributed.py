@@ -1,4 +1,4 @@
-"""Two processes do what one does with the same batch."""
+"""Several processes do what one does with the same batch."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
 from support.easy_images import easy
@@ -15,6 +16,7 @@ from support.tiny_recipe import tiny_toml
 from torchcaps.cli import main
 from torchcaps.train import load_recipe, load_run, train
 from torchcaps.train.checkpoint import load as read_checkpoint
+from torchcaps.train.journal import read_journal
 from torchcaps.train.run import checkpoint_path
 from torchcaps.utils.distributed import ProcessGroup
 
@@ -57,8 +59,10 @@ def command_in_double(*words: str) -> int:
     return main(list(words))
 
 
-def test_two_processes_norm_their_capsules_as_one_does(tmp_path):
-    """Each sees a half of every batch; the norms' means are of both halves, and so are their gradients."""
+@pytest.mark.parametrize("size", [2, 3])
+def test_several_processes_norm_their_capsules_as_one_does(tmp_path, size):
+    """Each sees its share of every batch of 8, one of three less than the others; means of norms are of the batch, and
+    so are their gradients."""
     tiny_toml(tmp_path)
     recipe = tmp_path / "normed.toml"
     recipe.write_text(
@@ -67,14 +71,22 @@ def test_two_processes_norm_their_capsules_as_one_does(tmp_path):
     )
     words = ["train", str(recipe), "--quiet", "--out"]  # 5 steps
     run_group(command_in_double, *words, str(tmp_path / "one"), size=1)
-    run_group(command_in_double, *words, str(tmp_path / "two"))
-    # The weights and their moving average, whose running statistics both processes measured together.
+    run_group(command_in_double, *words, str(tmp_path / "two"), size=size)
+    # The weights and their moving average, whose running statistics the processes measured together.
     one, two = (read_checkpoint(checkpoint_path(tmp_path / name)).tensors for name in ("one", "two"))
     assert one.keys() == two.keys()
     assert {f"state.{which}.norms.3.odds.variance" for which in ("model", "average")} <= one.keys()
     assert one["state.model.conv.weight"].dtype == torch.float64
     for name, value in one.items():
         torch.testing.assert_close(two[name], value, rtol=1e-8, atol=1e-10, msg=lambda m, name=name: f"{name}: {m}")
+
+
+def test_the_loss_that_is_reported_is_that_of_the_batch(tmp_path):
+    words = ["train", str(tiny_toml(tmp_path)), "--train.epochs", "0.5", "--train.log-every", "1", "--quiet", "--out"]
+    assert main([*words, str(tmp_path / "one")]) == 0
+    run_group(command, *words, str(tmp_path / "three"), size=3)
+    one, three = ([e["loss"] for e in read_journal(tmp_path / n / "journal.jsonl")] for n in ("one", "three"))
+    assert len(one) == 5 and three == pytest.approx(one, abs=1e-5)
 
 
 def test_two_processes_resume_a_moving_average_to_the_bit(tmp_path):

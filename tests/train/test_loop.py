@@ -20,7 +20,9 @@ from torchcaps.errors import CheckpointError, DataError, RecipeError, ShapeError
 from torchcaps.kernels.compilation import announce
 from torchcaps.models.capsnet import CapsNet
 from torchcaps.train import load_recipe, load_run, total_steps, train
+from torchcaps.train.batches import DatasetSource
 from torchcaps.train.journal import read_journal
+from torchcaps.train.loop import TrainingData
 from torchcaps.train.run import recipe_in
 from torchcaps.train.train_state import build_model, flushed_denormals, shrink_batches
 from torchcaps.types import Batch
@@ -304,7 +306,7 @@ def test_a_batch_larger_than_the_set_shrinks_and_says_so(tmp_path, caplog):
     assert caplog.messages == ["train.batch = 99 is more than the 80 training images; 80 is used"]
     assert recipe_in(tmp_path).train.batch == 80
     assert train(recipe, tmp_path, resume="auto", quiet=True).finished, "the same recipe goes on"
-    assert shrink_batches(recipe, 80, processes=3).train.batch == 78
+    assert shrink_batches(recipe, 80, processes=3).train.batch == 80, "on any number of processes"
     with pytest.raises(DataError, match="2 training images are fewer than the 3 processes"):
         shrink_batches(recipe, 2, processes=3)
 
@@ -330,22 +332,33 @@ def test_resuming_on_other_data_is_refused_in_one_line(tmp_path):
     more = replace(recipe, train=replace(recipe.train, epochs=2.0))
     with np.load(data["path"]) as arrays:
         content = dict(arrays)
-    # Other test images change nothing that a step depends on; one other training pixel or label does.
-    np.savez(data["path"], **{**content, "test_images": 255 - content["test_images"]})
-    assert train(more, tmp_path / "run", resume=True, quiet=True).finished
-    for name in ("images", "labels"):
+    # One other pixel or label: of those to train on, or to test on.
+    refused = {"images": "data", "labels": "data", "test_images": "test images", "test_labels": "test images"}
+    for name, what in refused.items():
         changed = content[name].copy()
         changed.flat[0] = 3 - changed.flat[0] // 99
         np.savez(data["path"], **{**content, name: changed})
         with pytest.raises(
-            TrainingError, match=r"was started on other data \(fingerprint \w{12}, now \w{12}\)"
+            TrainingError, match=rf"was started on other {what} \(fingerprint \w{{12}}, now \w{{12}}\)"
         ) as caught:
             train(more, tmp_path / "run", resume=True, quiet=True)
         assert "\n" not in str(caught.value)
     # A checkpoint of an earlier version names no data, and is accepted.
     path = tmp_path / "run" / "checkpoint.safetensors"
-    edit_document(path, path, {"data_fingerprint": "none"})
+    edit_document(path, path, {"data_fingerprint": "none", "test_fingerprint": "none"})
     assert train(more, tmp_path / "run", resume=True, quiet=True).finished
+
+
+def test_resuming_with_other_images_to_stop_by_is_refused(tmp_path):
+    recipe = tiny(data=easy(tmp_path, validation=20), train={"epochs": 1.0, "validate_every": 5, "stop_at": 1.0})
+    splits = recipe.data.load()
+    data = TrainingData(DatasetSource(splits.train), splits.validation)
+    train(recipe, tmp_path / "run", quiet=True, data=data)
+    more = replace(recipe, train=replace(recipe.train, epochs=2.0))
+    others = replace(splits.validation, labels=splits.validation.labels.flip(0))
+    with pytest.raises(TrainingError, match="was started on other validation images"):
+        train(more, tmp_path / "run", resume=True, quiet=True, data=data._replace(validation=others))
+    assert train(more, tmp_path / "run", resume=True, quiet=True, data=data).finished
 
 
 def test_the_test_accuracy_at_the_end_is_that_of_the_model(tmp_path):

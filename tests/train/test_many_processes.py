@@ -144,9 +144,11 @@ def test_micro_batches_do_the_same_on_any_number_of_processes(tmp_path) -> None:
     )
     recipe = load_recipe(str(path))
     train(recipe, tmp_path / "one", quiet=True)
-    ended = Ranks(tmp_path, [["train", path, "--out", "run", "--quiet"]] * 2).wait()
-    assert [one.code for one in ended] == [0, 0], ended
-    assert_equal_runs(tmp_path / "one", tmp_path / "0" / "run")
+    # Two of the four micro-batches each, and one, one and two
+    for size in (2, 3):
+        ended = Ranks(tmp_path / str(size), [["train", path, "--out", "run", "--quiet"]] * size).wait()
+        assert [one.code for one in ended] == [0] * size, ended
+        assert_equal_runs(tmp_path / "one", tmp_path / str(size) / "0" / "run")
 
 
 def test_micro_batches_change_no_gradient(recipe, tmp_path) -> None:
@@ -176,13 +178,25 @@ def test_evaluation_is_shared_and_says_the_same(alone, tmp_path, capsys) -> None
 # ------------------------------------------------------------------------------------------ without a second process
 
 
-def test_batches_and_micro_batches_that_cannot_be_shared_are_refused() -> None:
-    assert [TrainConfig(batch=8).micro_batches(n) for n in (1, 2, 4)] == [1, 1, 1]
-    assert [TrainConfig(batch=8, micro_batch=2).micro_batches(n) for n in (1, 2, 4)] == [4, 2, 1]
-    with pytest.raises(RecipeError, match="multiple"):
-        TrainConfig(batch=8).micro_batches(3)
-    with pytest.raises(RecipeError, match="multiple"):
-        TrainConfig(batch=8, micro_batch=2).micro_batches(8)
+def test_shares_of_a_batch_are_all_of_it_and_weigh_what_they_hold() -> None:
+    for settings in (TrainConfig(batch=12), TrainConfig(batch=12, micro_batch=2)):
+        for processes in range(1, 7):
+            shares = [settings.share(rank, processes) for rank in range(processes)]
+            rows = [row for share in shares for row in range(12)[share.rows]]
+            assert rows == list(range(12))
+            sizes = [len(range(12)[share.rows]) for share in shares]
+            assert [share.weight for share in shares] == pytest.approx([n * processes / 12 for n in sizes])
+            assert max(sizes) - min(sizes) <= (settings.micro_batch or 1)
+            # Every micro-batch, or every process, has random numbers of its own
+            numbers = [share.first_part + n for share in shares for n in range(share.parts)]
+            assert numbers == list(range(6 if settings.micro_batch else processes))
+
+
+def test_batches_with_less_than_one_part_for_each_process_are_refused() -> None:
+    with pytest.raises(RecipeError, match="a batch of 8 images is too small for 9 processes"):
+        TrainConfig(batch=8).share(0, 9)
+    with pytest.raises(RecipeError, match="a batch of 4 micro-batches of 2 images is too small for 5 processes"):
+        TrainConfig(batch=8, micro_batch=2).share(0, 5)
     with pytest.raises(RecipeError, match="divisor"):
         TrainConfig(batch=8, micro_batch=3)
 

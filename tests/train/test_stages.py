@@ -437,8 +437,8 @@ def test_a_batch_is_refused_in_any_stage_before_anything_is_written(tmp_path, mo
         yield OneOfFour(size=4)
 
     monkeypatch.setattr("torchcaps.train.loop.process_group", four)
-    with pytest.raises(RecipeError, match="batch of 18 cannot be shared by 4"):
-        train(staged(stages={"head": {"train": {"batch": 18}}}), tmp_path / "a", quiet=True)
+    with pytest.raises(RecipeError, match="batch of 3 images is too small for 4 processes"):
+        train(staged(stages={"head": {"train": {"batch": 3}}}), tmp_path / "a", quiet=True)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -20,6 +20,14 @@ def test_a_log_file_gets_one_line_a_minute_and_one_at_the_end(capsys, monkeypatc
     assert lines[0] == "run: step 13/40, loss 0.0769, 2 images/s, 135 s left"
 
 
+def test_the_line_tells_how_often_classes_are_right(capsys):
+    with TrainingProgress("run", total=2, done=0, batch=10) as shown:
+        shown.update(1, {"loss": 1.0, "accuracy": 0.5, "validation_accuracy": 0.25}, is_last=False)
+        shown.update(2, {"loss": 1.0, "accuracy": 1.0}, is_last=True)
+    # That of the steps is smoothed, that of the validation is the last one
+    assert "loss 1.0000, accuracy 55%, validation 25.00%, " in capsys.readouterr().err
+
+
 def test_quiet_training_says_nothing(capsys):
     with TrainingProgress("run", total=1, done=0, batch=10, quiet=True) as shown:
         shown.update(1, {"loss": 1.0}, is_last=True)

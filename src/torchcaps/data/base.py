@@ -347,8 +347,7 @@ def make_batch(
     max_shift: int = 0,
     mixup_alpha: float = 0.0,
     label_smoothing: float = 0.0,
-    rank: int = 0,
-    world_size: int = 1,
+    rows: slice = slice(None),
     pixels: bool = True,
 ) -> Batch:
     """Prepare the training batch at a position.
@@ -366,21 +365,19 @@ def make_batch(
         max_shift: Largest shift of an image along each axis, in pixels.
         mixup_alpha: Mix each image with another one of the set, see `augment.mixup_shares`; 0 mixes none.
         label_smoothing: Share of each label that is divided among all classes.
-        rank: Number of this process; it takes its share of the batch.
-        world_size: Number of processes.
+        rows: Which images of the batch are wanted: the share of this process.
         pixels: Whether images are wanted; without them, `images` has no rows, and labels are those of the set.
 
     Returns:
-        The batch, or this process's share of it: images [b c s s] and components [b m s s] as floats; shares [b j] of
+        The batch, or those images of it: images [b c s s] and components [b m s s] as floats; shares [b j] of
         the classes if labels are mixed or smoothed.
 
     Raises:
         DataError: if labels are to be mixed or smoothed and an image has several.
     """
     # The images of this process.
-    share = batch // world_size
-    first = position.number * batch + rank * share
-    index = order[first : first + share]
+    first = position.number * batch
+    index = order[first : first + batch][rows]
     if not pixels:
         return Batch(torch.empty(0, 1, 1, 1), data.labels[index], index)
     key = SampleKey(seed, position.epoch, index)

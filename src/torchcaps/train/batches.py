@@ -122,8 +122,7 @@ class DatasetSource:
                 max_shift=settings.max_shift,
                 mixup_alpha=settings.mixup_alpha,
                 label_smoothing=settings.label_smoothing,
-                rank=request.group.rank,
-                world_size=request.group.size,
+                rows=settings.share(request.group.rank, request.group.size).rows,
                 pixels=request.pixels,
             )
             return PlacedBatch(place.epoch, batch)

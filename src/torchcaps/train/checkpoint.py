@@ -31,6 +31,7 @@ from torchcaps.utils.files import write_atomically
 __all__ = [
     "Checkpoint",
     "CheckpointMeta",
+    "DataFingerprints",
     "TensorFile",
     "decode",
     "encode",
@@ -47,6 +48,20 @@ ENTRY = "torchcaps"
 
 # A damaged header must not make `build_model` allocate without bound.
 _Size = Annotated[int, Range(1, (1 << 16) - 1)]
+
+
+class DataFingerprints(NamedTuple):
+    """What names the images of a run (`Dataset.fingerprint`); None where there are none or nobody knows.
+
+    Attributes:
+        train: Of the images that it is trained on.
+        validation: Of those by which it may stop.
+        test: Of those by which it is judged in the end.
+    """
+
+    train: str | None = None
+    validation: str | None = None
+    test: str | None = None
 
 
 @dataclass(frozen=True)
@@ -67,6 +82,8 @@ class CheckpointMeta:
         class_names: Names of the classes, in files that are given away.
         data_fingerprint: Names the training images (`Dataset.fingerprint`); None in files of earlier versions and of
             runs whose data a loader gave.
+        validation_fingerprint: Names the validation images, if there are any; None in files of earlier versions.
+        test_fingerprint: Names the test images that are looked at in the end, likewise.
     """
 
     recipe: Recipe
@@ -81,6 +98,8 @@ class CheckpointMeta:
     weights_only: bool = False
     class_names: tuple[str, ...] = ()
     data_fingerprint: str | None = None
+    validation_fingerprint: str | None = None
+    test_fingerprint: str | None = None
 
     def __post_init__(self) -> None:
         # A file may claim anything: refuse what contradicts itself.
@@ -93,6 +112,11 @@ class CheckpointMeta:
     def image_spec(self) -> ImageSpec:
         """Shape of the images and number of classes."""
         return ImageSpec(*self.spec)
+
+    @property
+    def fingerprints(self) -> DataFingerprints:
+        """What names the data of the run."""
+        return DataFingerprints(self.data_fingerprint, self.validation_fingerprint, self.test_fingerprint)
 
     @property
     def is_complete(self) -> bool:

@@ -28,11 +28,11 @@ from torchcaps.errors import DataError, RecipeError, TorchcapsError, TrainingErr
 from torchcaps.kernels.compilation import when_compiling
 from torchcaps.models import Model
 from torchcaps.train.batches import BatchRequest, BatchSource, DatasetSource
-from torchcaps.train.checkpoint import decode, encode
+from torchcaps.train.checkpoint import DataFingerprints, decode, encode
 from torchcaps.train.journal import Journal
 from torchcaps.train.model_sizes import refusing_lack_of_memory
 from torchcaps.train.precision import check_precision
-from torchcaps.train.recipe import Recipe, TrainConfig, stage_names, stage_of
+from torchcaps.train.recipe import BatchShare, Recipe, TrainConfig, stage_names, stage_of
 from torchcaps.train.run import Resume, Run, load_run, open_run
 from torchcaps.train.running_statistics import (
     has_running_statistics,
@@ -58,7 +58,7 @@ from torchcaps.train.validation import (
     validation_accuracy,
 )
 from torchcaps.types import Batch
-from torchcaps.utils.distributed import ProcessGroup, process_group
+from torchcaps.utils.distributed import ProcessGroup, process_group, weighting_means
 from torchcaps.utils.progress import TrainingProgress
 from torchcaps.utils.random import seed_of
 from torchcaps.utils.signals import StopFlag, stop_signal
@@ -176,14 +176,18 @@ def train(
             # Data, and whatever can be refused before anything is written.
             for name in stage_names(recipe.model):
                 settings = stage_of(recipe, name).train
-                settings.micro_batches(group.size)
+                settings.share(group.rank, group.size)
                 check_precision(settings.precision, group.device)
             source, validation, test = data or _loaded(recipe.data.load())
             recipe = shrink_batches(recipe, source.images, group.size)
 
             # The model with its initial weights.
             training = build_training(recipe, source.spec, source.images, group.device)
-            training.data_fingerprint = source.fingerprint()
+            training.fingerprints = DataFingerprints(
+                train=source.fingerprint(),
+                validation=None if validation is None else validation.fingerprint(),
+                test=None if test is None else test.fingerprint(),
+            )
             check_validation(recipe, training.model, validation)
             check_regularization(recipe, training.model)
             _check_micro_batches(recipe, training)
@@ -192,7 +196,7 @@ def train(
             # Only process 0 has or needs the folder.
             run = open_run(folder, recipe, resume=resume) if group.is_main else Run(folder, recipe)
         fingerprint = run.fingerprint if group.is_main else None
-        group.check_same(_data_facts(source, training.data_fingerprint))
+        group.check_same(_data_facts(source, training.fingerprints.train))
 
         # The weights as the last checkpoint of this run or the run to start from left them.
         training = _starting_state(training, recipe, run, group, weights)
@@ -256,7 +260,7 @@ def _starting_state(
     state = b""
     with group.raising_together():
         if group.is_main and run.has_checkpoint:
-            training = restore_training(training, recipe, run.checkpoint(training.data_fingerprint))
+            training = restore_training(training, recipe, run.checkpoint(training.fingerprints))
         elif group.is_main and recipe.start is not None:
             before = load_run(recipe.start)
             warm_start(training, before.model, steps=before.step, seconds=before.seconds)
@@ -336,21 +340,22 @@ def _one_stage(job: _Job, training: TrainState) -> None:
     # Order and augmentation are functions of seed and step, so that a resumed run gets the same batches.
     pixels = training.stage_model.uses_images
     request = BatchRequest(settings, seed, group, first=training.step, total=total, pixels=pixels)
+    share = _share(job, settings)
     with (
         _display(job, training, settings.batch, total) as display,
         when_compiling(display.compiling),
         job.source.stream(request) as next_batch,
+        weighting_means(share.weight),
     ):
         # Preparation may take long, so the speed that is displayed counts only after it.
         objective = _prepare(job, training, seed)
         display.restart()
-        parts = settings.micro_batches(group.size)
         while not ends and not stopped:
             epoch, batch = next_batch()
-            batches = _micro_batches(job, training, seed, batch, parts)
+            batches = _micro_batches(job, training, seed, batch, share)
 
             # Update: forward, backward, clip, optimizer, schedule.
-            terms = _step(settings, objective, training, batches, parts)
+            terms = _step(settings, objective, training, batches, share)
             training.step += 1
             training.seconds = time.monotonic() - started
 
@@ -376,6 +381,12 @@ def _one_stage(job: _Job, training: TrainState) -> None:
             _finish(job, training, seed)
             training.seconds = time.monotonic() - started
             _save(job, training)
+
+
+def _share(job: _Job, settings: TrainConfig) -> BatchShare:
+    """Which images of every batch this process takes; batches of a loader are its own, and count as those of others."""
+    share = settings.share(job.group.rank, job.group.size)
+    return share if job.source.dataset is not None else share._replace(weight=1.0)
 
 
 def _display(job: _Job, training: TrainState, batch: int, total: int) -> TrainingProgress:
@@ -440,22 +451,22 @@ def _complete_average(job: _Job, training: TrainState, seed: int, count: int | N
     measure_running_statistics(average.model, moved)
 
 
-def _micro_batches(job: _Job, training: TrainState, seed: int, batch: Batch, parts: int) -> Iterator[Batch]:
+def _micro_batches(job: _Job, training: TrainState, seed: int, batch: Batch, share: BatchShare) -> Iterator[Batch]:
     """Yield the parts of this process's share of a batch, one unless `train.micro_batch` is set.
 
     Random numbers of a part depend on its number in the whole batch, so that they are the same on any number of
     processes.
     """
     settings = stage_of(job.recipe, training.stage).train
-    rows = torch.arange(len(batch.labels)).tensor_split(parts)
-    for number, some in enumerate(rows):
-        part = _rows(batch, some) if parts > 1 else batch
-        torch.manual_seed(seed_of(seed, 1, training.step, job.group.rank * parts + number))
+    rows = torch.arange(len(batch.labels)).tensor_split(share.parts)
+    for number, some in enumerate(rows, share.first_part):
+        part = _rows(batch, some) if share.parts > 1 else batch
+        torch.manual_seed(seed_of(seed, 1, training.step, number))
         yield _to(part, job.group.device, settings.channels_last)
 
 
 def _step(
-    settings: TrainConfig, objective: nn.Module, training: TrainState, batches: Iterable[Batch], parts: int
+    settings: TrainConfig, objective: nn.Module, training: TrainState, batches: Iterable[Batch], share: BatchShare
 ) -> dict[str, Tensor]:
     """One update, of parameters by the optimizer or of buffers by the objective itself."""
     optimizer = training.optimizer
@@ -464,7 +475,7 @@ def _step(
     results: list[dict[str, Tensor]] = []
     for number, batch in enumerate(batches):
         # Gradients of the parts add up; processes exchange them once, with the last part.
-        is_last = number == parts - 1
+        is_last = number == share.parts - 1
         with nullcontext() if is_last or not isinstance(objective, DistributedDataParallel) else objective.no_sync():
             # Forward pass; a stage without an optimizer updates its own buffers here.
             with (
@@ -474,7 +485,9 @@ def _step(
                 terms: dict[str, Tensor] = objective(batch, training.step)
             # Backward pass outside of autocast, as torch advises.
             if optimizer:
-                torch.autograd.backward(terms["loss"] / parts if parts > 1 else terms["loss"])
+                # The mean over processes and parts is that of the images of the batch
+                scale = share.weight / share.parts
+                torch.autograd.backward(terms["loss"] * scale if scale != 1 else terms["loss"])
         results.append({name: value.detach() for name, value in terms.items()})
     if optimizer:
         if settings.clip is not None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from torchcaps.config import (
     Choice,
@@ -29,6 +29,7 @@ from torchcaps.models import MODELS, CapsNetConfig, ModelConfig
 from torchcaps.train.optimizer import OptimizerConfig, ScheduleConfig
 
 __all__ = [
+    "BatchShare",
     "OptimizerConfig",
     "PaperNumbers",
     "Recipe",
@@ -46,6 +47,22 @@ __all__ = [
 ]
 
 
+class BatchShare(NamedTuple):
+    """What one process does of every batch.
+
+    Attributes:
+        rows: Its images, counted from the first of the batch.
+        weight: Number of its images, divided by the mean number of images of a process.
+        parts: Number of its micro-batches, 1 if the batch is not divided into any.
+        first_part: Number of the first of them among those of all processes.
+    """
+
+    rows: slice
+    weight: float
+    parts: int
+    first_part: int
+
+
 @dataclass(frozen=True)
 class TrainConfig:
     """How long and how: `save_every`, `log_every` and `validate_every` count steps; `clip` bounds the gradient's norm.
@@ -61,6 +78,7 @@ class TrainConfig:
 
     `batch` counts the images of one update over all processes. With `micro_batch` they go through the model so many at
     a time and gradients add up: memory depends on `micro_batch`, and a step does the same on any number of processes.
+    Processes need not have equal shares: each counts by its number of images.
     """
 
     epochs: Annotated[float, Range(0, open_low=True, limit=1e6)] = 5.0
@@ -83,22 +101,24 @@ class TrainConfig:
         if self.micro_batch is not None and self.batch % self.micro_batch:
             raise RecipeError(f"micro_batch = {self.micro_batch} does not divide batch = {self.batch}; take a divisor")
 
-    def micro_batches(self, processes: int) -> int:
-        """How many micro-batches each of so many processes takes in a step.
+    def share(self, rank: int = 0, processes: int = 1) -> BatchShare:
+        """Which images of every batch process `rank` takes: whole micro-batches, as many as the others or one more.
 
         Raises:
-            RecipeError: The batch cannot be divided into equal shares.
+            RecipeError: There are fewer images or micro-batches in a batch than processes.
         """
+        unit = self.micro_batch or 1
+        units = self.batch // unit
+        if units < processes:
+            what = "images" if self.micro_batch is None else f"micro-batches of {unit} images"
+            raise RecipeError(f"a batch of {units} {what} is too small for {processes} processes; use fewer of them")
+        start = units * rank // processes
+        stop = units * (rank + 1) // processes
+        rows = slice(start * unit, stop * unit)
+        weight = (stop - start) * processes / units
         if self.micro_batch is None:
-            if self.batch % processes:
-                raise RecipeError(f"a batch of {self.batch} cannot be shared by {processes} processes; use a multiple")
-            return 1
-        whole = self.batch // self.micro_batch
-        if whole % processes:
-            raise RecipeError(
-                f"{whole} micro-batches of {self.micro_batch} cannot be shared by {processes} processes; use a multiple"
-            )
-        return whole // processes
+            return BatchShare(rows, weight, parts=1, first_part=rank)
+        return BatchShare(rows, weight, parts=stop - start, first_part=start)
 
     def steps(self, images: int) -> int:
         """How many steps the epochs are with so many training images; a last batch that is not full is left out."""

@@ -16,7 +16,7 @@ from torch import Tensor
 from torchcaps.config import Table, flatten, from_dict, to_dict
 from torchcaps.errors import CheckpointError, TrainingError, suggestion
 from torchcaps.models import Model
-from torchcaps.train.checkpoint import Checkpoint
+from torchcaps.train.checkpoint import Checkpoint, DataFingerprints
 from torchcaps.train.checkpoint import load as read_checkpoint
 from torchcaps.train.checkpoint import save as write_checkpoint
 from torchcaps.train.journal import Journal
@@ -81,11 +81,11 @@ class Run:
             return None
         return found.st_mtime_ns, found.st_size
 
-    def checkpoint(self, data_fingerprint: str | None) -> Checkpoint:
+    def checkpoint(self, fingerprints: DataFingerprints) -> Checkpoint:
         """Read the last checkpoint.
 
         Args:
-            data_fingerprint: Names the data that training would go on with; None if that cannot be known.
+            fingerprints: Name the data that training would go on with.
 
         Raises:
             CheckpointError: The file is not whole.
@@ -95,7 +95,7 @@ class Run:
         path = checkpoint_path(self.folder)
         checkpoint = read_checkpoint(path)
         _check_same(checkpoint.meta.recipe, self.recipe, path)
-        _check_same_data(checkpoint.meta.data_fingerprint, data_fingerprint, self.folder)
+        _check_same_data(checkpoint.meta.fingerprints, fingerprints, self.folder)
         return checkpoint
 
     def lock(self) -> AbstractContextManager[None]:
@@ -323,18 +323,20 @@ def _schedule_of(recipe: Recipe, key: str) -> ScheduleConfig:
     return stage_of(recipe, tables[1]).schedule if tables[0] == "stages" else recipe.schedule
 
 
-def _check_same_data(old: str | None, new: str | None, folder: Path) -> None:
-    """Refuse to go on with other data than a run was started on."""
-    if new is None:
+def _check_same_data(old: DataFingerprints, new: DataFingerprints, folder: Path) -> None:
+    """Refuse to go on with other data than a run was started on, to stop by, or to be judged by."""
+    if new.train is None:
         raise TrainingError(
             f"'{folder}' cannot be resumed on batches of a loader, whose order is unknown; give tensors or a Dataset, "
             "or start another run from its weights"
         )
-    if old is not None and old != new:
-        raise TrainingError(
-            f"'{folder}' was started on other data (fingerprint {old[:12]}, now {new[:12]}); put the old data back to "
-            "resume, or choose another --out"
-        )
+    parts = {"data": (old.train, new.train), "validation images": (old.validation, new.validation)}
+    for what, (before, now) in (parts | {"test images": (old.test, new.test)}).items():
+        if before is not None and now is not None and before != now:
+            raise TrainingError(
+                f"'{folder}' was started on other {what} (fingerprint {before[:12]}, now {now[:12]}); put the old ones "
+                "back to resume, or choose another --out"
+            )
 
 
 def _check_same(old: Recipe, new: Recipe, folder: Path) -> None:

@@ -58,8 +58,7 @@ def training_batches(
             settings.batch,
             seed=seed,
             max_shift=settings.max_shift,
-            rank=group.rank,
-            world_size=group.size,
+            rows=settings.share(group.rank, group.size).rows,
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import nn
@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torchcaps.config import Table
 from torchcaps.errors import CheckpointError, DataError, RecipeError, TorchcapsError, TrainingError, suggestion
 from torchcaps.models import Model
-from torchcaps.train.checkpoint import Checkpoint, CheckpointMeta
+from torchcaps.train.checkpoint import Checkpoint, CheckpointMeta, DataFingerprints
 from torchcaps.train.model_sizes import check_memory, check_stored, model_outline
 from torchcaps.train.recipe import Recipe, TrainConfig, stage_names, stage_of
 from torchcaps.train.state_packing import pack_state, unpack_state
@@ -55,7 +55,7 @@ class TrainState:
         seconds: How long the whole run has taken so far.
         finished: True if the stage's `finish` has been called.
         stopped_early: True if the stage ended because the validation accuracy reached `train.stop_at`.
-        data_fingerprint: Names the training images; None where that cannot be known.
+        fingerprints: Name the images of the run.
         average: The moving average of the weights, if `train.ema_decay` asks for one.
     """
 
@@ -70,7 +70,7 @@ class TrainState:
     seconds: float = 0.0
     finished: bool = False
     stopped_early: bool = False
-    data_fingerprint: str | None = None
+    fingerprints: DataFingerprints = field(default_factory=DataFingerprints)
     average: WeightAverage | None = None
 
     @property
@@ -127,7 +127,9 @@ class TrainState:
             finished=self.finished,
             stopped_early=self.stopped_early,
             threads=torch.get_num_threads(),
-            data_fingerprint=self.data_fingerprint,
+            data_fingerprint=self.fingerprints.train,
+            validation_fingerprint=self.fingerprints.validation,
+            test_fingerprint=self.fingerprints.test,
         )
         return Checkpoint(tensors, meta, skeleton)
 
@@ -136,7 +138,7 @@ class TrainState:
         following = start_stage(recipe, self.model, self.stages, stage, self.images)
         following.steps_before = self.steps
         following.seconds = self.seconds
-        following.data_fingerprint = self.data_fingerprint
+        following.fingerprints = self.fingerprints
         return following
 
     def restore(self, checkpoint: Checkpoint) -> None:
@@ -224,16 +226,16 @@ def shrink_batches(recipe: Recipe, images: int, processes: int = 1) -> Recipe:
     Args:
         recipe: The recipe.
         images: The number of training images.
-        processes: The number of processes, each of which takes the same share of a batch.
+        processes: The number of processes, each of which takes at least one image or micro-batch.
 
     Raises:
         DataError: if there are fewer images than processes.
     """
 
     def shrunk(train: TrainConfig, where: str) -> TrainConfig:
-        unit = processes * (train.micro_batch or 1)
+        unit = train.micro_batch or 1
         largest = images // unit * unit
-        if largest == 0:
+        if largest < processes * unit:
             needed = f"{train.micro_batch} for each of" if train.micro_batch else "the"
             raise DataError(
                 f"{images} training images are fewer than {needed} {processes} processes; use fewer processes"
@@ -275,7 +277,7 @@ def restore_training(training: TrainState, recipe: Recipe, checkpoint: Checkpoin
     with _refusing_foreign():
         restored = start_stage(recipe, training.model, training.stages, checkpoint.meta.stage, training.images)
         restored.restore(checkpoint)
-    restored.data_fingerprint = training.data_fingerprint
+    restored.fingerprints = training.fingerprints
     return restored
 
 

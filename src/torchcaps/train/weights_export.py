@@ -61,6 +61,8 @@ def strip_to_weights(
         weights_only=True,
         class_names=tuple(names),
         data_fingerprint=None,
+        validation_fingerprint=None,
+        test_fingerprint=None,
     )
     state = {"model": model, "optimizer": None, "schedule": None}
     return Checkpoint(kept | dict(zip(EXAMPLES, examples or (), strict=False)), meta, state)

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from itertools import pairwise
 from threading import Thread
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from weakref import WeakSet
 
 import torch
@@ -42,6 +42,7 @@ __all__ = [
     "row_shares",
     "select_device",
     "sharing_rows",
+    "weighting_means",
     "world_size",
 ]
 
@@ -413,28 +414,52 @@ def world_size() -> int:
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
+_weight: ContextVar[float] = ContextVar("weight", default=1.0)
+
+
+@contextmanager
+def weighting_means(weight: float) -> Iterator[None]:
+    """Inside, the values of this process count `weight` times in `mean_over_processes`.
+
+    Args:
+        weight: The images of this process, divided by the mean number of images of a process; so the mean of all
+            weights is 1, and all of them are 1 where a batch is shared equally.
+    """
+    before = _weight.set(weight)
+    try:
+        yield
+    finally:
+        _weight.reset(before)
+
+
 def mean_over_processes(x: Tensor) -> Tensor:
     """Return the mean of x over the processes of the group, x itself without one.
 
-    Of equal shares of a batch, the mean of the shares' means is the mean of the batch. Gradients pass: what every
-    process's loss owes to x counts in all of them, so that their mean is the gradient of the mean loss.
+    Of means over the images of each process, with `weighting_means`, it is the mean over the images of the batch.
+    Gradients pass: what every process's loss owes to x counts in all of them, so that the mean of the gradients of the
+    weighted losses is the gradient of the mean loss.
     """
     if world_size() == 1:
         return x
-    mean: Tensor = _Mean.apply(x)  # type: ignore[no-untyped-call]
+    mean: Tensor = _Mean.apply(x, _weight.get())  # type: ignore[no-untyped-call]
     return mean
 
 
 class _Mean(torch.autograd.Function):
-    """The mean over the group, and its derivative, which is the same mean."""
+    """The mean y = sum_r w_r x_r / n over n processes with weights w_r, and its derivative.
+
+    With losses w_r L_r, whose gradients are averaged, dL/dx_r is w_r times the mean of what arrives at y.
+    """
 
     @staticmethod
-    def forward(ctx: object, x: Tensor) -> Tensor:
-        return _mean(x)
+    def forward(ctx: Any, x: Tensor, weight: float) -> Tensor:
+        ctx.weight = weight
+        return _mean(x * weight if weight != 1 else x)
 
     @staticmethod
-    def backward(ctx: object, *g: Tensor) -> Tensor:
-        return _mean(g[0])
+    def backward(ctx: Any, *g: Tensor) -> tuple[Tensor, None]:
+        mean = _mean(g[0])
+        return mean * ctx.weight if ctx.weight != 1 else mean, None
 
 
 def _mean(x: Tensor) -> Tensor:

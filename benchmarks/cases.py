@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from torch.nn.functional import relu
 
 from benchmarks.cost import Cost, contrast_cost, cost_of
-from benchmarks.reference import couple, plain_contrast, plain_dynamic
+from benchmarks.reference import MatmulVotes, couple, plain_contrast, plain_dynamic
 from benchmarks.user_router import ROUTER as USER_ROUTER
 from benchmarks.user_router import UserDynamic
 from torchcaps.errors import RecipeError, suggestion
@@ -123,6 +123,17 @@ def _composed(case: Case) -> Case:
         return Work(unfused(work.forward), unfused(work.step))
 
     return replace(case, ours=ours)
+
+
+def _against_matmul(case: Case) -> Case:
+    """The same case, but the plain path is `MatmulVotes` instead of the library's own stored votes."""
+    stored = mock.patch.object(dispatch, "DenseVotes", MatmulVotes)
+
+    def plain(batch: int) -> Work:
+        work = case.plain(batch)
+        return Work(stored(work.forward), stored(work.step))
+
+    return replace(case, plain=plain)
 
 
 def _by_user(name: str, i: int, d: int, j: int, k: int, iterations: int = 3) -> Case:
@@ -342,8 +353,8 @@ _FOUR = r"(\d+)-(\d+)-(\d+)-(\d+)"
 _FORMS: dict[str, Callable[..., Case]] = {
     f"dynamic-{_SIZES}": _dynamic,
     f"cd-{_SIZES}": _contrast,
-    r"em-(\d+)x(\d+)(?:-t(\d+))?": _em_layer,
-    rf"em-{_FOUR}": _matrix,
+    r"em-(\d+)x(\d+)(?:-t(\d+))?": lambda *given: _against_matmul(_em_layer(*given)),
+    rf"em-{_FOUR}": lambda *given: _against_matmul(_matrix(*given)),
     rf"em-composed-{_FOUR}": lambda *given: _composed(_matrix(*given)),
     f"dynamic-composed-{_SIZES}": lambda *given: _composed(_dynamic(*given)),
     rf"em-mixing-{_FOUR}": partial(_matrix, routing=EM(switch="mixing")),

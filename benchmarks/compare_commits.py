@@ -1,11 +1,14 @@
 """Compare the speed of two source trees, such as a commit and the one before it, by turns on one machine.
 
     git worktree add /tmp/old COMMIT
-    python -m benchmarks.compare_commits /tmp/old/src src [NAME ...] [--batch 128] [--rounds 10] [--tolerance 0.05]
+    python -m benchmarks.compare_commits /tmp/old/src src [NAME ...] [--batch 128] [--pairs 5] [--tolerance 0.05]
 
 Each tree runs in a process of its own with its own code, weights and cached kernels. The two take turns, a few runs at
-a time, and never run at once; the best time of each counts, since whatever else the machine does only adds to it. Exit
-code 1 if a case of the new tree is slower than the tolerance allows.
+a time, and never run at once; the best time of each counts, since whatever else the machine does only adds to it.
+
+Two processes with the same code differ by up to a tenth, since each has its memory at other addresses. Several pairs of
+processes are therefore measured one after another, and the median of their ratios counts. Exit code 1 if a case of the
+new tree is slower than the tolerance allows.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
+from statistics import median
 from time import perf_counter
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -29,17 +33,22 @@ KINDS = ("forward", "step")
 
 
 class Comparison(NamedTuple):
-    """Best seconds of a case in the old tree and in the new one."""
+    """Best seconds of a case in the old tree and in the new one, a number for each pair of processes."""
 
     name: str
     kind: str
-    old: float
-    new: float
+    old: tuple[float, ...]
+    new: tuple[float, ...]
+
+    @property
+    def ratios(self) -> tuple[float, ...]:
+        """How many times as long the new tree takes, in each pair."""
+        return tuple(new / old for old, new in zip(self.old, self.new, strict=True))
 
     @property
     def ratio(self) -> float:
-        """How many times as long the new tree takes."""
-        return self.new / self.old
+        """The median of the ratios."""
+        return median(self.ratios)
 
 
 class Worker:
@@ -104,7 +113,7 @@ def compare(old: Worker, new: Worker, names: Sequence[str], rounds: int, seconds
         seconds: Length of a turn.
 
     Returns:
-        The best times, for each case forward and step.
+        The best times of this pair of processes, for each case forward and step.
     """
     found = []
     for name in names:
@@ -114,14 +123,22 @@ def compare(old: Worker, new: Worker, names: Sequence[str], rounds: int, seconds
             pairs = [(old.seconds(name, kind, seconds), new.seconds(name, kind, seconds)) for _ in range(rounds)]
             best_old = min(pair[0] for pair in pairs)
             best_new = min(pair[1] for pair in pairs)
-            found.append(Comparison(name, kind, best_old, best_new))
-            print(_line(found[-1]), flush=True)
+            found.append(Comparison(name, kind, (best_old,), (best_new,)))
     return found
+
+
+def join_pairs(pairs: Sequence[Sequence[Comparison]]) -> list[Comparison]:
+    """Put the comparisons of several pairs of processes together, case by case."""
+    return [
+        Comparison(same[0].name, same[0].kind, sum((row.old for row in same), ()), sum((row.new for row in same), ()))
+        for same in zip(*pairs, strict=True)
+    ]
 
 
 def _line(row: Comparison) -> str:
     """Format a comparison for the terminal."""
-    return f"{row.name:24} {row.kind:8} {1000 * row.old:10.2f} {1000 * row.new:10.2f} {row.ratio:10.3f}"
+    times = f"{1000 * median(row.old):10.2f} {1000 * median(row.new):10.2f} {row.ratio:10.3f}"
+    return f"{row.name:24} {row.kind:8} {times}    {min(row.ratios):.3f} to {max(row.ratios):.3f}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -136,16 +153,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"cases (default: {' '.join(NAMES)})")
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--threads", type=int, default=0, help="0 = all")
-    parser.add_argument("--rounds", type=int, default=10, help="turns of each tree")
+    parser.add_argument("--pairs", type=int, default=5, help="pairs of processes")
+    parser.add_argument("--rounds", type=int, default=4, help="turns of each tree in a pair")
     parser.add_argument("--seconds", type=float, default=1.0, help="length of a turn")
     parser.add_argument("--tolerance", type=float, default=0.05, help="how much slower the new tree may be")
     given = parser.parse_args(words)
     for src in (given.old, given.new):
         if not (src / "torchcaps").is_dir():
             parser.error(f"'{src}' came, which holds no package torchcaps; a folder such as src is wanted")
-    print(f"{'case':24} {'kind':8} {'old ms':>10} {'new ms':>10} {'new / old':>10}")
-    with Worker(given.old, given.batch, given.threads) as old, Worker(given.new, given.batch, given.threads) as new:
-        rows = compare(old, new, given.names or NAMES, given.rounds, given.seconds)
+    pairs = []
+    for number in range(given.pairs):
+        print(f"pair {number + 1} of {given.pairs}", file=sys.stderr)
+        with Worker(given.old, given.batch, given.threads) as old, Worker(given.new, given.batch, given.threads) as new:
+            pairs.append(compare(old, new, given.names or NAMES, given.rounds, given.seconds))
+    rows = join_pairs(pairs)
+    print(f"{'case':24} {'kind':8} {'old ms':>10} {'new ms':>10} {'new / old':>10}    smallest to largest ratio")
+    for row in rows:
+        print(_line(row))
     slower = [row for row in rows if row.ratio > 1 + given.tolerance]
     for row in slower:
         print(f"{row.name} {row.kind} is {row.ratio - 1:.1%} slower", file=sys.stderr)

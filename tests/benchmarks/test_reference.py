@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import pytest
 import torch
-from benchmarks.reference import PlainCapsNet, couple, plain_contrast
+from benchmarks.cases import case_of
+from benchmarks.reference import MatmulVotes, PlainCapsNet, couple, plain_contrast
 
+from torchcaps.math.pose import matrix_votes
 from torchcaps.math.squash import squash
 from torchcaps.models import CapsNetConfig
 from torchcaps.models.poe.config import EnergyConfig
 from torchcaps.models.poe.encoder import CapsuleEnergy, SampleDraws
-from torchcaps.routing import Dynamic
-from torchcaps.types import Batch, ImageSpec
+from torchcaps.routing import EM, Dynamic, route
+from torchcaps.routing.em import ROUTER
+from torchcaps.types import Batch, Capsules, ImageSpec
 
 
 def problem(iterations: int, b: int = 3, i: int = 5, d: int = 4, j: int = 3, k: int = 6):
@@ -59,3 +62,29 @@ def test_the_plain_capsnet_is_the_librarys():
 def _in_order(plain: PlainCapsNet) -> list[torch.Tensor]:
     """Its weights in the order of the library's CapsNet: convolution, primary capsules, classes, decoder."""
     return [*plain.conv.parameters(), *plain.primary.parameters(), plain.W, *plain.decoder.parameters()]
+
+
+def test_em_routing_by_matrix_products_is_the_librarys():
+    torch.manual_seed(0)
+    pose = torch.randn(2, 5, 16, dtype=torch.float64, requires_grad=True)
+    W = torch.randn(5, 3, 4, 4, dtype=torch.float64, requires_grad=True)
+    activation = torch.rand(2, 5, dtype=torch.float64)
+    beta = torch.zeros(3, dtype=torch.float64)
+    wanted, _ = route(Capsules(pose, activation), W, EM(), pose="matrix", beta_a=beta, beta_u=beta)
+    votes = MatmulVotes.at_one_place(matrix_votes(pose, W), activation)
+    found, _ = ROUTER.route(votes, EM(), trace=False, beta_a=beta, beta_u=beta)
+    torch.testing.assert_close(found.pose.squeeze(1), wanted.pose)
+    torch.testing.assert_close(found.activation.squeeze(1), wanted.activation)
+    grads = [torch.autograd.grad(parents.pose.square().sum(), [pose, W]) for parents in (found, wanted)]
+    torch.testing.assert_close(*grads)
+
+
+def test_em_networks_are_compared_with_matrix_products(monkeypatch):
+    calls = []
+    moments = MatmulVotes.moments
+    monkeypatch.setattr(MatmulVotes, "moments", lambda *given: calls.append(1) or moments(*given))
+    case_of("em-4-2-2-2").ours(2).step()
+    case_of("em-mixing-4-2-2-2").plain(2).step()
+    assert not calls
+    case_of("em-4-2-2-2").plain(2).step()
+    assert len(calls) == 9  # three layers, three iterations

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from torchcaps.kernels import loops
 from torchcaps.kernels.compilation import when_compiling
-from torchcaps.kernels.loops.barrier import meet
-from torchcaps.kernels.threads import Company, in_company, piece_of, split_range
+from torchcaps.kernels.loops.barrier import wait_for_all
+from torchcaps.kernels.threads import ThreadRank, piece_of, run_together, split_range
 
 DOUBLED = """
 from torchcaps.kernels.loops import loop
@@ -70,7 +70,7 @@ def _rounds(own: int, threads: int, arrivals: NDArray[np.int64], table: NDArray[
     for t in range(1, len(table)):
         # The sum of what all threads wrote in the round before, and who wrote it
         table[t, own] = table[t - 1].sum() + own
-        meet(arrivals, threads)
+        wait_for_all(arrivals, threads)
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def three_threads():
 
 def test_threads_meet_inside_a_loop(three_threads):
     together = np.zeros((200, three_threads), np.int64)
-    in_company(lambda: together, lambda table, company: _rounds(*company, table))
+    run_together(lambda: together, lambda table, thread: _rounds(*thread, table))
     expected = np.zeros((200, three_threads), dtype=object)
     for t in range(1, 200):
         for n in range(three_threads):
@@ -95,13 +95,13 @@ def test_threads_meet_inside_a_loop(three_threads):
 def test_nobody_waits_for_a_thread_that_fails(three_threads, absent):
     table = np.zeros((5, three_threads), np.int64)
 
-    def work(_: None, company: Company) -> None:
-        if company.own == absent:
+    def work(_: None, thread: ThreadRank) -> None:
+        if thread.rank == absent:
             raise ValueError("this thread does not come")
-        _rounds(*company, table)
+        _rounds(*thread, table)
 
     with pytest.raises(ValueError, match="does not come"):
-        in_company(lambda: None, work)
+        run_together(lambda: None, work)
 
 
 def test_nobody_waits_for_what_cannot_be_made(three_threads):
@@ -111,9 +111,9 @@ def test_nobody_waits_for_what_cannot_be_made(three_threads):
         raise ValueError("nothing was made")
 
     with pytest.raises(ValueError, match="nothing was made"):
-        in_company(fail, lambda *_: worked.append(1))
+        run_together(fail, lambda *_: worked.append(1))
     # The threads are free again
-    in_company(lambda: None, lambda _, company: worked.append(company.own))
+    run_together(lambda: None, lambda _, thread: worked.append(thread.rank))
     assert sorted(worked) == [0, 1, 2]
 
 

@@ -29,15 +29,15 @@ from torchcaps.kernels.records import (
     POSE,
     SLOPE,
     EmGrads,
-    EmPart,
     EmProblem,
     EmSlopes,
+    EmThreadWork,
     EmTrace,
     FloatArray,
     IntArray,
 )
 from torchcaps.kernels.simd_layout import as_array, block_size, from_blocks, has_loops, to_blocks
-from torchcaps.kernels.threads import Company, in_company, in_threads, piece_of
+from torchcaps.kernels.threads import ThreadRank, in_threads, piece_of, run_together
 from torchcaps.math.logspace import log_floor
 
 __all__ = ["em_routing"]
@@ -361,14 +361,14 @@ def _forward_loops(layer: EmInputs, keep_all: bool) -> tuple[Tensor, Tensor, Ten
     trace = EmTrace(log_assignments.flatten(0, -2).numpy(), fits.flatten(0, -2).numpy())
     result = coupling.numpy()
 
-    def run(problem: EmProblem, first: int, last: int, part: EmPart) -> None:
-        em.forward(first, last, problem, trace, result, keep_all or shared, part)
+    def run(problem: EmProblem, first: int, last: int, share: EmThreadWork) -> None:
+        em.forward(first, last, problem, trace, result, keep_all or shared, share)
 
     if shared:
-        in_company(lambda: _problem(layer), lambda made, company: run(made, 0, blocks, _part(made, company)))
+        run_together(lambda: _problem(layer), lambda made, rank: run(made, 0, blocks, _thread_work(made, rank)))
     else:
         problem = _problem(layer)
-        whole = _part(problem)
+        whole = _thread_work(problem)
         in_threads(lambda _, start, stop: run(problem, start, stop, whole), blocks)
     # The results of the last iteration, one sample after another again.
     last = fits[:, -1].permute(0, 4, 1, 2, 3).flatten(0, 1)[: len(pose)]  # [b p j FIT]
@@ -379,12 +379,12 @@ def _forward_loops(layer: EmInputs, keep_all: bool) -> tuple[Tensor, Tensor, Ten
     return mean, logit, coupling, log_assignments, fits
 
 
-def _part(problem: EmProblem, company: Company | None = None) -> EmPart:
-    """Return one thread's part of the work on a block; without company, all of it."""
-    (own, threads, arrivals) = company or Company(0, 1, np.zeros(1, np.int64))
-    pairs = piece_of(len(problem.child) * len(problem.weights), own, threads)
-    children = piece_of(len(problem.first_log_assignment), own, threads)
-    return EmPart(pairs, children, own, threads, arrivals)
+def _thread_work(problem: EmProblem, thread: ThreadRank | None = None) -> EmThreadWork:
+    """Return one thread's share of the work on a block; without a thread, all of it."""
+    (rank, threads, arrivals) = thread or ThreadRank(0, 1, np.zeros(1, np.int64))
+    pairs = piece_of(len(problem.child) * len(problem.weights), rank, threads)
+    children = piece_of(len(problem.first_log_assignment), rank, threads)
+    return EmThreadWork(pairs, children, rank, threads, arrivals)
 
 
 class _BackwardArrays(NamedTuple):
@@ -423,21 +423,21 @@ def _backward_loops(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     from torchcaps.kernels.loops import em_backward
 
-    # Each thread takes some blocks or, where there are fewer blocks than threads, a part of each
+    # Each thread takes some blocks or, where there are fewer blocks than threads, a share of each
     trace = EmTrace(log_assignments.flatten(0, -2).numpy(), fits.flatten(0, -2).numpy())
     blocks = len(fits)
     threads = torch.get_num_threads()
 
-    def work(n: int, start: int, stop: int, arrays: _BackwardArrays, part: EmPart, carried: EmSlopes) -> None:
+    def work(n: int, start: int, stop: int, arrays: _BackwardArrays, share: EmThreadWork, carried: EmSlopes) -> None:
         below = (arrays.pose.numpy(), arrays.log_activation.numpy())
-        grads = EmGrads(*arrays.above, *below, arrays.weights[n].numpy(), arrays.beta[part.own].numpy())
-        em_backward.backward(start, stop, arrays.problem, trace, grads, part, carried)
+        grads = EmGrads(*arrays.above, *below, arrays.weights[n].numpy(), arrays.beta[share.rank].numpy())
+        em_backward.backward(start, stop, arrays.problem, trace, grads, share, carried)
 
     if 0 < blocks < threads:
         made = _share_backward(lambda: _backward_arrays(layer, g_mean, g_logit, threads), blocks, work)
     else:
         made = _backward_arrays(layer, g_mean, g_logit, 1)
-        whole = _part(made.problem)
+        whole = _thread_work(made.problem)
         in_threads(lambda n, start, stop: work(n, start, stop, made, whole, _new_slopes(made.problem, 1)), blocks)
     # Sums over the blocks and threads, in a fixed order, and samples one after another again.
     W = layer.weights
@@ -451,7 +451,7 @@ def _backward_loops(
 def _share_backward(
     prepare: Callable[[], _BackwardArrays],
     blocks: int,
-    work: Callable[[int, int, int, _BackwardArrays, EmPart, EmSlopes], None],
+    work: Callable[[int, int, int, _BackwardArrays, EmThreadWork, EmSlopes], None],
 ) -> _BackwardArrays:
     """Let all threads work on each block, and return the arrays that they filled."""
     kept: list[tuple[_BackwardArrays, EmSlopes]] = []
@@ -461,11 +461,11 @@ def _share_backward(
         kept.append((arrays, _new_slopes(arrays.problem, torch.get_num_threads())))
         return kept[0]
 
-    def share(made: tuple[_BackwardArrays, EmSlopes], company: Company) -> None:
+    def run(made: tuple[_BackwardArrays, EmSlopes], thread: ThreadRank) -> None:
         arrays, carried = made
-        work(company.own, 0, blocks, arrays, _part(arrays.problem, company), carried)
+        work(thread.rank, 0, blocks, arrays, _thread_work(arrays.problem, thread), carried)
 
-    in_company(make, share)
+    run_together(make, run)
     return kept[0][0]
 
 

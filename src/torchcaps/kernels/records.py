@@ -27,9 +27,9 @@ __all__ = [
     "DynamicProblem",
     "DynamicTrace",
     "EmGrads",
-    "EmPart",
     "EmProblem",
     "EmSlopes",
+    "EmThreadWork",
     "EmTrace",
     "FloatArray",
     "IntArray",
@@ -109,19 +109,19 @@ class EmTrace(NamedTuple):
     fits: FloatArray
 
 
-class EmPart(NamedTuple):
-    """The part of one thread in the work on a block of samples, so that several can share it.
+class EmThreadWork(NamedTuple):
+    """What one thread does of the work on a block of samples, so that several threads can share it.
 
     pairs      s * J + j, positions of windows with their parents
     children   whose assignments are normalized, and over whose copies sums are taken
-    own        which of the copies is this thread's: 0 if it works alone
+    rank       number of this thread, and of its copy of shared sums: 0 if it works alone
     threads    how many share a block
-    arrivals   [1] where they meet (`loops.barrier`)
+    arrivals   [1] the counter of their barrier (`loops.barrier`)
     """
 
     pairs: Range
     children: Range
-    own: int
+    rank: int
     threads: int
     arrivals: IntArray
 

@@ -22,25 +22,35 @@ import torch
 from torchcaps.errors import RecipeError, suggestion
 from torchcaps.kernels.records import IntArray, Range
 
-__all__ = ["SWITCH", "Company", "in_company", "in_threads", "kernel_mode", "kernels_enabled", "piece_of", "split_range"]
+__all__ = [
+    "SWITCH",
+    "ThreadRank",
+    "in_threads",
+    "kernel_mode",
+    "kernels_enabled",
+    "piece_of",
+    "run_together",
+    "split_range",
+]
 
 SWITCH = "TORCHCAPS_KERNELS"
 """Environment variable: "fast" (the default), or "plain" for the readable path everywhere."""
 
-CALLED_OFF = -(2**62)
+CANCELLED = -(2**62)
 """A number of arrivals with which no thread waits for another."""
 
 T = TypeVar("T")
 
-_company = Lock()
+_together = Lock()
+"""Held while threads run together: two such calls could each wait for threads of the pool that the other one has."""
 _modes: list[str] = []
 """Modes of the `kernel_mode` contexts that are open, the innermost last."""
 
 
-class Company(NamedTuple):
-    """Which of several threads this is, how many there are, and where they meet: [1] (`loops.barrier`)."""
+class ThreadRank(NamedTuple):
+    """Which of several threads this is, how many there are, and the counter [1] of their barrier (`loops.barrier`)."""
 
-    own: int
+    rank: int
     threads: int
     arrivals: IntArray
 
@@ -113,8 +123,8 @@ def in_threads(work: Callable[[int, int, int], None], count: int) -> None:
         each.result()
 
 
-def in_company(prepare: Callable[[], T], work: Callable[[T, Company], None]) -> None:
-    """Work on all threads that torch may use at once, which may meet (`loops.barrier.meet`).
+def run_together(prepare: Callable[[], T], work: Callable[[T, ThreadRank], None]) -> None:
+    """Run one function on all threads that torch may use; inside, they may wait for each other (`loops.barrier`).
 
     Args:
         prepare: Makes what all of them need, on this thread, while the others wake up.
@@ -128,28 +138,27 @@ def in_company(prepare: Callable[[], T], work: Callable[[T, Company], None]) -> 
     arrivals = np.zeros(1, np.int64)
     made: list[T] = []
 
-    def call_off() -> None:
-        started[0] = CALLED_OFF
-        arrivals[0] = CALLED_OFF
+    def cancel() -> None:
+        started[0] = CANCELLED
+        arrivals[0] = CANCELLED
 
-    def follow(n: int) -> None:
+    def run_rank(n: int) -> None:
         try:
             if await_start(started):
-                work(made[0], Company(n, threads, arrivals))
+                work(made[0], ThreadRank(n, threads, arrivals))
         except BaseException:
-            call_off()
+            cancel()
             raise
 
-    # One company at a time: of two, each could wait for threads of the pool that the other one has
-    with _company:
+    with _together:
         try:
-            waiting = [_pool(threads).submit(follow, n) for n in range(1, threads)]
+            waiting = [_pool(threads).submit(run_rank, n) for n in range(1, threads)]
             made.append(prepare())
             started[0] = 1
-            work(made[0], Company(0, threads, arrivals))
+            work(made[0], ThreadRank(0, threads, arrivals))
         except BaseException:
-            # Nobody shall wait for a thread that does not come
-            call_off()
+            # No thread may wait for one that failed
+            cancel()
             raise
         for each in waiting:
             each.result()

@@ -1,7 +1,7 @@
-"""Let threads that work on one problem wait for each other inside a loop, without going back to Python.
+"""A barrier inside compiled loops: threads that share one problem wait for each other without going back to Python.
 
 Waking a thread of a pool takes a twentieth of a millisecond, which is as long as a phase of EM routing of one block.
-Threads that are at work anyway meet in less than a microsecond: each adds 1 to a number that all of them see, and then
+Threads that are at work anyway wait for less than a microsecond: each adds 1 to a number that all of them see, and then
 reads it until everybody has. A thread that has read in vain for a while lets others have its core between two
 looks, so that threads that have to share a core do not stop each other.
 """
@@ -26,7 +26,7 @@ from torchcaps.kernels.loops.simd import (
 )
 from torchcaps.kernels.records import IntArray
 
-__all__ = ["await_start", "meet"]
+__all__ = ["await_start", "wait_for_all"]
 
 INTEGER = ir.IntType(64)
 BYTES = 8
@@ -75,7 +75,7 @@ give_way: Callable[[], None] = intrinsic(_give_way)
 
 @inline
 def _wait_for(count: int, arrivals: IntArray) -> None:
-    """Look until so many have arrived, or all is called off."""
+    """Look until so many have arrived, or the work is cancelled."""
     looks = 0
     while 0 <= arrived(arrivals) < count:
         looks += 1
@@ -84,14 +84,14 @@ def _wait_for(count: int, arrivals: IntArray) -> None:
 
 
 @inline
-def meet(arrivals: IntArray, threads: int) -> None:
+def wait_for_all(arrivals: IntArray, threads: int) -> None:
     """Wait until so many threads have called this as often as this one.
 
     What any of them wrote before is then seen by all.
 
     Args:
-        arrivals: [1], 0 before the first meeting; the same array for all threads. A negative number calls all off.
-        threads: How many meet; one alone does not wait.
+        arrivals: [1], 0 before the first barrier; the same array for all threads. A negative number cancels the work.
+        threads: How many share the work; one alone does not wait.
     """
     if threads > 1:
         before = arrive(arrivals)
@@ -100,6 +100,6 @@ def meet(arrivals: IntArray, threads: int) -> None:
 
 @loop
 def await_start(started: IntArray) -> bool:
-    """Wait until the number in `started` [1] is no longer 0; return whether it is positive: nothing was called off."""
+    """Wait until the number in `started` [1] is no longer 0; return whether it is positive, not cancelled."""
     _wait_for(1, started)
     return bool(started[0] > 0)

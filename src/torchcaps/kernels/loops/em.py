@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from torchcaps.kernels.loops import inline, loop
-from torchcaps.kernels.loops.barrier import meet
+from torchcaps.kernels.loops.barrier import wait_for_all
 from torchcaps.kernels.loops.elementary import exp, exponent, log, mantissa
 from torchcaps.kernels.loops.simd import Array, Vector, fma4, maximum, memory, where_negative
 from torchcaps.kernels.records import (
@@ -28,8 +28,8 @@ from torchcaps.kernels.records import (
     LSE,
     MASS,
     POSE,
-    EmPart,
     EmProblem,
+    EmThreadWork,
     EmTrace,
     IntArray,
     Range,
@@ -340,9 +340,9 @@ def _store_coupling(log_R: Array, coupling: Array, b: int, s: int, j: int) -> No
 
 @loop
 def forward(
-    start: int, stop: int, problem: EmProblem, trace: EmTrace, coupling: Array, keep_all: bool, part: EmPart
+    start: int, stop: int, problem: EmProblem, trace: EmTrace, coupling: Array, keep_all: bool, share: EmThreadWork
 ) -> None:
-    """Route the blocks from start to stop, or a part of the work on them.
+    """Route the blocks from start to stop, or one thread's share of the work on them.
 
     Args:
         start: First block.
@@ -351,7 +351,7 @@ def forward(
         trace: Results of the iterations.
         coupling: [b s c j] R of the last iteration.
         keep_all: Whether `trace` has room for all iterations, or only for the last Gaussians and no assignments.
-        part: All pairs and children; or, with `keep_all`, those of one of the threads that share the blocks.
+        share: All pairs and children; or, with `keep_all`, those of one of the threads that share the blocks.
     """
     # Sizes, and the workspace of this thread
     child = problem.child
@@ -380,14 +380,14 @@ def forward(
             new = (block * (T - 1) + t) * S * J * C if keep_all else 0
             if t > 0:
                 # All logits are there before they are normalized, and all are normalized before they are used
-                meet(part.arrivals, part.threads)
-                _normalize_assignments(problem, logits, old, work, part.children)
-                meet(part.arrivals, part.threads)
+                wait_for_all(share.arrivals, share.threads)
+                _normalize_assignments(problem, logits, old, work, share.children)
+                wait_for_all(share.arrivals, share.threads)
             most = max_log_activation(problem, first_child, 0)
-            for pair in range(part.pairs.start, part.pairs.stop):
+            for pair in range(share.pairs.start, share.pairs.stop):
                 s = pair // J
                 j = pair % J
-                if j == 0 or pair == part.pairs.start:
+                if j == 0 or pair == share.pairs.start:
                     most = max_log_activation(problem, first_child, s)
                 here = pair * C
                 at = (((block * T + t) if keep_all else block) * S * J + pair) * FIT

@@ -36,7 +36,7 @@ from typing import NamedTuple
 import numpy as np
 
 from torchcaps.kernels.loops import inline, loop
-from torchcaps.kernels.loops.barrier import meet
+from torchcaps.kernels.loops.barrier import wait_for_all
 from torchcaps.kernels.loops.elementary import exp
 from torchcaps.kernels.loops.em import (
     cast_votes,
@@ -49,7 +49,19 @@ from torchcaps.kernels.loops.em import (
     store,
 )
 from torchcaps.kernels.loops.simd import Array, Vector, fma4, lane_sum
-from torchcaps.kernels.records import FIT, LOGIT, LSE, MASS, POSE, SLOPE, EmGrads, EmPart, EmProblem, EmSlopes, EmTrace
+from torchcaps.kernels.records import (
+    FIT,
+    LOGIT,
+    LSE,
+    MASS,
+    POSE,
+    SLOPE,
+    EmGrads,
+    EmProblem,
+    EmSlopes,
+    EmThreadWork,
+    EmTrace,
+)
 
 __all__ = ["backward"]
 
@@ -317,9 +329,9 @@ def _add_copies(copies: Array, first: int, last: int) -> None:
 
 @loop
 def backward(
-    start: int, stop: int, problem: EmProblem, trace: EmTrace, grads: EmGrads, part: EmPart, carried: EmSlopes
+    start: int, stop: int, problem: EmProblem, trace: EmTrace, grads: EmGrads, share: EmThreadWork, carried: EmSlopes
 ) -> None:
-    """Differentiate the blocks from start to stop, or do one thread's part of the work on them.
+    """Differentiate the blocks from start to stop, or do one thread's share of the work on them.
 
     Args:
         start: First block.
@@ -327,7 +339,7 @@ def backward(
         problem: What was routed.
         trace: Results of all iterations.
         grads: Derivatives of the results, and those of the inputs: of weights and costs these are added to.
-        part: All pairs and children; or those of one of the threads that share the blocks.
+        share: All pairs and children; or those of one of the threads that share the blocks.
         carried: What iterations hand on, the same for all threads that share a block.
     """
     # Sizes, and the workspace of this thread
@@ -351,12 +363,12 @@ def backward(
         carried.slopes,
     )
     # Sums of g_s over the parents that compete for a child, of iteration t; and what this thread adds up.
-    own_sums = carried.own_sums[part.own]
+    own_sums = carried.own_sums[share.rank]
     own = EmGrads(
         grads.mean,
         grads.logit,
-        grads.pose[part.own],
-        grads.log_activation[part.own],
+        grads.pose[share.rank],
+        grads.log_activation[share.rank],
         grads.weights,
         grads.beta,
     )
@@ -367,10 +379,10 @@ def backward(
         for t in range(T - 1, -1, -1):
             own_sums[:] = 0
             most = max_log_activation(problem, first_child, 0)
-            for here in range(part.pairs.start, part.pairs.stop):
+            for here in range(share.pairs.start, share.pairs.stop):
                 s = here // J
                 j = here % J
-                if j == 0 or here == part.pairs.start:
+                if j == 0 or here == share.pairs.start:
                     most = max_log_activation(problem, first_child, s)
                 next_log_R = (block * (T - 1) + t) * pairs + here * C
                 fit = ((block * T + t) * S * J + here) * FIT
@@ -431,12 +443,12 @@ def backward(
                 _product_back(problem, own, work.vote_grad, first_child, s, j)
 
             # The sums over all pairs, when all threads have theirs.
-            meet(part.arrivals, part.threads)
+            wait_for_all(share.arrivals, share.threads)
             if t > 0:
-                _add_sums(carried, part.children.start * groups, part.children.stop * groups)
-                meet(part.arrivals, part.threads)
-        if part.threads > 1:
-            first = first_child + part.children.start
-            last = first_child + part.children.stop
+                _add_sums(carried, share.children.start * groups, share.children.stop * groups)
+                wait_for_all(share.arrivals, share.threads)
+        if share.threads > 1:
+            first = first_child + share.children.start
+            last = first_child + share.children.stop
             _add_copies(grads.pose, first * POSE, last * POSE)
             _add_copies(grads.log_activation, first, last)

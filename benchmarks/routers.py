@@ -10,22 +10,18 @@ step over import, each in a process of its own; its runs are those of experiment
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import torch
 
 from benchmarks.cases import ROUTER_RUNS, case_of
 from benchmarks.memory import peaks
-from benchmarks.timing import best_times, busy, threads
-from torchcaps.systems.report import text_table
+from benchmarks.table_command import table_parser, warn_if_busy, write_table
+from benchmarks.timing import best_times, threads
 from torchcaps.train.train_state import flushed_denormals
-from torchcaps.utils.files import write_atomically
 
 __all__ = ["FUSED", "cost_table", "fused_table", "main"]
 
@@ -102,20 +98,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit code.
     """
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = table_parser(__doc__, 10.0, "for each case")
     parser.add_argument("what", choices=("fused", "table"), help="which of the tables")
     parser.add_argument("--cpu", action="store_true", help="CPU time on one thread instead of time on all threads")
-    parser.add_argument("--seconds", type=float, default=10.0, help="for each case")
-    parser.add_argument("--json", type=Path, help="file to write")
     given = parser.parse_args(arguments)
-    warning = busy()
-    if warning:
-        print(f"benchmarks: {warning}", file=sys.stderr)
+    warn_if_busy()
     make = fused_table if given.what == "fused" else cost_table
     table = make(given.seconds, cpu=given.cpu)
-    print(text_table(table))
-    if given.json:
-        write_atomically(given.json, [(json.dumps(table, indent=1) + "\n").encode()])
+    write_table(table, given.json)
     return 0
 
 

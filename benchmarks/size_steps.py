@@ -8,18 +8,14 @@ cost grows with the number of votes.
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 from benchmarks.cases import case_of
-from benchmarks.timing import best_times, busy, threads
-from torchcaps.systems.report import text_table
+from benchmarks.table_command import table_parser, warn_if_busy, write_table
+from benchmarks.timing import best_times, threads
 from torchcaps.train.train_state import flushed_denormals
-from torchcaps.utils.files import write_atomically
 
 __all__ = ["PAIRS", "main", "measure_pair"]
 
@@ -64,18 +60,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit code.
     """
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=1.5, help="for each layer of a row")
-    parser.add_argument("--json", type=Path, help="file to write")
+    parser = table_parser(__doc__, 1.5, "for each layer of a row")
     given = parser.parse_args(arguments)
-    warning = busy()
-    if warning:
-        print(f"benchmarks: {warning}", file=sys.stderr)
+    warn_if_busy()
     with flushed_denormals(), threads(1):
         rows = [measure_pair(*pair, batch, given.seconds) for pair in PAIRS for batch in BATCHES]
-    print(text_table([HEAD, *rows]))
-    if given.json:
-        write_atomically(given.json, [(json.dumps([HEAD, *rows], indent=1) + "\n").encode()])
+    write_table([HEAD, *rows], given.json)
     return 0
 
 

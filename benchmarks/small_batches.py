@@ -8,20 +8,16 @@ torch's fused Adam. `torch.compile` needs a C++ compiler. Both sides of a row ta
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import torch
 
 from benchmarks.cases import case_of
 from benchmarks.reference import PlainCapsNet
-from benchmarks.timing import best_times, busy, threads
-from torchcaps.systems.report import text_table
+from benchmarks.table_command import table_parser, warn_if_busy, write_table
+from benchmarks.timing import best_times, threads
 from torchcaps.train.train_state import flushed_denormals
-from torchcaps.utils.files import write_atomically
 
 HEAD = ["step of", "batch", "ms", "compared with", "ms", "ratio"]
 EM_BATCHES = (1, 8, 32)
@@ -103,20 +99,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit code.
     """
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=10.0, help="for each side of a row")
-    parser.add_argument("--json", type=Path, help="file to write")
+    parser = table_parser(__doc__, 10.0, "for each side of a row")
     given = parser.parse_args(arguments)
-    warning = busy()
-    if warning:
-        print(f"benchmarks: {warning}", file=sys.stderr)
+    warn_if_busy()
     with flushed_denormals():
         table = [HEAD, *(thread_row(batch, given.seconds) for batch in EM_BATCHES)]
         with threads(2):
             table += [compiled_row(batch, given.seconds) for batch in CAPSNET_BATCHES]
-    print(text_table(table))
-    if given.json:
-        write_atomically(given.json, [(json.dumps(table, indent=1) + "\n").encode()])
+    write_table(table, given.json)
     return 0
 
 

@@ -1,8 +1,9 @@
-"""When loops are compiled: what is told, what is found on disk, and how threads meet inside a loop."""
+"""When loops are compiled: what is told, what is found on disk, and how threads wait for each other inside a loop."""
 
 from __future__ import annotations
 
 import importlib.util
+import pickle
 import shutil
 import sys
 from pathlib import Path
@@ -52,6 +53,22 @@ def test_compiling_is_announced_and_code_on_disk_is_not_compiled(tmp_path, monke
     assert double(path) == 0
     monkeypatch.setattr(loops, "source_stamp", lambda: b"other")
     assert double(path) == 1
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"cut", pickle.dumps(numba.__version__) + b"cnumba\nno_such_record\n."],
+    ids=["empty", "cut", "gone"],
+)
+def test_a_list_of_compiled_code_that_cannot_be_read_is_written_anew(tmp_path, content):
+    """Such as that of an earlier version of the package, which names a record that has another name now."""
+    path = tmp_path / "doubled.py"
+    path.write_text(DOUBLED)
+    assert double(path) == 1
+    (index,) = tmp_path.rglob("*.nbi")
+    index.write_bytes(content)
+    assert double(path) == 1
+    assert double(path) == 0
 
 
 def test_the_cache_belongs_to_the_content_of_all_loops(tmp_path, monkeypatch):

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, TypeVar, cast
 
 import numba
@@ -82,7 +83,18 @@ class _LoopCache(caching.FunctionCache):  # type: ignore[misc]
 
     def __init__(self, function: Callable[..., object]) -> None:
         super().__init__(function)
-        self._cache_file = caching.IndexDataCacheFile(self._cache_path, self._impl.filename_base, source_stamp())
+        self._cache_file = _IndexFile(self._cache_path, self._impl.filename_base, source_stamp())
+
+
+class _IndexFile(caching.IndexDataCacheFile):  # type: ignore[misc]
+    """numba's list of what is compiled. One that cannot be read, since it names a record that is gone, is empty."""
+
+    def _load_index(self) -> dict[Any, str]:
+        try:
+            index: dict[Any, str] = super()._load_index()
+        except (AttributeError, ImportError, EOFError, UnpicklingError):
+            return {}
+        return index
 
 
 class _Announcer(event.Listener):  # type: ignore[misc]

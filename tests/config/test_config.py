@@ -169,7 +169,7 @@ def test_accepts(data: dict[str, Any], expected: dict[str, Any]) -> None:
         ({"sizes": "12"}, "sizes = '12' is not a list in [ ]"),
         ({"sizes": [1, 0]}, "sizes[1] = 0 must be at least 1"),
         ({"pair": [1.0]}, "pair = [1.0] is not a list of 2"),
-        ({"mixed": []}, "mixed = [] is not true or false or whole number or number or text"),
+        ({"mixed": []}, "mixed = [] is not true or false or a whole number or a number or text in quotes"),
         ({"model": "dense"}, "model = 'dense' is not a table with the key 'name'"),
         ({"model": {"name": "dens"}}, "model.name = 'dens' is unknown; did you mean 'dense'?"),
         ({"model": {"name": [7]}}, "model.name = [7] is unknown; known: conv, dense"),

@@ -68,6 +68,24 @@ def test_folders_of_another_form_are_refused_by_name(folder, tmp_path, capsys):
     assert "PNG, JPEG, GIF, WebP and BMP pictures are read, so convert or remove it" in text
 
 
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--data.size", "0"], "data.size = 0 must be at least 1 or none"),
+        (["--data.size", "[8, 0]"], "data.size[1] = 0 must be at least 1"),
+        (["--data.size", "large"], "data.size = 'large' is not a whole number or a list of 2: whole number"),
+        (["--data.size", "100000"], "data.size = 100000 is beyond 65536, the most that is allowed; lower it"),
+        (["--data.size", "65536"], "images of 65536x65536 have more than 67,108,864 pixels; lower data.size"),
+        (["--path", "pictures"], "unknown key 'path'; did you mean 'data.path'?"),
+        (["--epochs", "3"], "unknown key 'epochs'; did you mean 'train.epochs'?"),
+        (["pictures"], "does not know 'pictures'; a setting has a key, such as --data.path pictures"),
+    ],
+)
+def test_mistakes_of_newcomers_are_named_with_what_to_write(folder, tmp_path, capsys, words, text):
+    assert text in refused(capsys, tmp_path / "run", "--data.path", str(folder), *words)
+    assert not (tmp_path / "run").exists()
+
+
 def test_arrays(tmp_path):
     path = tmp_path / "mine.npz"
     images = np.arange(20 * 5 * 6).reshape(20, 5, 6).astype(np.uint8)

@@ -174,7 +174,9 @@ def _make(writer: ImageWriter, folder: Path, listing: Listing, config: FolderCon
         "train": counts["train"],
         "validation": counts["validation"],
     }
-    report = _describe(len(listing.files), headers, wanted, config, skipped)
+    report = _describe(
+        len(listing.files), headers, wanted, config, skipped, sizes=_sizes_of([s.header for s in surveyed])
+    )
     return Made(record, asdict(report))
 
 
@@ -224,15 +226,27 @@ def _choose_format(config: FolderConfig, headers: Sequence[Header]) -> PictureFo
 
 def _default_size(headers: Sequence[Header]) -> tuple[int, int]:
     """Return the median height and width, scaled in proportion so that neither is beyond `LARGEST_SIDE`."""
-    height, width = _median(headers)
+    height, width = _sizes_of(headers).median
     scale = min(1.0, LARGEST_SIDE / max(height, width))
     return max(1, round(scale * height)), max(1, round(scale * width))
 
 
-def _median(headers: Sequence[Header]) -> tuple[int, int]:
+class _Sizes(NamedTuple):
+    """Least, median and greatest (height, width) of pictures."""
+
+    smallest: tuple[int, int]
+    median: tuple[int, int]
+    largest: tuple[int, int]
+
+
+def _sizes_of(headers: Sequence[Header]) -> _Sizes:
     heights = torch.tensor([h.height for h in headers])
     widths = torch.tensor([h.width for h in headers])
-    return int(heights.median()), int(widths.median())
+    return _Sizes(
+        smallest=(int(heights.min()), int(widths.min())),
+        median=(int(heights.median()), int(widths.median())),
+        largest=(int(heights.max()), int(widths.max())),
+    )
 
 
 class _InSplit(NamedTuple):
@@ -253,8 +267,15 @@ def _in_splits(surveyed: Sequence[_Surveyed], names: tuple[str, ...], config: Fo
 
 
 def _describe(
-    files: int, headers: Sequence[Header], wanted: PictureFormat, config: FolderConfig, skipped: dict[str, str]
+    files: int,
+    headers: Sequence[Header],
+    wanted: PictureFormat,
+    config: FolderConfig,
+    skipped: dict[str, str],
+    *,
+    sizes: _Sizes,
 ) -> FolderReport:
+    """Describe the pictures that were read; `sizes` are those by which the size of the images was chosen."""
     return FolderReport(
         files=files,
         formats=dict(Counter(h.format for h in headers).most_common()),
@@ -262,9 +283,9 @@ def _describe(
         turned=sum(h.is_turned for h in headers),
         transparent=sum(h.has_alpha for h in headers),
         deep=sum(h.is_deep for h in headers),
-        smallest=(min(h.height for h in headers), min(h.width for h in headers)),
-        median=_median(headers),
-        largest=(max(h.height for h in headers), max(h.width for h in headers)),
+        smallest=sizes.smallest,
+        median=sizes.median,
+        largest=sizes.largest,
         shape=wanted[:3],
         resized=sum((h.height, h.width) != wanted[1:3] for h in headers),
         chosen=config.size is None,

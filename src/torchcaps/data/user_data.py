@@ -8,12 +8,13 @@ from typing import Annotated, Literal
 
 import torch
 
-from torchcaps.config import Count, NonNegativeInt, Range
+from torchcaps.config import NonNegativeInt, Range, Size
 from torchcaps.data.base import Dataset, Splits, hold_out, split_rows, subset
 from torchcaps.data.fitting import Fit, PictureFormat
 from torchcaps.data.picture_folder import prepare_folder
 from torchcaps.data.preprocess import Preprocess
 from torchcaps.data.readers.labeled_arrays import read_labeled_arrays
+from torchcaps.data.readers.pictures import MOST_PIXELS
 from torchcaps.data.sets import as_tensor
 from torchcaps.errors import DataError
 from torchcaps.utils.notices import notice
@@ -50,7 +51,7 @@ class FolderConfig:
     test: TestShare = 0.2
     validation: NonNegativeInt = 0
     drawn: NonNegativeInt = 0
-    size: Count | tuple[Count, Count] | None = None
+    size: Size | tuple[Size, Size] | None = None
     fit: Fit = "crop"
     color: Literal["auto", "gray", "color"] = "auto"
     background: Annotated[int, Range(0, 255)] = 255
@@ -92,8 +93,11 @@ class FolderConfig:
         """Return how a picture is stored so that a model gets images of a shape.
 
         Raises:
-            DataError: if random crops are asked for and the shape is not a square.
+            DataError: if random crops are asked for and the shape is not a square, or an image has more pixels than a
+                picture may have.
         """
+        if height * width > MOST_PIXELS:
+            raise DataError(f"images of {height}x{width} have more than {MOST_PIXELS:,} pixels; lower data.size")
         if self.fit == "random-crop":
             if height != width:
                 raise DataError(

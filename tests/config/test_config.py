@@ -337,7 +337,7 @@ def test_what_is_written_and_described() -> None:
         ("mixed", 1, scalar, "1"),
         ("second.name", "conv", "dense | conv", "conv"),
         ("second.width", 1, count, "1"),
-        ("second.kernel", [3, 3], f"list of 2: {count}, {count}", "[3, 3]"),
+        ("second.kernel", [3, 3], "list of 2 whole numbers, at least 1", "[3, 3]"),
         ("layers", [], "list of table by name (dense | conv)", "[]"),
         ('stages."a b".steps', 10, count, "10"),
         ('stages."a b".gamma', 0.5, "number, from 0 to 1", "0.5"),

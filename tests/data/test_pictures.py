@@ -302,7 +302,7 @@ def test_a_split_of_the_user_s_own_is_kept(tmp_path):
         save(tmp_path / f"{place}.png", np.full((8, 8), tone, np.uint8))
     splits = FolderConfig(str(tmp_path)).load()
     assert splits.validation is not None
-    found = [split.images[:, 0, 0, 0].tolist() for split in (splits.train, splits.test, splits.validation)]
+    found = [sorted(split.images[:, 0, 0, 0].tolist()) for split in (splits.train, splits.test, splits.validation)]
     assert found == [[10, 20, 30], [40], [50]] and splits.test.labels.tolist() == [0]
     assert splits.train.names == ("cat", "dog") == tuple(class_folders(tmp_path))
     with pytest.raises(DataError, match=r"leave data\.validation at 0"):
@@ -341,7 +341,7 @@ def test_the_check_counts_kinds_classes_and_repeated_pictures(mixed):
     assert sum(found.counts["train"].values()) + sum(found.counts["test"].values()) == 12
     assert found.repeated + found.leaked >= 1
     text = "\n".join(found.lines())
-    assert "15: 4 PNG, 2 JPEG" in text and "skipped      dog/cut.jpg: is damaged" in text
+    assert "15: 4 PNG, 2 BMP, 2 GIF, 2 JPEG" in text and "skipped      dog/cut.jpg: is damaged" in text
     assert found.to_json()["report"]["skipped"].keys() == {"cat/notes.txt", "dog/cut.jpg", "dog/nested"}
 
 

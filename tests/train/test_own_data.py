@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,9 +17,11 @@ from support.tiny_recipe import tiny
 from torchcaps.cli import main
 from torchcaps.data import GlyphsConfig
 from torchcaps.errors import DataError, RecipeError, ShapeError, TorchcapsError, TrainingError
-from torchcaps.train import load_run, own_data, train
+from torchcaps.train import load_run, own_data, train, validation
 from torchcaps.train.journal import read_journal
 from torchcaps.train.own_data import as_dataset, fit
+from torchcaps.train.validation import final_images, final_score
+from torchcaps.utils.mapped import is_mapped, map_file
 
 SPLITS = GlyphsConfig(train=80, test=40, size=16).load()
 IMAGES = SPLITS.train.images
@@ -267,6 +270,22 @@ def test_every_model_has_a_loss_for_a_loop_of_one_s_own(name):
     assert loss.ndim == 0 and any(p.grad is not None and bool(p.grad.any()) for p in model.parameters())
     with pytest.raises(ShapeError, match="one label each is wanted"):
         model.loss(images, torch.tensor([0, 1]))
+
+
+def test_test_images_of_a_mapped_file_stay_there_and_few_are_floats_at_a_time(monkeypatch, tmp_path):
+    (tmp_path / "images").write_bytes(SPLITS.test.images.numpy().tobytes())
+    test = replace(SPLITS.test, images=map_file(tmp_path / "images", SPLITS.test.images.shape))
+    monkeypatch.setattr(validation, "_MOST_TESTED", 15)
+    assert len(final_images(SPLITS.test)) == 15 and is_mapped(final_images(test).images)
+    # The same images are looked at, so many at a time that their floats take little memory
+    model = torchcaps.create(tiny()).eval()
+    scores = [final_score(model, final_images(data), torch.device("cpu")) for data in (SPLITS.test, test)]
+    assert scores[0] == scores[1] and scores[0].images == 15
+    sizes = []
+    monkeypatch.setattr(validation, "_BATCH_BYTES", 4 * 4 * 16 * 16)
+    monkeypatch.setattr(type(model), "scores", lambda _, images: sizes.append(len(images)) or images[:, 0, 0, :10])
+    final_score(model, test, torch.device("cpu"))
+    assert sizes == [4, 4, 4, 3]
 
 
 def test_a_large_dataset_gives_its_pages_back_while_it_is_read(monkeypatch, tmp_path):

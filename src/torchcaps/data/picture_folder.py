@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from torchcaps.data.base import split_rows
+from torchcaps.data.base import split_rows, spread_classes
 from torchcaps.data.fitting import PictureFormat, read_fitted
 from torchcaps.data.prepared import ImageWriter, Made, prepare
 from torchcaps.data.readers.pictures import Header, Listing, PictureFile, list_pictures, read_header
@@ -257,13 +257,21 @@ class _InSplit(NamedTuple):
 
 
 def _in_splits(surveyed: Sequence[_Surveyed], names: tuple[str, ...], config: FolderConfig) -> list[_InSplit]:
-    """Order pictures by split: the user's own, or a share of each class to test on."""
+    """Order pictures by split: the user's own, or a share of each class to test on.
+
+    Classes take turns in the training pictures: the last ones may be held out for validation.
+    """
+    by_split: dict[str, list[_Surveyed]] = {"train": [], "validation": [], "test": []}
     if surveyed[0].file.split:
-        own = [_InSplit(one.file.split, one) for one in surveyed]
-        return [one for split in ("train", "validation", "test") for one in own if one.split == split]
-    rows = split_rows(torch.tensor([s.file.label for s in surveyed]), names, config.test, config.drawn)
-    train = [_InSplit("train", surveyed[row]) for row in rows.train.tolist()]
-    return train + [_InSplit("test", surveyed[row]) for row in rows.test.tolist()]
+        for one in surveyed:
+            by_split[one.file.split].append(one)
+    else:
+        rows = split_rows(torch.tensor([s.file.label for s in surveyed]), names, config.test, config.drawn)
+        by_split["train"] = [surveyed[row] for row in rows.train.tolist()]
+        by_split["test"] = [surveyed[row] for row in rows.test.tolist()]
+    order = spread_classes(torch.tensor([s.file.label for s in by_split["train"]]))
+    by_split["train"] = [by_split["train"][row] for row in order.tolist()]
+    return [_InSplit(split, one) for split, pictures in by_split.items() for one in pictures]
 
 
 def _describe(
@@ -278,7 +286,7 @@ def _describe(
     """Describe the pictures that were read; `sizes` are those by which the size of the images was chosen."""
     return FolderReport(
         files=files,
-        formats=dict(Counter(h.format for h in headers).most_common()),
+        formats=dict(Counter(sorted(h.format for h in headers)).most_common()),
         gray=sum(h.is_gray for h in headers),
         turned=sum(h.is_turned for h in headers),
         transparent=sum(h.has_alpha for h in headers),

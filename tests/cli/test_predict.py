@@ -131,7 +131,7 @@ def test_sheets_are_pictures_and_overwrite_none(capsys, folder, digits, tmp_path
 def test_wrong_input_gets_one_line(capsys, folder, digits, tmp_path):
     assert "no picture" in refused(capsys, folder)
     assert "no such file" in refused(capsys, folder, tmp_path / "absent.png")
-    assert "not a regular file" in refused(capsys, folder, tmp_path)
+    assert "is a folder; give the paths of the files in it" in refused(capsys, folder, tmp_path)
     text = tmp_path / "text.png"
     text.write_text("not a picture")
     assert "PNG, JPEG, GIF, WebP and BMP pictures are read" in refused(capsys, folder, text)

@@ -258,11 +258,7 @@ def test_a_folder_of_mixed_photographs_loads_and_says_what_it_did(mixed, caplog)
     sizes, skipped = caplog.messages
     assert "20x30 to 200x300, median 50x40" in sizes and "become 50x40" in sizes and "--data.size" in sizes
     assert "3 of 13 files cannot be read and are skipped: cat/notes.txt (is damaged or of another format" in skipped
-    assert (
-        "dog/nested (is not a regular file" in skipped
-        and "dog/cut.jpg (is damaged" in skipped
-        and "--data.strict" in skipped
-    )
+    assert "dog/nested (is a folder" in skipped and "dog/cut.jpg (is damaged" in skipped and "--data.strict" in skipped
 
 
 def test_a_strict_folder_refuses_what_cannot_be_read_also_once_it_is_prepared(mixed):
@@ -290,13 +286,23 @@ def test_large_pictures_get_a_default_size_that_can_be_trained(tmp_path):
     assert FolderConfig(str(tmp_path)).load().train.spec == (1, 64, 32, 1)
 
 
+def test_the_median_that_is_named_is_the_one_that_the_size_comes_from(tmp_path, caplog):
+    for place, side in {"cat/1": 20, "cat/2": 40, "dog/1": 40, "dog/2": 40}.items():
+        save(tmp_path / f"{place}.png", np.full((side, side), 9, np.uint8))
+    # Damage behind the headers is found when the size is chosen already: of 20 20 20 40 40 40
+    for n in range(2):
+        put(tmp_path / f"dog/cut{n}.jpg", picture(values(20, 20), format="JPEG")[:-200])
+    assert FolderConfig(str(tmp_path)).load().train.spec == (1, 20, 20, 2)
+    assert "median 20x20 (height x width) become 20x20" in caplog.messages[0]
+
+
 def test_a_split_of_the_user_s_own_is_kept(tmp_path):
     tones = {"train/cat/1": 10, "train/dog/1": 20, "train/dog/2": 30, "test/cat/1": 40, "validation/dog/1": 50}
     for place, tone in tones.items():
         save(tmp_path / f"{place}.png", np.full((8, 8), tone, np.uint8))
     splits = FolderConfig(str(tmp_path)).load()
     assert splits.validation is not None
-    found = [split.images[:, 0, 0, 0].tolist() for split in (splits.train, splits.test, splits.validation)]
+    found = [sorted(split.images[:, 0, 0, 0].tolist()) for split in (splits.train, splits.test, splits.validation)]
     assert found == [[10, 20, 30], [40], [50]] and splits.test.labels.tolist() == [0]
     assert splits.train.names == ("cat", "dog") == tuple(class_folders(tmp_path))
     with pytest.raises(DataError, match=r"leave data\.validation at 0"):
@@ -335,7 +341,7 @@ def test_the_check_counts_kinds_classes_and_repeated_pictures(mixed):
     assert sum(found.counts["train"].values()) + sum(found.counts["test"].values()) == 12
     assert found.repeated + found.leaked >= 1
     text = "\n".join(found.lines())
-    assert "15: 4 PNG, 2 JPEG" in text and "skipped      dog/cut.jpg: is damaged" in text
+    assert "15: 4 PNG, 2 BMP, 2 GIF, 2 JPEG" in text and "skipped      dog/cut.jpg: is damaged" in text
     assert found.to_json()["report"]["skipped"].keys() == {"cat/notes.txt", "dog/cut.jpg", "dog/nested"}
 
 

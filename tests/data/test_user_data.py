@@ -48,6 +48,18 @@ def test_pictures_are_divided_class_by_class(folder):
     assert not torch.equal(other.test.images, splits.test.images)
 
 
+def test_held_out_pictures_and_arrays_are_of_all_classes_though_files_are_sorted(folder, tmp_path):
+    np.savez(tmp_path / "sorted.npz", images=np.zeros((20, 4, 4), np.uint8), labels=np.repeat([0, 1], 10))
+    for config in (FolderConfig(str(folder), validation=8), NpzConfig(str(tmp_path / "sorted.npz"), validation=8)):
+        splits = config.load()
+        assert splits.validation is not None
+        assert torch.bincount(splits.validation.labels).tolist() == [4, 4]
+        assert torch.bincount(splits.train.labels).tolist() == [4, 4]
+    with pytest.raises(DataError, match="15 validation images leave none of the class"):
+        FolderConfig(str(folder), validation=15).load()
+    (tmp_path / "sorted.npz").unlink()
+
+
 def test_a_forgotten_path_is_asked_for_with_an_example(tmp_path, capsys):
     text = refused(capsys, tmp_path / "run")
     assert "data.path is not set" in text and "--data.path pictures" in text and "pictures/cat/1.png" in text
@@ -66,6 +78,24 @@ def test_folders_of_another_form_are_refused_by_name(folder, tmp_path, capsys):
     text = refused(capsys, tmp_path / "run", "--data.path", str(folder), "--data.strict")
     assert "dog/1.tif': is damaged or of another format" in text
     assert "PNG, JPEG, GIF, WebP and BMP pictures are read, so convert or remove it" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--data.size", "0"], "data.size = 0 must be at least 1 or none"),
+        (["--data.size", "[8, 0]"], "data.size[1] = 0 must be at least 1"),
+        (["--data.size", "large"], "data.size = 'large' is not a whole number or a list of 2 whole numbers"),
+        (["--data.size", "100000"], "data.size = 100000 is beyond 65536, the most that is allowed; lower it"),
+        (["--data.size", "65536"], "images of 65536x65536 have more than 67,108,864 pixels; lower data.size"),
+        (["--path", "pictures"], "unknown key 'path'; did you mean 'data.path'?"),
+        (["--epochs", "3"], "unknown key 'epochs'; did you mean 'train.epochs'?"),
+        (["pictures"], "does not know 'pictures'; a setting has a key, such as --data.path pictures"),
+    ],
+)
+def test_mistakes_of_newcomers_are_named_with_what_to_write(folder, tmp_path, capsys, words, text):
+    assert text in refused(capsys, tmp_path / "run", "--data.path", str(folder), *words)
+    assert not (tmp_path / "run").exists()
 
 
 def test_arrays(tmp_path):

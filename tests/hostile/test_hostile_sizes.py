@@ -135,8 +135,13 @@ def test_models_and_images_beyond_memory_are_refused_before_they_are_made(capsys
 
 
 def test_an_allocation_that_fails_is_one_line_about_the_batch() -> None:
-    with pytest.raises(TrainingError, match=r"memory ran out .*lower train\.batch"), refusing_lack_of_memory():
+    with (
+        pytest.raises(TrainingError, match=r"memory ran out .*lower train\.batch") as caught,
+        refusing_lack_of_memory(),
+    ):
         torch.empty(1 << 60, dtype=torch.uint8)
+    # How much was asked for, in the place of the allocator's own text
+    assert f"{1 << 60} bytes" in str(caught.value) and "alloc_cpu" not in str(caught.value)
     with pytest.raises(RuntimeError, match="other"), refusing_lack_of_memory():
         raise RuntimeError("other")
 

@@ -69,7 +69,7 @@ def test_processes_that_disagree_end_at_once_with_one_line(recipe, tmp_path) -> 
     cases = {
         "batch": ([*words], [*words, "--train.batch", 16], "train.batch is 16 in process 1 and 8 in process 0"),
         "data": ([*words, *missing[:3], easy(tmp_path)["path"]], [*words, *missing], "missing.npz"),
-        "folder": ([*words[:-2], recipe, "--quiet"], [*words], "choose another --out"),
+        "folder": ([*words[:-2], recipe, "--quiet"], [*words], "choose another folder"),
     }
     for name, (first, second, line) in cases.items():
         ended = Ranks(tmp_path / name, [first, second]).wait()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from torch.utils.data import Dataset as TorchDataset
 
 import torchcaps
@@ -13,10 +16,12 @@ from support.small_models import SMALL, SPEC
 from support.tiny_recipe import tiny
 from torchcaps.cli import main
 from torchcaps.data import GlyphsConfig
-from torchcaps.errors import DataError, RecipeError, ShapeError, TrainingError
-from torchcaps.train import load_run, own_data, train
+from torchcaps.errors import DataError, RecipeError, ShapeError, TorchcapsError, TrainingError
+from torchcaps.train import load_run, own_data, train, validation
 from torchcaps.train.journal import read_journal
 from torchcaps.train.own_data import as_dataset, fit
+from torchcaps.train.validation import final_images, final_score
+from torchcaps.utils.mapped import is_mapped, map_file
 
 SPLITS = GlyphsConfig(train=80, test=40, size=16).load()
 IMAGES = SPLITS.train.images
@@ -38,6 +43,26 @@ class Pictures(TorchDataset):
         if self.noise:
             return IMAGES[n].float() / 255 * torch.rand(()), int(LABELS[n])
         return IMAGES[n, 0].numpy()[..., None], int(LABELS[n])
+
+
+class Items(TorchDataset):
+    """Eight items that are all the same."""
+
+    def __init__(self, label: object, image: object = IMAGES[0]) -> None:
+        self.item = (image, label)
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, n: int) -> tuple[object, object]:
+        return self.item
+
+
+class Stream(IterableDataset):
+    """Single images in turn; how many there are cannot be asked."""
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        return iter(list(zip(IMAGES, LABELS, strict=True)))
 
 
 def weights(model: torch.nn.Module) -> list[torch.Tensor]:
@@ -136,10 +161,30 @@ def test_a_run_of_fit_predicts_but_has_no_data_to_evaluate(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("data", "text"),
     [
-        ((IMAGES.float(), LABELS), r"floats in \[0, 1\], are wanted: leave out a normalization"),
-        ((IMAGES.float() / 255 - 0.5, LABELS), "leave out a normalization"),
+        ((IMAGES.float(), LABELS), r"floats in \[0, 1\], are wanted: divide by 255"),
         ((IMAGES.float() * float("nan"), LABELS), "from nan to nan"),
-        ((IMAGES.int(), LABELS), r"torch\.int32 from 0 to 255"),
+        ((IMAGES.float() / 255 - 0.5, LABELS), "leave out a normalization"),
+        ((IMAGES.int(), LABELS), r"torch\.int32 came; bytes"),
+        ((IMAGES.cfloat(), LABELS), r"torch\.complex64 came; bytes"),
+        ((IMAGES.numpy().astype(np.uint16), LABELS), r"torch\.uint16 came; bytes"),
+        ((IMAGES.float().to_sparse(), LABELS), "or a sparse one"),
+        ((IMAGES.to("meta"), LABELS), "without values of its own"),
+        ((IMAGES.numpy().astype(str), LABELS), "images: <U3 came; numbers are wanted"),
+        (IMAGES, "without labels"),
+        ((IMAGES, None), "without labels"),
+        ((IMAGES, LABELS, LABELS), "without labels, or with something else"),
+        ((IMAGES, ["cat"] * 80), "labels: list came; numbers are wanted"),
+        ((IMAGES, LABELS * 10**6), "labels run from 0 to 9000000"),
+        ("pictures", r"a str came; .*FolderConfig\('pictures'\)\.load\(\)"),
+        ({"images": IMAGES}, "a dict came"),
+        (Items("cat"), "item 0 of the Dataset has the label 'cat'; a whole class number"),
+        (Items(None), "has the label None"),
+        (Items(0.5), r"has the label 0\.5"),
+        (Items(torch.eye(3)[0]), r"has the label tensor\(\[1\., 0\., 0\.\]\)"),
+        (Items(0, image="a.png"), "item 0 of the Dataset: <U5 came"),
+        (Stream(), r"an IterableDataset gives single images; .*DataLoader\(data"),
+        ([(IMAGES[:8].float() - 99, LABELS[:8])], "the first batch: .* leave out a normalization"),
+        ([(IMAGES[:8], ["cat"] * 8)], "labels of a batch: list came"),
         ((IMAGES.permute(0, 2, 3, 1), LABELS), r"channels last; use images\.permute\(0, 3, 1, 2\)"),
         ((IMAGES[:0], LABELS[:0]), "at least one image"),
         ((IMAGES, LABELS[:5]), r"whole class numbers \[80\], one for each image"),
@@ -176,6 +221,42 @@ def test_what_else_does_not_fit_is_refused_in_one_line(tmp_path):
     assert as_dataset(Pictures()).names == Pictures.classes
 
 
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ({"classes": 0}, "classes = 0; a whole number from 1 to 10000"),
+        ({"classes": 3.0}, r"classes = 3\.0; a whole number"),
+        ({"classes": -1}, "classes = -1; a whole number"),
+        ({"epochs": "three"}, "epochs = 'three'; a number above 0"),
+        ({"lr": -1}, "lr = -1; a number above 0"),
+        ({"resume": True}, "resume=True needs the folder of the run"),
+        ({"resume": "yes"}, "resume = 'yes'; True, False or 'auto'"),
+        ({"callback": 3}, "callback is a int; a function"),
+        ({"callback": lambda model, step: 0.5}, r"the callback returned 0\.5; numbers by name, or None"),
+        ({"callback": lambda model, step: {"x": "good"}}, "numbers by name"),
+        ({"callback": lambda model, step: {"loss": 1}}, "returned 'loss', which the journal has already"),
+        ({"callback": lambda model, step: {"step": 1}}, "returned 'step', which the journal has already"),
+        (
+            {"validation": (IMAGES[:2, :, 1:], LABELS[:2])},
+            r"images to validate by are \[1, 15, 16\]",
+        ),
+        ({"validation": (IMAGES[:2], LABELS[:2] * 0 + 10)}, "labels to validate by go up to 10, and there are 10"),
+        ({"model": torchcaps.create(tiny()), "data": (IMAGES[:, :, 1:], LABELS)}, r"this model takes \[1, 16, 16\]"),
+    ],
+)
+def test_other_arguments_are_refused_in_one_line(words, text):
+    given = {"model": tiny(), "data": (IMAGES, LABELS), "epochs": 1, "batch": 40, "quiet": True, **words}
+    with pytest.raises(TorchcapsError, match=text) as caught:
+        fit(**given)
+    assert "\n" not in str(caught.value)
+
+
+def test_labels_may_be_a_list_and_batches_of_a_stream_are_counted(expected):
+    assert same(fit(tiny(), (IMAGES, LABELS.tolist()), quiet=True).model, expected)
+    outcome = fit(tiny(), DataLoader(Stream(), batch_size=40), classes=10, epochs=2, quiet=True)
+    assert outcome.finished and outcome.step == 4
+
+
 @pytest.mark.parametrize("name", SMALL)
 def test_every_model_has_a_loss_for_a_loop_of_one_s_own(name):
     model = SMALL[name].build(SPEC)
@@ -189,6 +270,22 @@ def test_every_model_has_a_loss_for_a_loop_of_one_s_own(name):
     assert loss.ndim == 0 and any(p.grad is not None and bool(p.grad.any()) for p in model.parameters())
     with pytest.raises(ShapeError, match="one label each is wanted"):
         model.loss(images, torch.tensor([0, 1]))
+
+
+def test_test_images_of_a_mapped_file_stay_there_and_few_are_floats_at_a_time(monkeypatch, tmp_path):
+    (tmp_path / "images").write_bytes(SPLITS.test.images.numpy().tobytes())
+    test = replace(SPLITS.test, images=map_file(tmp_path / "images", SPLITS.test.images.shape))
+    monkeypatch.setattr(validation, "_MOST_TESTED", 15)
+    assert len(final_images(SPLITS.test)) == 15 and is_mapped(final_images(test).images)
+    # The same images are looked at, so many at a time that their floats take little memory
+    model = torchcaps.create(tiny()).eval()
+    scores = [final_score(model, final_images(data), torch.device("cpu")) for data in (SPLITS.test, test)]
+    assert scores[0] == scores[1] and scores[0].images == 15
+    sizes = []
+    monkeypatch.setattr(validation, "_BATCH_BYTES", 4 * 4 * 16 * 16)
+    monkeypatch.setattr(type(model), "scores", lambda _, images: sizes.append(len(images)) or images[:, 0, 0, :10])
+    final_score(model, test, torch.device("cpu"))
+    assert sizes == [4, 4, 4, 3]
 
 
 def test_a_large_dataset_gives_its_pages_back_while_it_is_read(monkeypatch, tmp_path):

@@ -113,9 +113,10 @@ def parse(args: Sequence[str]) -> Command:
         )
     # Unknown flags are returned and refused here, with a suggestion, instead of by tyro's page of text
     if rest:
-        raise RecipeError(
-            f"'torchcaps {name}' does not know '{rest[0]}'{suggestion(rest[0], flags_of(COMMANDS[name]))}"
-        )
+        advice = suggestion(rest[0], flags_of(COMMANDS[name]))
+        if name == "train" and not rest[0].startswith("-"):
+            advice = f"; a setting has a key, such as --data.path {rest[0]} (torchcaps list RECIPE names the keys)"
+        raise RecipeError(f"'torchcaps {name}' does not know '{rest[0]}'{advice}")
     return dataclasses.replace(command, overrides=tuple(overrides)) if isinstance(command, Train | Data) else command
 
 
@@ -125,11 +126,11 @@ def flags_of(command: type[Command]) -> list[str]:
     >>> flags_of(COMMANDS["report"])
     ['--out', '--result', '--count', '--seed']
     """
-    # tyro marks a positional argument inside the annotation
-    marker = get_args(tyro.conf.Positional[int])[1]
+    # tyro marks a positional argument, and one that is not shown, inside the annotation
+    markers = {get_args(tyro.conf.Positional[int])[1], get_args(tyro.conf.Suppress[int])[1]}
     hints = get_type_hints(command, include_extras=True)
     fields = dataclasses.fields(command)  # type: ignore[arg-type]  # every command is a dataclass
-    named = [field.name for field in fields if marker not in get_args(hints[field.name])]
+    named = [field.name for field in fields if markers.isdisjoint(get_args(hints[field.name]))]
     return [f"--{name.replace('_', '-')}" for name in named]
 
 

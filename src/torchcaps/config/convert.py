@@ -77,7 +77,9 @@ def _build(cls: type, data: object, at: Place, start: object = None, tags: tuple
         if key not in known and RENAMED.get(key) in known:
             raise at.error(f"the key '{at.key(key).path}' is now called '{RENAMED[key]}'; rename it")
         if key not in known:
-            raise at.error(f"unknown key '{at.key(key).path}'{suggestion(short(key), known)}")
+            table_of = _table_with(hints, key)
+            close = f"; did you mean '{table_of}.{key}'?" if table_of else suggestion(short(key), known)
+            raise at.error(f"unknown key '{at.key(key).path}'{close}")
     # Convert every field that is given, over its default, so that a table may name only what differs
     values: Table = {}
     for name, hint in hints.items():
@@ -92,6 +94,17 @@ def _build(cls: type, data: object, at: Place, start: object = None, tags: tuple
     except ValueError as error:  # from a __post_init__
         prefix = f"{at.path}: " if at.path else ""
         raise at.error(prefix + " ".join(str(error).split())) from error
+
+
+def _table_with(hints: Mapping[str, object], key: str) -> str | None:
+    """Return the first table among the fields that has the key, of whatever kind that table is."""
+    for name, hint in hints.items():
+        choice = choice_in(hint)
+        base = split_marks(hint)[0]
+        kinds = [base] if choice is None else list(choice.options.values())
+        if any(isinstance(kind, type) and is_dataclass(kind) and key in hints_of(kind) for kind in kinds):
+            return name
+    return None
 
 
 def _convert(hint: object, value: object, at: Place, start: object = None) -> object:
@@ -174,7 +187,25 @@ def _union(args: tuple[object, ...], value: object, at: Place, start: object) ->
     for member in members:
         with contextlib.suppress(RecipeError):
             return _convert(member, value, at)
-    raise at.wrong(value, " or ".join(map(type_text, members)))
+    # The error of the only member of the value's kind, such as a bound that a number breaks, says more than a list
+    alike = [member for member in members if _is_alike(member, value)]
+    if len(alike) == 1:
+        return _convert(alike[0], value, at)
+    raise at.wrong(value, " or ".join(map(_wanted, members)))
+
+
+def _is_alike(hint: object, value: object) -> bool:
+    """Tell whether a value has the type of an annotation, whatever its bounds and entries are."""
+    base = split_marks(hint)[0]
+    return isinstance(value, list | tuple) if get_origin(base) is tuple else type(value) is base
+
+
+def _wanted(hint: object) -> str:
+    """Write in words, with an article, what a member of a union takes."""
+    base = split_marks(hint)[0]
+    if isinstance(base, type) and base in _WANTED:
+        return _WANTED[base]
+    return f"a {type_text(hint)}"
 
 
 def _tuple(args: tuple[object, ...], value: object, at: Place, marks: tuple[object, ...]) -> tuple[object, ...]:

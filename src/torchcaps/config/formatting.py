@@ -89,6 +89,8 @@ def type_text(hint: object, *, plural: str = "") -> str:
     # Containers
     if origin is tuple and args[-1:] == (...,):
         return f"list of {type_text(args[0], plural='s')}"
+    if origin is tuple and len(set(args)) == 1:
+        return f"list of {len(args)} {type_text(args[0], plural='s')}"
     if origin is tuple:
         return f"list of {len(args)}: {', '.join(map(type_text, args))}"
     if origin is dict:

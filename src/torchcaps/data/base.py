@@ -37,6 +37,7 @@ __all__ = [
     "image_hashes",
     "make_batch",
     "split_rows",
+    "spread_classes",
     "subset",
 ]
 
@@ -282,6 +283,24 @@ def split_rows(labels: Tensor, names: tuple[str, ...], share: float, seed: int) 
     is_train = torch.ones(len(labels), dtype=torch.bool)
     is_train[test] = False
     return SplitRows(is_train.nonzero().flatten(), test)
+
+
+def spread_classes(labels: Tensor) -> Tensor:
+    """Order images so that any stretch of them has each class by about its share of all.
+
+    A user's images often come sorted by class, so that the last ones would all be of one.
+
+    Args:
+        labels: Class numbers [n].
+
+    Returns:
+        Numbers [n] of the images in that order; images of a class stay in theirs.
+    """
+    place = torch.empty(len(labels), dtype=torch.float64)
+    for label in sorted(set(labels.tolist())):
+        rows = (labels == label).nonzero().flatten()
+        place[rows] = (torch.arange(len(rows), dtype=torch.float64) + 0.5) / len(rows)
+    return place.argsort(stable=True)
 
 
 def hold_out(splits: Splits, count: int) -> Splits:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from torchcaps.data.base import split_rows
+from torchcaps.data.base import split_rows, spread_classes
 from torchcaps.data.fitting import PictureFormat, read_fitted
 from torchcaps.data.prepared import ImageWriter, Made, prepare
 from torchcaps.data.readers.pictures import Header, Listing, PictureFile, list_pictures, read_header
@@ -174,7 +174,9 @@ def _make(writer: ImageWriter, folder: Path, listing: Listing, config: FolderCon
         "train": counts["train"],
         "validation": counts["validation"],
     }
-    report = _describe(len(listing.files), headers, wanted, config, skipped)
+    report = _describe(
+        len(listing.files), headers, wanted, config, skipped, sizes=_sizes_of([s.header for s in surveyed])
+    )
     return Made(record, asdict(report))
 
 
@@ -224,15 +226,27 @@ def _choose_format(config: FolderConfig, headers: Sequence[Header]) -> PictureFo
 
 def _default_size(headers: Sequence[Header]) -> tuple[int, int]:
     """Return the median height and width, scaled in proportion so that neither is beyond `LARGEST_SIDE`."""
-    height, width = _median(headers)
+    height, width = _sizes_of(headers).median
     scale = min(1.0, LARGEST_SIDE / max(height, width))
     return max(1, round(scale * height)), max(1, round(scale * width))
 
 
-def _median(headers: Sequence[Header]) -> tuple[int, int]:
+class _Sizes(NamedTuple):
+    """Least, median and greatest (height, width) of pictures."""
+
+    smallest: tuple[int, int]
+    median: tuple[int, int]
+    largest: tuple[int, int]
+
+
+def _sizes_of(headers: Sequence[Header]) -> _Sizes:
     heights = torch.tensor([h.height for h in headers])
     widths = torch.tensor([h.width for h in headers])
-    return int(heights.median()), int(widths.median())
+    return _Sizes(
+        smallest=(int(heights.min()), int(widths.min())),
+        median=(int(heights.median()), int(widths.median())),
+        largest=(int(heights.max()), int(widths.max())),
+    )
 
 
 class _InSplit(NamedTuple):
@@ -243,28 +257,43 @@ class _InSplit(NamedTuple):
 
 
 def _in_splits(surveyed: Sequence[_Surveyed], names: tuple[str, ...], config: FolderConfig) -> list[_InSplit]:
-    """Order pictures by split: the user's own, or a share of each class to test on."""
+    """Order pictures by split: the user's own, or a share of each class to test on.
+
+    Classes take turns in the training pictures: the last ones may be held out for validation.
+    """
+    by_split: dict[str, list[_Surveyed]] = {"train": [], "validation": [], "test": []}
     if surveyed[0].file.split:
-        own = [_InSplit(one.file.split, one) for one in surveyed]
-        return [one for split in ("train", "validation", "test") for one in own if one.split == split]
-    rows = split_rows(torch.tensor([s.file.label for s in surveyed]), names, config.test, config.drawn)
-    train = [_InSplit("train", surveyed[row]) for row in rows.train.tolist()]
-    return train + [_InSplit("test", surveyed[row]) for row in rows.test.tolist()]
+        for one in surveyed:
+            by_split[one.file.split].append(one)
+    else:
+        rows = split_rows(torch.tensor([s.file.label for s in surveyed]), names, config.test, config.drawn)
+        by_split["train"] = [surveyed[row] for row in rows.train.tolist()]
+        by_split["test"] = [surveyed[row] for row in rows.test.tolist()]
+    order = spread_classes(torch.tensor([s.file.label for s in by_split["train"]]))
+    by_split["train"] = [by_split["train"][row] for row in order.tolist()]
+    return [_InSplit(split, one) for split, pictures in by_split.items() for one in pictures]
 
 
 def _describe(
-    files: int, headers: Sequence[Header], wanted: PictureFormat, config: FolderConfig, skipped: dict[str, str]
+    files: int,
+    headers: Sequence[Header],
+    wanted: PictureFormat,
+    config: FolderConfig,
+    skipped: dict[str, str],
+    *,
+    sizes: _Sizes,
 ) -> FolderReport:
+    """Describe the pictures that were read; `sizes` are those by which the size of the images was chosen."""
     return FolderReport(
         files=files,
-        formats=dict(Counter(h.format for h in headers).most_common()),
+        formats=dict(Counter(sorted(h.format for h in headers)).most_common()),
         gray=sum(h.is_gray for h in headers),
         turned=sum(h.is_turned for h in headers),
         transparent=sum(h.has_alpha for h in headers),
         deep=sum(h.is_deep for h in headers),
-        smallest=(min(h.height for h in headers), min(h.width for h in headers)),
-        median=_median(headers),
-        largest=(max(h.height for h in headers), max(h.width for h in headers)),
+        smallest=sizes.smallest,
+        median=sizes.median,
+        largest=sizes.largest,
         shape=wanted[:3],
         resized=sum((h.height, h.width) != wanted[1:3] for h in headers),
         chosen=config.size is None,

@@ -34,7 +34,7 @@ from torchcaps.utils.notices import notice
 
 __all__ = ["Cleaned", "ImageWriter", "Made", "Prepared", "clean", "prepare"]
 
-FORMAT = 1
+FORMAT = 2
 """Version of the files; part of every key, so that files of another version are never found."""
 _LONGEST_RECORD = 1 << 28
 

@@ -8,12 +8,13 @@ from typing import Annotated, Literal
 
 import torch
 
-from torchcaps.config import Count, NonNegativeInt, Range
-from torchcaps.data.base import Dataset, Splits, hold_out, split_rows, subset
+from torchcaps.config import NonNegativeInt, Range, Size
+from torchcaps.data.base import Dataset, Splits, hold_out, split_rows, spread_classes, subset
 from torchcaps.data.fitting import Fit, PictureFormat
 from torchcaps.data.picture_folder import prepare_folder
 from torchcaps.data.preprocess import Preprocess
 from torchcaps.data.readers.labeled_arrays import read_labeled_arrays
+from torchcaps.data.readers.pictures import MOST_PIXELS
 from torchcaps.data.sets import as_tensor
 from torchcaps.errors import DataError
 from torchcaps.utils.notices import notice
@@ -50,7 +51,7 @@ class FolderConfig:
     test: TestShare = 0.2
     validation: NonNegativeInt = 0
     drawn: NonNegativeInt = 0
-    size: Count | tuple[Count, Count] | None = None
+    size: Size | tuple[Size, Size] | None = None
     fit: Fit = "crop"
     color: Literal["auto", "gray", "color"] = "auto"
     background: Annotated[int, Range(0, 255)] = 255
@@ -79,7 +80,7 @@ class FolderConfig:
         train = subset(data, slice(0, first))
         test = subset(data, slice(first + second, len(data)))
         if second == 0:
-            return hold_out(Splits(train, test), self.validation)
+            return _held_out(Splits(train, test), self.validation)
         if self.validation:
             raise DataError("the pictures have a folder 'validation'; leave data.validation at 0, or remove the folder")
         return Splits(train, test, subset(data, slice(first, first + second)))
@@ -92,8 +93,11 @@ class FolderConfig:
         """Return how a picture is stored so that a model gets images of a shape.
 
         Raises:
-            DataError: if random crops are asked for and the shape is not a square.
+            DataError: if random crops are asked for and the shape is not a square, or an image has more pixels than a
+                picture may have.
         """
+        if height * width > MOST_PIXELS:
+            raise DataError(f"images of {height}x{width} have more than {MOST_PIXELS:,} pixels; lower data.size")
         if self.fit == "random-crop":
             if height != width:
                 raise DataError(
@@ -132,9 +136,13 @@ class NpzConfig:
         train = Dataset(as_tensor(found.images), as_tensor(found.labels), found.classes)
         if found.test_images is not None and found.test_labels is not None:
             test = Dataset(as_tensor(found.test_images), as_tensor(found.test_labels), found.classes)
-            return hold_out(Splits(train, test), self.validation)
-        rows = split_rows(train.labels, (), self.test, self.drawn)
-        return hold_out(Splits(subset(train, rows.train), subset(train, rows.test)), self.validation)
+        else:
+            rows = split_rows(train.labels, (), self.test, self.drawn)
+            test = subset(train, rows.test)
+            train = subset(train, rows.train)
+        if self.validation:
+            train = subset(train, spread_classes(train.labels))
+        return _held_out(Splits(train, test), self.validation)
 
 
 @dataclass(frozen=True)
@@ -155,6 +163,16 @@ class GivenConfig:
 
 _FOLDER_WANTED = "a folder with a folder for each class, such as pictures/cat/1.png"
 _NPZ_WANTED = "an npz file with the arrays 'images' and 'labels'"
+
+
+def _held_out(splits: Splits, count: int) -> Splits:
+    """Hold out the last training images for validation; every class must keep one to train on."""
+    found = hold_out(splits, count)
+    lost = set(splits.train.labels.tolist()) - set(found.train.labels.tolist())
+    if lost:
+        name = splits.train.name_of(min(lost))
+        raise DataError(f"{count} validation images leave none of the class {name} to train on; set fewer aside")
+    return found
 
 
 def _given_path(path: str, wanted: str, example: str) -> Path:

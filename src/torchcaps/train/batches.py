@@ -20,7 +20,7 @@ from torchcaps.train.recipe import TrainConfig
 from torchcaps.types import Batch, ImageSpec
 from torchcaps.utils.distributed import ProcessGroup
 
-__all__ = ["BatchRequest", "BatchSource", "DatasetSource", "LoaderSource", "PlacedBatch", "labeled_batch"]
+__all__ = ["BatchRequest", "BatchSource", "DatasetSource", "LoaderSource", "PlacedBatch", "as_numbers", "labeled_batch"]
 
 AHEAD = 2
 """Batches that are prepared before they are needed."""
@@ -186,6 +186,19 @@ class LoaderSource:
                 )
 
 
+def as_numbers(values: object, what: str) -> Tensor:
+    """Return the tensor that values are, or can be made into.
+
+    Raises:
+        DataError: if they are text, None or something else that has no numbers.
+    """
+    try:
+        return torch.as_tensor(values)
+    except (TypeError, ValueError, RuntimeError):
+        kind = getattr(values, "dtype", type(values).__name__)
+        raise DataError(f"{what}: {kind} came; numbers are wanted, as a tensor or an array") from None
+
+
 def labeled_batch(given: object, spec: ImageSpec | None = None, first: int = 0) -> Batch:
     """Check a batch of the user's.
 
@@ -202,8 +215,8 @@ def labeled_batch(given: object, spec: ImageSpec | None = None, first: int = 0) 
     """
     if not isinstance(given, tuple | list) or len(given) < 2:
         raise DataError(f"a batch is a {type(given).__name__}; a pair (images, labels) is wanted")
-    images = torch.as_tensor(given[0])
-    labels = torch.as_tensor(given[1])
+    images = as_numbers(given[0], "images of a batch")
+    labels = as_numbers(given[1], "labels of a batch")
     images = images.unsqueeze(1) if images.ndim == 3 else images
     came = f"images {list(images.shape)} and labels {list(labels.shape)}"
     if images.ndim != 4 or labels.shape != images.shape[:1] or labels.is_floating_point() or not len(labels):

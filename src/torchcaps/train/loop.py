@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,6 +67,8 @@ __all__ = ["Callback", "Outcome", "TrainingData", "train"]
 
 _VALIDATION_BATCHES = 32
 """Training batches on which running statistics of averaged weights are measured before a validation."""
+_JOURNAL_KEYS = {"step", "stage", "epoch", "lr", "seconds", "validation_accuracy"}
+"""Names in a line of the journal, beside the terms of the loss."""
 
 
 @dataclass(frozen=True)
@@ -362,7 +364,7 @@ def _one_stage(job: _Job, training: TrainState) -> None:
             # Validation, and whether this step is the last one.
             checked = _check(job, training, settings, seed) if settings.validates_at(training.step) else {}
             if job.callback is not None and training.step % per_epoch == 0:
-                checked |= _call_back(job.callback, training)
+                checked |= _call_back(job.callback, training, taken=terms.keys() | _JOURNAL_KEYS)
             logs = training.step % settings.log_every == 0
             ends = training.step >= total or training.stopped_early
             # Asking all processes costs a message, so several of them ask only when they log.
@@ -515,13 +517,31 @@ def _check(job: _Job, training: TrainState, settings: TrainConfig, seed: int) ->
     return {"validation_accuracy": found}
 
 
-def _call_back(callback: Callback, training: TrainState) -> dict[str, float]:
-    """Let the user measure the model, which is then as it was."""
+def _call_back(callback: Callback, training: TrainState, taken: Set[str]) -> dict[str, float]:
+    """Let the user measure the model, which is then as it was.
+
+    Args:
+        callback: What measures it.
+        training: Whose model it is.
+        taken: Names that the journal has already.
+
+    Raises:
+        TrainingError: It returned something other than numbers by name.
+    """
     training.eval_all()
     with torch.no_grad():
         found = callback(training.model, training.steps)
     training.stage_model.train()
-    return {name: float(value) for name, value in (found or {}).items()}
+    if found is None:
+        return {}
+    try:
+        numbers = {str(name): float(value) for name, value in found.items()}
+    except (AttributeError, TypeError, ValueError, RuntimeError):
+        shown = " ".join(repr(found).split())[:60]
+        raise TrainingError(f"the callback returned {shown}; numbers by name, or None, are wanted") from None
+    for name in sorted(numbers.keys() & taken):
+        raise TrainingError(f"the callback returned {name!r}, which the journal has already; choose another name")
+    return numbers
 
 
 def _save(job: _Job, training: TrainState) -> None:

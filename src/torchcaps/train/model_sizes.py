@@ -7,6 +7,7 @@ time.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
@@ -129,7 +130,11 @@ def refusing_lack_of_memory() -> Iterator[None]:
         text = " ".join(str(error).split())
         if not isinstance(error, MemoryError | torch.OutOfMemoryError) and "allocate memory" not in text:
             raise
-        raise TrainingError(f"memory ran out ({text[:160]}); lower train.batch or the sizes of [model]") from None
+        found = re.search(r"tried to allocate ([0-9.]+ \w+)", text, re.IGNORECASE)
+        asked = f" when {found[1]} more were asked for" if found else ""
+        raise TrainingError(
+            f"memory ran out{asked}; lower train.batch, the size of the images or the sizes of [model]"
+        ) from None
 
 
 def _memory_of(device: torch.device) -> int:

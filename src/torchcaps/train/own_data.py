@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -14,9 +15,10 @@ import torch
 from torch import Tensor
 
 from torchcaps.data import Dataset, GivenConfig, Splits
-from torchcaps.errors import DataError, RecipeError
+from torchcaps.data.readers.labeled_arrays import MOST_CLASSES
+from torchcaps.errors import DataError, RecipeError, ShapeError
 from torchcaps.models import Model, ModelConfig
-from torchcaps.train.batches import DatasetSource, LoaderSource, labeled_batch
+from torchcaps.train.batches import BatchSource, DatasetSource, LoaderSource, as_numbers, labeled_batch
 from torchcaps.train.loop import Callback, Outcome, TrainingData, train
 from torchcaps.train.recipe import OptimizerConfig, Recipe, TrainConfig, load_recipe
 from torchcaps.train.run import Resume
@@ -92,10 +94,17 @@ def fit(
         >>> outcome.finished, outcome.step
         (True, 2)
     """
+    if callback is not None and not callable(callback):
+        raise RecipeError(f"callback is a {type(callback).__name__}; a function of the model and the step is wanted")
+    if resume is True and folder is None:
+        raise RecipeError("resume=True needs the folder of the run: fit(..., folder='runs/mine', resume=True)")
     recipe = _recipe_of(model, epochs=epochs, batch=batch, lr=lr)
     if isinstance(model, Model) and classes is None:
         classes = model.spec.classes
     given = _training_data(data, validation, classes, recipe)
+    shape = list(given.source.spec[:3])
+    if isinstance(model, Model) and shape != list(model.spec[:3]):
+        raise ShapeError(f"images are {shape}; this model takes {list(model.spec[:3])}, [c h w]")
     if isinstance(given.source, LoaderSource):
         size = given.source.first_batch
         recipe = replace(recipe, train=replace(recipe.train, batch=size), stages={})
@@ -138,6 +147,9 @@ def _recipe_of(model: Recipe | str | Model, *, epochs: float | None, batch: int 
             "your own, write a training loop)"
         )
     settings = recipe.train
+    for name, value in {"epochs": epochs, "lr": lr}.items():
+        if value is not None and not (isinstance(value, int | float | np.number) and value > 0):
+            raise RecipeError(f"{name} = {value!r}; a number above 0 is wanted")
     if epochs is not None:
         # Who says how many epochs means them.
         settings = replace(settings, epochs=float(epochs), min_steps=0)
@@ -166,17 +178,31 @@ def _training_data(data: Data, validation: Data | None, classes: int | None, rec
     """Bring data of any kind into the form that training takes."""
     if isinstance(data, Splits):
         return TrainingData(DatasetSource(data.train), data.validation, final_images(data.test))
-    checked = None if validation is None else as_dataset(validation, classes)
-    if isinstance(data, Dataset):
-        return TrainingData(DatasetSource(data), checked)
-    if _is_pair(data):
-        return TrainingData(DatasetSource(as_dataset(data, classes)), checked)
+    source = _source(data, classes, recipe)
+    if validation is None:
+        return TrainingData(source)
+    checked = as_dataset(validation, classes)
+    shape = list(source.spec[:3])
+    if list(checked.spec[:3]) != shape:
+        raise ShapeError(f"images to validate by are {list(checked.spec[:3])}, those to train on {shape}, [c h w]")
+    if int(checked.labels.max()) >= source.spec.classes:
+        raise DataError(
+            f"labels to validate by go up to {int(checked.labels.max())}, and there are {source.spec.classes} classes "
+            "to train on; fit(..., classes=) sets another number"
+        )
+    return TrainingData(source, checked)
+
+
+def _source(data: Data, classes: int | None, recipe: Recipe) -> BatchSource:
+    """Return where batches come from: a data set of bytes, or a loader."""
+    if isinstance(data, Dataset) or _is_pair(data):
+        return DatasetSource(as_dataset(data, classes))
     if _is_items(data):
         if _is_the_same_twice(data):
-            return TrainingData(DatasetSource(as_dataset(data, classes)), checked)
+            return DatasetSource(as_dataset(data, classes))
         notice("items of the Dataset differ each time they are read; it is read in every epoch, without exact resume")
         data = _loader(data, recipe)
-    return TrainingData(_loader_source(data, classes), checked)
+    return _loader_source(data, classes)
 
 
 def as_dataset(data: Data, classes: int | None = None) -> Dataset:
@@ -196,21 +222,37 @@ def as_dataset(data: Data, classes: int | None = None) -> Dataset:
     if isinstance(data, Dataset):
         return data
     if _is_pair(data):
-        images = _bytes(torch.as_tensor(data[0]), "images")
-        labels = _labels(torch.as_tensor(data[1]), len(images))
+        if len(data) != 2 or data[1] is None:
+            raise DataError(
+                "images came without labels, or with something else; a pair (images, labels) is wanted, with zeros as "
+                "labels for a model that learns without them"
+            )
+        images = _bytes(as_numbers(data[0], "images"), "images")
+        labels = _labels(as_numbers(data[1], "labels"), len(images))
     elif _is_items(data):
         images, labels = _read_items(data)
     else:
         raise DataError(f"a {type(data).__name__} came; tensors (images, labels) or a Dataset with a length are wanted")
     names = tuple(map(str, getattr(data, "classes", ())))
-    count = classes or max(len(names), 1 + int(labels.max()))
+    count = _class_count(classes) or max(len(names), 1 + int(labels.max()))
+    if count > MOST_CLASSES:
+        raise DataError(f"labels go up to {count - 1}; class numbers 0 to {MOST_CLASSES - 1} are wanted")
     return Dataset(images, labels, count, names=names if len(names) == count else ())
 
 
-def _is_pair(data: object) -> TypeGuard[tuple[object, object]]:
-    """Tell (images, labels) from a Dataset or a list of batches."""
+def _class_count(classes: int | None) -> int | None:
+    """Check a number of classes that the user gave; None if there is none."""
+    if classes is None:
+        return None
+    if isinstance(classes, bool) or not isinstance(classes, int) or not 1 <= classes <= MOST_CLASSES:
+        raise DataError(f"classes = {classes!r}; a whole number from 1 to {MOST_CLASSES} is wanted")
+    return classes
+
+
+def _is_pair(data: object) -> TypeGuard[Sequence[object]]:
+    """Tell (images, labels) from a Dataset or a list of batches: images are numbers, a batch is a pair."""
     kinds = Tensor | np.ndarray
-    return isinstance(data, tuple | list) and len(data) == 2 and all(isinstance(part, kinds) for part in data)
+    return isinstance(data, kinds) or (isinstance(data, tuple | list) and bool(data) and isinstance(data[0], kinds))
 
 
 def _is_items(data: object) -> TypeGuard[Items]:
@@ -230,14 +272,20 @@ def _item(data: Items, n: int) -> tuple[Tensor, int]:
     if not isinstance(item, tuple | list) or len(item) < 2:
         raise DataError(f"item {n} of the Dataset is a {type(item).__name__}; a pair (image, label) is wanted")
     picture = item[0]
-    image = picture if isinstance(picture, Tensor) else torch.from_numpy(np.array(picture))
+    image = picture if isinstance(picture, Tensor) else as_numbers(np.array(picture), f"item {n} of the Dataset")
     # Pillow and numpy keep channels last.
     if image.ndim == 3 and not isinstance(picture, Tensor) and image.shape[-1] in (1, 3, 4):
         image = image.permute(2, 0, 1)
     image = image.unsqueeze(0) if image.ndim == 2 else image
     if image.ndim != 3:
         raise DataError(f"item {n} of the Dataset has an image of shape {list(image.shape)}; [c h w] is wanted")
-    return _bytes(image.unsqueeze(0), f"item {n} of the Dataset").squeeze(0), int(item[1])
+    # `int` would cut fractions and read text.
+    try:
+        label = operator.index(item[1])
+    except (TypeError, ValueError, RuntimeError):
+        shown = " ".join(repr(item[1]).split())[:60]
+        raise DataError(f"item {n} of the Dataset has the label {shown}; a whole class number is wanted") from None
+    return _bytes(image.unsqueeze(0), f"item {n} of the Dataset").squeeze(0), label
 
 
 def _read_items(data: Items) -> tuple[Tensor, Tensor]:  # [n c h w], [n]
@@ -265,6 +313,8 @@ def _read_items(data: Items) -> tuple[Tensor, Tensor]:  # [n c h w], [n]
 
 def _bytes(images: Tensor, what: str) -> Tensor:
     """Return images [n c h w] as bytes."""
+    if images.layout != torch.strided or images.is_meta:
+        raise DataError(f"{what}: a tensor without values of its own, or a sparse one; an ordinary one is wanted")
     images = images.detach().cpu()
     images = images.unsqueeze(1) if images.ndim == 3 else images
     if images.ndim != 4 or images.numel() == 0:
@@ -273,12 +323,21 @@ def _bytes(images: Tensor, what: str) -> Tensor:
         raise DataError(f"{what}: shape {list(images.shape)} has its channels last; use images.permute(0, 3, 1, 2)")
     if images.dtype == torch.uint8:
         return images
+    if not images.is_floating_point():
+        raise DataError(f"{what}: {images.dtype} came; bytes (torch.uint8), or floats in [0, 1], are wanted")
+    _check_unit(images, what)
+    return (images * 255).round().to(torch.uint8)
+
+
+def _check_unit(images: Tensor, what: str) -> None:
+    """Refuse floats beyond [0, 1]."""
     low = float(images.min())
     high = float(images.max())
-    if not images.is_floating_point() or not (low >= 0 and high <= 1):
-        came = f"{images.dtype} from {low:.3g} to {high:.3g}"
-        raise DataError(f"{what}: {came}; bytes, or floats in [0, 1], are wanted: leave out a normalization")
-    return (images * 255).round().to(torch.uint8)
+    if low >= 0 and high <= 1:
+        return
+    advice = "divide by 255" if low >= 0 and 1 < high <= 255 else "leave out a normalization"
+    came = f"{images.dtype} from {low:.3g} to {high:.3g}"
+    raise DataError(f"{what}: {came}; bytes, or floats in [0, 1], are wanted: {advice}")
 
 
 def _labels(labels: Tensor, count: int) -> Tensor:
@@ -286,6 +345,8 @@ def _labels(labels: Tensor, count: int) -> Tensor:
     if labels.shape != (count,) or labels.is_floating_point() or labels.is_complex():
         came = f"{labels.dtype} {list(labels.shape)}"
         raise DataError(f"labels are {came}; whole class numbers [{count}], one for each image, are wanted")
+    if int(labels.min()) < 0:
+        raise DataError(f"labels run from {int(labels.min())} to {int(labels.max())}; class numbers from 0 are wanted")
     return labels.detach().cpu().long()
 
 
@@ -304,6 +365,13 @@ def _loader(data: Items, recipe: Recipe) -> Iterable[object]:
 
 def _loader_source(data: object, classes: int | None) -> LoaderSource:
     """Look at the first batch of an iterable to see what it gives."""
+    if isinstance(data, torch.utils.data.IterableDataset):
+        raise DataError("an IterableDataset gives single images; make batches of them: DataLoader(data, batch_size=32)")
+    if isinstance(data, str | bytes | Path | Mapping):
+        raise DataError(
+            f"a {type(data).__name__} came; tensors (images, labels), a Dataset or a DataLoader are wanted; for a "
+            "folder of pictures, torchcaps.data.FolderConfig('pictures').load()"
+        )
     passes: Callable[[], Iterable[object]] = data if callable(data) else lambda: data  # type: ignore[assignment,return-value]
     if not callable(data) and not isinstance(data, Iterable):
         kinds = "tensors (images, labels), a Dataset, a DataLoader or another iterable of batches"
@@ -316,11 +384,16 @@ def _loader_source(data: object, classes: int | None) -> LoaderSource:
     if first is None:
         raise DataError("the iterable gave no batch; at least one is wanted")
     batch = labeled_batch(first)
-    known = classes or len(getattr(getattr(data, "dataset", None), "classes", ()))
+    _check_unit(batch.images, "the first batch")
+    known = _class_count(classes) or len(getattr(getattr(data, "dataset", None), "classes", ()))
     if not known:
         raise DataError("how many classes a loader gives cannot be known; say so: fit(..., classes=10)")
     shape = batch.images.shape[1:]
     spec = ImageSpec(int(shape[0]), int(shape[1]), int(shape[2]), known)
     size = len(batch.labels)
-    number = len(data) if isinstance(data, Sized) else sum(1 for _ in passes())
+    # A DataLoader of an IterableDataset has a length that cannot be asked for.
+    try:
+        number = len(data)  # type: ignore[arg-type]
+    except TypeError:
+        number = sum(1 for _ in passes())
     return LoaderSource(passes, number * size, spec, size)

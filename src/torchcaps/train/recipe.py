@@ -301,8 +301,12 @@ def _read(path: Path, above: tuple[Path, ...] = ()) -> Table:
 
 def _as_long_as_said(tables: Mapping[str, object]) -> Table:
     """Return tables in which `epochs` stand alone: who says how many does not mean the `min_steps` of another."""
-    found = {key: _as_long_as_said(value) if isinstance(value, Mapping) else value for key, value in tables.items()}
-    return {"min_steps": 0, **found} if "epochs" in found else found
+    found: Table = {}
+    for key, value in tables.items():
+        found[key] = _as_long_as_said(value) if isinstance(value, Mapping) else value
+        if key == "train" and isinstance(value, Mapping) and "epochs" in value:
+            found[key] = {"min_steps": 0, **found[key]}
+    return found
 
 
 def _base_path(path: Path, base: object) -> Path:

@@ -128,19 +128,22 @@ def open_run(folder: Path, recipe: Recipe, *, resume: Resume) -> Run:
         TrainingError: The folder holds a run and should not, or the other way round; its run has other settings; or it
             holds something else.
     """
+    if resume not in (True, False, "auto"):
+        raise TrainingError(f"resume = {resume!r}; True, False or 'auto' is wanted")
     path = folder / "recipe.json"
     if folder.exists() and not folder.is_dir():
-        raise TrainingError(f"'{folder}' is a file; a folder for the run is wanted: choose another --out")
+        raise TrainingError(f"'{folder}' is a file; a folder for the run is wanted: choose another folder (--out)")
     # A run is there, or should be: go on with it.
     if resume is True or (path.exists() and _has_content(folder)):
         if not resume:
             raise TrainingError(
-                f"'{folder}' already holds a run; go on with it by --resume {folder}, or choose another --out"
+                f"'{folder}' already holds a run; resume it (--resume {folder}; in Python, resume=True), or choose "
+                "another folder (--out)"
             )
         _check_same(recipe_in(folder), recipe, folder)
     # A folder of something else is never written into.
     elif folder.exists() and any(not _is_ours(p.name) for p in folder.iterdir()):
-        raise TrainingError(f"'{folder}' is not empty and holds no run of torchcaps; choose another --out")
+        raise TrainingError(f"'{folder}' is not empty and holds no run of torchcaps; choose another folder (--out)")
     elif path.exists():
         recipe_in(folder)  # a recipe.json that is not ours is somebody's
     return Run(folder, recipe)
@@ -154,7 +157,9 @@ def recipe_in(folder: Path) -> Recipe:
     """
     path = folder / "recipe.json"
     if not path.exists():
-        raise TrainingError(f"'{folder}' holds no run to go on with; name another folder, or start one: --resume auto")
+        raise TrainingError(
+            f"'{folder}' holds no run to go on with; name another folder, or start a run there (--resume auto)"
+        )
     try:
         # Whether it is a table at all, `from_dict` checks.
         tables = cast(Table, parse_json(read_regular(path, _MAX_RECIPE_BYTES)))
@@ -335,7 +340,7 @@ def _check_same_data(old: DataFingerprints, new: DataFingerprints, folder: Path)
         if before is not None and now is not None and before != now:
             raise TrainingError(
                 f"'{folder}' was started on other {what} (fingerprint {before[:12]}, now {now[:12]}); put the old ones "
-                "back to resume, or choose another --out"
+                "back to resume, or choose another folder (--out)"
             )
 
 
@@ -354,5 +359,5 @@ def _check_same(old: Recipe, new: Recipe, folder: Path) -> None:
         if not _is_free(key):
             raise TrainingError(
                 f"'{folder}' was started with {key} = {before.get(key)!r}, now it is {after.get(key)!r}; "
-                "take the old value to resume, or choose another --out"
+                "take the old value to resume, or choose another folder (--out)"
             )

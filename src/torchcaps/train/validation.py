@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from torchcaps.data import Dataset, subset
 from torchcaps.errors import RecipeError
 from torchcaps.models import Model
 from torchcaps.models.base import is_correct
 from torchcaps.train.recipe import Recipe, stage_names, stage_of
+from torchcaps.utils.mapped import is_mapped
 
 __all__ = [
     "FinalScore",
@@ -22,7 +25,8 @@ __all__ = [
 ]
 
 _BATCH = 250
-"""Images that are floats at a time."""
+_BATCH_BYTES = 1 << 25
+"""Images that are floats at a time, and the most bytes that they take."""
 _MOST_TESTED = 5000
 """Test images that are looked at when training ends; `torchcaps evaluate` looks at all."""
 
@@ -59,11 +63,25 @@ def check_regularization(recipe: Recipe, model: Model) -> None:
 
 
 @torch.no_grad()
-def validation_accuracy(model: Model, data: Dataset, device: torch.device) -> float:
-    """The share of images whose label, or all of whose labels, have the highest scores; in evaluation mode as it is."""
+def validation_accuracy(model: Model, data: Dataset, device: torch.device, rows: Tensor | None = None) -> float:
+    """Measure how often a model is right; of several labels, all must have the highest scores.
+
+    Args:
+        model: In evaluation mode.
+        data: The images.
+        device: Where the model is.
+        rows: Numbers of the images to look at; None for all.
+
+    Returns:
+        The share of images that it is right about.
+    """
+    rows = torch.arange(len(data)) if rows is None else rows
+    size = max(1, min(_BATCH, _BATCH_BYTES // (4 * math.prod(data.spec[:3]))))
     # Compared on the CPU, where the labels are.
-    rows = torch.split(torch.arange(len(data)), _BATCH)
-    right = [is_correct(model.scores(data.model_input(some).to(device)).cpu(), data.labels[some]) for some in rows]
+    right = [
+        is_correct(model.scores(data.model_input(some).to(device)).cpu(), data.labels[some])
+        for some in torch.split(rows, size)
+    ]
     return float(torch.cat(right).double().mean())
 
 
@@ -87,12 +105,20 @@ class FinalScore(NamedTuple):
 
 
 def final_images(data: Dataset) -> Dataset:
-    """Return a set of test images that is quick to go through: all of a small one, evenly spaced ones of a large."""
-    n = len(data)
-    return data if n <= _MOST_TESTED else subset(data, torch.arange(_MOST_TESTED) * n // _MOST_TESTED)
+    """Return the test images to keep until training ends: those that are then looked at, or all of a mapped file."""
+    # Rows of a mapped file would be copied into memory
+    return data if is_mapped(data.images) or len(data) <= _MOST_TESTED else subset(data, _tested_rows(len(data)))
+
+
+def _tested_rows(count: int) -> Tensor:
+    """Return the numbers of the images to test on: all of a small set, evenly spaced ones of a large one."""
+    most = min(count, _MOST_TESTED)
+    return torch.arange(most) * count // most
 
 
 def final_score(model: Model, data: Dataset, device: torch.device) -> FinalScore:
     """Measure a classifier in evaluation mode on test images; of several labels, all must be right."""
-    counts = torch.bincount(data.labels.flatten(), minlength=data.classes)
-    return FinalScore(validation_accuracy(model, data, device), len(data), float(counts.max() / counts.sum()))
+    rows = _tested_rows(len(data))
+    counts = torch.bincount(data.labels[rows].flatten(), minlength=data.classes)
+    accuracy = validation_accuracy(model, data, device, rows)
+    return FinalScore(accuracy, len(rows), float(counts.max() / counts.sum()))

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 __all__ = [
+    "MOST_PIXELS",
     "SPLITS",
     "Header",
     "Listing",
@@ -46,7 +47,7 @@ SPLITS = ("train", "validation", "test")
 _FORMATS = ("PNG", "JPEG", "GIF", "WEBP", "BMP")
 _READ = "PNG, JPEG, GIF, WebP and BMP pictures are read"
 _LAYOUT = "one folder a class is wanted, such as cat/1.png and dog/1.png"
-_MOST_PIXELS = 1 << 26
+MOST_PIXELS = 1 << 26
 _LONGEST_SIDE = 1 << 16
 _MOST_BYTES = 1 << 28
 """Bounds of a picture file: 67 million pixels, no side beyond 65,536, and 268 MB."""
@@ -298,9 +299,9 @@ def _opened_picture(pillow: ModuleType, path: Path) -> Iterator[Image]:
             raise bad(path, f"has {size_of(file):,} bytes; at most {_MOST_BYTES:,} are read, so make it smaller")
         try:
             with pillow.open(_ClippedFile(file), formats=_FORMATS) as image:
-                if not 1 <= image.width * image.height <= _MOST_PIXELS or max(image.size) > _LONGEST_SIDE:
+                if not 1 <= image.width * image.height <= MOST_PIXELS or max(image.size) > _LONGEST_SIDE:
                     size = f"{image.width}x{image.height}"
-                    raise bad(path, f"is {size}; 1 to {_MOST_PIXELS:,} pixels are read, so make it smaller")
+                    raise bad(path, f"is {size}; 1 to {MOST_PIXELS:,} pixels are read, so make it smaller")
                 # A photograph has a byte for some pixels: few bytes that claim many are damaged, or a bomb.
                 if image.width * image.height > max(_SMALL, _MOST_EXPANSION * size_of(file)):
                     raise bad(path, f"claims {image.width}x{image.height} pixels, which cannot be; it is damaged")

@@ -59,7 +59,10 @@ def opened(path: Path) -> Iterator[BinaryIO]:
         DataError: for whatever goes wrong while it is read, also in the block.
     """
     try:
-        if not stat.S_ISREG(path.stat().st_mode):
+        mode = path.stat().st_mode
+        if stat.S_ISDIR(mode):
+            raise bad(path, "is a folder; give the paths of the files in it")
+        if not stat.S_ISREG(mode):
             raise bad(path, "is not a regular file; give the path of the file itself")
         with path.open("rb") as file:
             yield file

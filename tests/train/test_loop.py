@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -323,6 +324,14 @@ def test_of_few_images_training_takes_the_least_number_of_steps(tmp_path):
     )
     stages = load_recipe("poe-quick", {"stages": {"capsules": {"train": {"epochs": 1}}}}).stages
     assert stages["capsules"].train.min_steps == 0 < stages["autoencoder"].train.min_steps
+
+
+def test_a_run_is_resumed_on_its_data_in_another_place(tmp_path):
+    data = easy(tmp_path)
+    train(tiny(data=data, train={"epochs": 1.0}), tmp_path / "run", quiet=True)
+    moved = Path(data["path"]).rename(tmp_path / "moved.npz")
+    more = tiny(data={**data, "path": str(moved)}, train={"epochs": 2.0})
+    assert train(more, tmp_path / "run", resume=True, quiet=True).step == 20
 
 
 def test_resuming_on_other_data_is_refused_in_one_line(tmp_path):

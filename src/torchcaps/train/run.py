@@ -48,8 +48,10 @@ GIVEN_AWAY = "model.safetensors"
 
 Resume = bool | Literal["auto"]
 
-RESUMABLE_CHANGES = {"about", "data.data_dir", "train.epochs", "train.save_every", "train.log_every"}
+RESUMABLE_CHANGES = {"about", "data.data_dir", "data.path", "train.epochs", "train.save_every", "train.log_every"}
 """Settings that may change between the start of a run and its resumption: they do not change what a step does.
+
+Data may lie in another place, since their fingerprint says whether they are the same.
 
 The same holds for those of a single stage, `stages.NAME.train.epochs` and so on. The epochs may not change where the
 learning rate of every step depends on them (`ScheduleConfig.depends_on_length`).

@@ -64,5 +64,6 @@ export async function go(n) {
   await visit(found.id, wish);
   if (at !== n) return;
   by(look)?.classList.add("looked-at");
-  by(look)?.scrollIntoView({ block: "center" });
+  // The words stand at the bottom left: beside what is shown on a desktop, below it on a phone
+  by(look)?.scrollIntoView({ block: matchMedia("(max-width: 760px)").matches ? "start" : "center" });
 }

@@ -658,5 +658,7 @@ def test_the_page_without_a_server_computes_what_python_does(browser, live_site)
     page.mouse.up()
     sync_api.expect(page.locator("#answer")).to_have_text("1")
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
+    slider = page.locator("#frame-slant").bounding_box()
+    assert slider is not None and slider["width"] > 150  # wide enough for a finger
     context.close()
     assert not said and all(url.startswith((live_site, "data:")) for url in asked)

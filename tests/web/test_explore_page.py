@@ -354,7 +354,7 @@ READY = {
 """The same of the other panels."""
 TOO_WIDE = """() => [...document.querySelectorAll("main *")].filter(x => x.offsetParent
     && !x.closest(".visually-hidden, .tabs, .sample-scroll")
-    && x.getBoundingClientRect().right > document.documentElement.clientWidth + 1).map(x => x.outerHTML.slice(0, 200))"""
+    && x.getBoundingClientRect().right > document.documentElement.clientWidth + 1).map(x => x.outerHTML.slice(0, 99))"""
 """Elements that reach over the page's right edge, where no part of the page can be scrolled to them."""
 
 

@@ -162,8 +162,8 @@ def card_text(card: ModelCard, result: Result) -> str:
         "",
         *_markdown_table(rows_of(result)),
         "",
-        f"Measured with these weights, in half precision, by `torchcaps evaluate {card.name}`. One seed"
-        f" ({card.seed}): an anecdote, no mean.",
+        f"Measured with these weights, in half precision, by `torchcaps evaluate {card.name}`. This is one seed"
+        f" ({card.seed}), not a mean over seeds.",
         "",
         f"On the {card.check_images} test images that ship with the weights: {checks}"
         f" (`torchcaps zoo check {card.name}`).",

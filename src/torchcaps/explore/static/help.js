@@ -30,11 +30,16 @@ const ROUTERS = "The same votes, routed in two ways, round by round. The network
 
 const SINGLE = "Each small capsule in the layer below (a child) sees one region of the picture and votes for the numbers of every capsule above (a parent). This network routes in a single round.";
 
-/** @param {string} panel @param {{has_decoder: boolean, iterations: number}} facts of the run */
+const WHOLE = "Each small capsule in the layer below (a child) sees the whole picture and votes for the numbers of every capsule above (a parent). This network routes in a single round.";
+
+/** Whether the children have places in the picture, or each sees all of it. @param {{places: number[]}} facts */
+export const hasPlaces = ({ places }) => places[0] * places[1] > 1;
+
+/** @param {string} panel @param {any} facts of the run */
 export function lead(panel, facts) {
   if (panel === "lead") return ABOUT[facts.kind] ?? "";
   if (panel === "routers") return ROUTERS;
-  if (panel === "routing" && facts.iterations === 1) return SINGLE;
+  if (panel === "routing" && facts.iterations === 1) return hasPlaces(facts) ? SINGLE : WHOLE;
   return (facts.has_decoder ? LEADS : { ...LEADS, ...BLIND })[panel];
 }
 
@@ -98,6 +103,8 @@ const MORE = {
 };
 const BOTH = ["Bars mean different things in different systems: a length, an activation, a probability. Compare which capsule comes first and by how much, not the numbers themselves."];
 
+const ATTENTION = ["A vote's share grows with how well it agrees with the votes of all children for the same parent, measured by scalar products, plus a learned bias. The shares of a child add up to 1. There are no rounds (Mazzia, Salvetti and Chiaberge 2021).", "In the plot each dot is a vote, seen along the two directions in which votes differ most. Large dots have large shares. The ring is the weighted mean of the votes."];
+
 /** What the curves show. */
 export const CURVES = {
   agreement: "How well the votes for a capsule agree with its numbers, weighted by their shares. The chosen capsule is in color, the others are gray.",
@@ -105,9 +112,10 @@ export const CURVES = {
   activation: "The activation of each capsule if routing stopped after this round.",
 };
 
-/** @param {string} panel @param {Kind} kind @returns {HTMLElement | null} */
-export function more(panel, kind) {
-  const words = panel === "compare" ? BOTH : (MORE[panel]?.[kind] ?? []);
+/** @param {string} panel @param {any} facts of the run @returns {HTMLElement | null} */
+export function more(panel, facts) {
+  const own = panel === "routing" && facts.routers[0] === "attention" ? ATTENTION : MORE[panel]?.[facts.kind];
+  const words = panel === "compare" ? BOTH : (own ?? []);
   if (!words.length) return null;
   return h("details.more", {}, h("summary", {}, "More about this"), ...words.map((text) => h("p", {}, text)));
 }

@@ -93,7 +93,7 @@ function introduce() {
   document.title = `${facts.name} · torchcaps explore`;
   by("about").textContent = `${systemName(facts.kind)}, ${facts.parameters.toLocaleString("en")} parameters, ${facts.shape[2]}×${facts.shape[1]} pixels`;
   by("about").title = facts.about;
-  for (const panel of Object.keys(PANELS)) fill(by(`words-${panel}`), h("p.lead", {}, lead(panel, facts)), more(panel, facts.kind));
+  for (const panel of Object.keys(PANELS)) fill(by(`words-${panel}`), h("p.lead", {}, lead(panel, facts)), more(panel, facts));
 }
 
 const MEASURES = { capsnet: "its length is", matrix: "its activation is", sparse: "it ranks first, with length", poe: "it is on with probability" };

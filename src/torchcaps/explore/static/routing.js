@@ -2,7 +2,7 @@
 import { channel } from "./api.js";
 import { brief, colors, curves, heat, histogram, middle, scatter, screen } from "./canvas.js";
 import { by, fill, h, offer } from "./dom.js";
-import { CURVES } from "./help.js";
+import { CURVES, hasPlaces } from "./help.js";
 import { called, choice, on, parent, set, state } from "./state.js";
 import { encode, fromBase64 } from "./wire.js";
 
@@ -67,6 +67,7 @@ function paint() {
   document.querySelector(".keys").hidden = last() === 0;
   by("step-back").disabled = now === 0;
   by("step-on").disabled = now === last();
+  by("heat").closest("figure").hidden = !hasPlaces(state.facts);
   put(by("heat"), heat(routed.image, routed.maps[now], state.place));
   fill(by("heats"), ...routed.maps.map(small));
   by("heat-said").textContent = said(now);
@@ -79,7 +80,7 @@ function paint() {
   by("entropy-now").textContent = `Here ${routed.entropy[now].toFixed(3)}${state.facts.kind === "poe" ? "" : ` of at most ${most.toFixed(3)}.${undecided}`}`;
   by("followed").textContent = state.place
     ? `Following the ${routed.chosen_votes.length} children at row ${state.place[0] + 1}, column ${state.place[1] + 1} (orange).`
-    : "Choose a square of the heat map to follow its children's votes.";
+    : hasPlaces(state.facts) ? "Choose a square of the heat map to follow its children's votes." : said(now);
   by("unfollow").hidden = !state.place;
   redraws.forEach((redraw) => redraw());
 }
@@ -87,8 +88,9 @@ function paint() {
 function said(now) {
   const name = called(state.facts, routed.parent);
   const mean = brief(routed.coupling[now]);
-  const share = state.facts.kind === "poe" ? `On average a child gives it a share of ${mean}.` : `On average a child gives it a share of ${mean}; all its shares add up to 1.`;
+  const share = state.facts.kind === "poe" ? `On average a child gives ${name} a share of ${mean}.` : `On average a child gives ${name} a share of ${mean}; all its shares add up to 1.`;
   const scale = last() ? " All rounds have the same scale." : "";
+  if (!hasPlaces(state.facts)) return share;
   return `Bright squares send much to ${name}, dark ones little.${scale} ${share}`;
 }
 

@@ -46,7 +46,7 @@ class CapsNetSystem(System):
             obstacle=capsnet_figures.needs_one_label,
         ),
         "perturbations": Figure(
-            "In each row one number of a class capsule changes from -.25 to .25. A good row changes one property, as slant.",
+            "In each row one number of a class capsule changes from -.25 to .25: a good row changes one property.",
             capsnet_figures.draw_perturbations,
         ),
         "routing": Figure(

@@ -30,7 +30,7 @@ class MatrixSystem(System):
     )
     figures: ClassVar[Mapping[str, Figure[Any]]] = {
         "votes": Figure(
-            "How far votes lie from the mean of each class capsule, by iteration. For the right class they should come near 0.",
+            "How far votes lie from the mean of each class capsule. For the right class they should come near 0.",
             matrix_figures.draw_votes,
         ),
         "routing": Figure(

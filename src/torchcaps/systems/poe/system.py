@@ -75,7 +75,7 @@ class PoESystem(System):
     evaluation_options = frozenset({"images", "only", "reference"})
     figures: ClassVar[Mapping[str, Figure[Any]]] = {
         "samples": Figure(
-            "Every column is one capsule that draws on its own. A good one keeps to one kind of thing, in many variants.",
+            "Every column is one capsule that draws on its own. A good one draws one kind of thing in many variants.",
             poe_figures.draw_samples,
         ),
         "pairs": Figure(
@@ -86,15 +86,15 @@ class PoESystem(System):
         ),
         "sweeps": Figure(
             "The capsule that wins most. In each row one number of its pose changes from -2 to 2 standard deviations: "
-            "along the principal axes of its poses, or along one coordinate. A good row changes one property, as slant.",
+            "along the principal axes of its poses, or along one coordinate. A good row changes one property.",
             poe_figures.draw_sweeps,
         ),
         "wins": Figure(
-            "Left, the mean of the test images that a capsule wins; right, what it draws. Both should show the same thing.",
+            "Left, the mean of the test images that a capsule wins; right, what it draws. Both should be alike.",
             poe_figures.draw_wins,
         ),
         "reconstructions": Figure(
-            "Test images, and what the model redraws from their capsules. With frames, also the images in their frames.",
+            "Test images, in their frames if the model has any, and what it redraws from their capsules.",
             poe_figures.draw_reconstructions,
         ),
         "interpolation": Figure(

@@ -53,7 +53,7 @@ class _SparseModelView(ExplorerView[S, SparseOutput]):
         )
 
     def _silent(self, pose: Tensor, competition: Competition | None) -> Tensor:
-        """Count capsules with less than half a mask as silent, too: on its own, such a pose decodes to a black image."""
+        """Count capsules with less than half a mask as silent, too: on its own, such a pose decodes to black."""
         silent = super()._silent(pose, competition)
         return silent if competition is None else silent | (competition.mask < _WEAK)
 

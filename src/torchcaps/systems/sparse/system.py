@@ -63,7 +63,7 @@ class SparseSystem(System):
             sparse_figures.draw_parts,
         ),
         "ranked": Figure(
-            "Mean support of an image's capsules, from the strongest to the weakest. A steep fall means a clear winner.",
+            "Mean support of an image's capsules, from the strongest to the weakest: a steep fall is a clear winner.",
             sparse_figures.draw_ranked,
         ),
         "frequencies": Figure(
@@ -71,7 +71,7 @@ class SparseSystem(System):
             sparse_figures.draw_frequencies,
         ),
         "equivariances": Figure(
-            "In each row one number of a capsule's pose changes from -1 to 1. A good row changes one property, as slant.",
+            "In each row one number of a capsule's pose changes from -1 to 1: a good row changes one property.",
             sparse_figures.draw_equivariances,
         ),
     }

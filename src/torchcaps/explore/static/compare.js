@@ -99,7 +99,7 @@ function card(name, f, found) {
   const tile = (picture, words) => h("figure", {}, show(h("canvas.tile", { role: "img", "aria-label": words }), picture), h("figcaption", {}, words));
   return [
     h("h3", {}, f.name),
-    h("p.quiet", {}, `${systemName(f.kind)}, ${f.parameters.toLocaleString("en")} parameters, ${f.shape[2]}×${f.shape[1]}`),
+    h("p.quiet", {}, `${systemName(f.kind)}, ${f.shape[2]}×${f.shape[1]} pixels`),
     h("p.answer-small", { "data-testid": `${name}-answer` }, says(f, found)),
     h("div.pair", {}, tile(found.image, "input"), found.reconstruction ? tile(found.reconstruction, "redrawn") : h("p.quiet", {}, "This model has no decoder: nothing is redrawn.")),
     h("div.bars", {}, ...top.map(row)),

@@ -372,7 +372,8 @@ class ExplorerView(ABC, Generic[M, O]):
 
     def _silent(self, pose: Tensor, competition: Competition | None) -> Tensor:
         """Return which capsules [j] are too weak to draw anything on their own, from their poses [j k]."""
-        return pose.norm(dim=-1) < _SILENT
+        silent: Tensor = pose.norm(dim=-1) < _SILENT
+        return silent
 
     def _forward_once(self, image: Tensor) -> O:
         """Run the model on an image [c h w], unless the last question was about the same one."""

@@ -36,11 +36,11 @@ LINKS = {
     "routing": "run=capsnet-digits&tab=routing&example=7&step=3&place=2.3",
     "instantiation": "run=capsnet-digits&tab=instantiation&example=1&axes=1.6",
     "samples": "run=capsnet-digits&tab=samples&count=6",
-    "compare": "run=capsnet-digits&tab=compare&example=2&rotate=20&with=sparse-digits",
+    "compare": "run=capsnet-digits&tab=compare&example=7&with=poe-mnist",
     "routers": "run=capsnet-digits&tab=routers&example=7",
     "experts": "run=poe-mnist&tab=lead&example=3",
-    "competition": "run=sparse-digits&tab=lead&example=3",
-    "beliefs": "run=matrix-smallnorb&tab=lead&example=12",
+    "competition": "run=sparse-digits&tab=lead&example=0",
+    "beliefs": "run=matrix-smallnorb&tab=lead&example=38",
     "apart": "run=capsnet-multimnist&tab=lead&example=1",
 }
 READY = {

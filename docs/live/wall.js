@@ -62,6 +62,6 @@ export async function start() {
   by("frame").replaceChildren(...sliders);
   by("walk").onclick = walk;
   walk();
-  window.takeExpert(5, 0);
+  window.takeExpert(5, 1);
   by("experts").hidden = false;
 }

@@ -378,6 +378,13 @@ def test_a_pose_draws_what_the_model_draws_of_that_capsule_alone(kind):
             torch.testing.assert_close(each[~inferred.silent], alone[~inferred.silent])
 
 
+def test_a_capsule_with_less_than_half_a_mask_shows_what_it_stands_for():
+    inferred = view_of("sparse").infer(IMAGE)
+    mask = inferred.competition.mask
+    assert bool((mask[~inferred.silent] >= 0.5).all()) and bool(inferred.silent[mask < 0.5].all())
+    assert bool(((mask > 0) & (mask < 0.5)).any()), "some reach the decoder and are weak"
+
+
 @pytest.mark.parametrize("kind", DRAWING)
 def test_a_sweep_moves_each_number_from_limit_to_limit(kind):
     view = view_of(kind)

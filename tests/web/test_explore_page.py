@@ -34,6 +34,7 @@ from torchcaps.explore.middleware import MAX_BODY  # noqa: E402
 from torchcaps.explore.run_registry import find_runs  # noqa: E402
 from torchcaps.systems import system_of  # noqa: E402
 from torchcaps.train.run import load_run, shipped_models  # noqa: E402
+from torchcaps.zoo import model_card  # noqa: E402
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on the path: apt-get install chromium")
@@ -335,14 +336,45 @@ def test_the_samples_open_what_is_chosen(visit):
     sync_api.expect(_by(page, "whose")).to_have_text("as you have set it")
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize(
-    ("run", "mark"), [("poe-mnist", "wall-0-0"), ("sparse-digits", "competitor-0"), ("matrix-smallnorb", "belief-0")]
-)
-def test_what_a_system_is_about_fits_a_phone(visit, run, mark, theme):
-    page = visit(f"#run={run}&tab=lead", viewport={"width": 360, "height": 740}, color_scheme=theme)
-    sync_api.expect(_by(page, mark)).to_be_attached()
-    assert page.evaluate("document.documentElement.scrollWidth") <= 360
+FIRST = {
+    "capsnet": "apart-a-said",
+    "matrix": "belief-0",
+    "poe": "wall-0-0",
+    "sparse": "competitor-0",
+}
+"""What the first panel of each system shows when it is complete."""
+READY = {
+    "parents": ".capsule.wins",
+    "routing": "[data-testid=step-said]:not(:empty)",
+    "instantiation": ".strip, .cell",
+    "samples": ".sample-grid .thumb, [data-testid=samples-unable]:not([hidden])",
+    "routers": "[data-testid=router-b-bars] .capsule",
+    "compare": "[data-testid=b-answer]",
+}
+"""The same of the other panels."""
+TOO_WIDE = """() => [...document.querySelectorAll("main *")].filter(x => x.offsetParent
+    && !x.closest(".visually-hidden, .tabs, .sample-scroll")
+    && x.getBoundingClientRect().right > document.documentElement.clientWidth + 1).map(x => x.outerHTML.slice(0, 99))"""
+"""Elements that reach over the page's right edge, where no part of the page can be scrolled to them."""
+
+
+@pytest.mark.parametrize("model", sorted(shipped_models()))
+def test_every_panel_of_every_shipped_model_fits_a_desktop_and_a_phone_light_and_dark(visit, model):
+    page = visit(f"#run={model}&tab=lead&example=1", color_scheme="light")
+    kind = model_card(model).system
+    for tab in ("lead", *READY):
+        if not _by(page, f"tab-{tab}").is_visible():
+            assert (kind, tab) == ("poe", "routers")
+            continue
+        _open(page, tab)
+        ready = f"[data-testid={FIRST[kind]}]" if tab == "lead" else READY[tab]
+        page.locator(ready).first.wait_for(state="attached")
+        for width, theme in ((1280, "light"), (1280, "dark"), (360, "dark"), (360, "light")):
+            page.set_viewport_size({"width": width, "height": 800})
+            page.emulate_media(color_scheme=theme)
+            assert page.evaluate("document.documentElement.scrollWidth") <= width, (tab, width)
+            assert not page.evaluate(TOO_WIDE), (tab, width)
+        sync_api.expect(page.locator(".trouble:visible, .banner:visible")).to_have_count(0)
 
 
 def test_the_wall_is_walked_opened_and_turned(visit):
@@ -424,7 +456,23 @@ def test_two_routers_route_the_same_votes(visit):
     sync_api.expect(_by(page, "tab-routers")).to_be_hidden()
 
 
+@pytest.mark.parametrize(
+    ("run", "other", "words"),
+    [
+        ("capsnet-digits", "poe-mnist", r"capsnet-digits says 0\. The strongest capsule of poe-mnist: mostly zeros\."),
+        ("capsnet-multimnist", "capsnet-digits", r"They differ: \d and \d and \d\.|Both say"),
+        ("matrix-smallnorb", "capsnet-digits", "knows other classes than matrix-smallnorb"),
+    ],
+)
+def test_the_verdict_on_two_models_says_no_more_than_they_do(visit, run, other, words):
+    page = visit(f"#run={run}&tab=compare&example={3 if run == 'capsnet-digits' else 1}&with={other}")
+    sync_api.expect(_by(page, "verdict")).to_have_text(re.compile(words))
+
+
 def test_two_runs_are_compared_on_one_picture(visit):
+    page = visit("#run=poe-mnist&tab=compare")
+    # At first with a model of the same data
+    sync_api.expect(_by(page, "other").locator("option:checked")).to_have_text("capsnet-digits")
     page = visit("#tab=compare")
     _by(page, "other").select_option(label="glyphs")
     sync_api.expect(_by(page, "a-answer")).to_have_text("7")
@@ -610,5 +658,7 @@ def test_the_page_without_a_server_computes_what_python_does(browser, live_site)
     page.mouse.up()
     sync_api.expect(page.locator("#answer")).to_have_text("1")
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
+    slider = page.locator("#frame-slant").bounding_box()
+    assert slider is not None and slider["width"] > 150  # wide enough for a finger
     context.close()
     assert not said and all(url.startswith((live_site, "data:")) for url in asked)

@@ -21,7 +21,7 @@ from support.tiny_recipe import tiny
 from torchcaps.cli import main
 from torchcaps.data import Dataset
 from torchcaps.errors import CheckpointError, DataError, RecipeError, ShapeError
-from torchcaps.explore import routes, server
+from torchcaps.explore import handlers, routes, server
 from torchcaps.explore.examples import Examples
 from torchcaps.explore.handlers import ACTIONS, describe_run, get_example
 from torchcaps.explore.messages import (
@@ -33,7 +33,15 @@ from torchcaps.explore.messages import (
     parse_request,
     to_json,
 )
-from torchcaps.explore.run_registry import MAX_OPEN, OpenRun, RunEntry, RunRegistry, find_runs, shipped_runs
+from torchcaps.explore.run_registry import (
+    FIRST_MODEL,
+    MAX_OPEN,
+    OpenRun,
+    RunEntry,
+    RunRegistry,
+    find_runs,
+    shipped_runs,
+)
 from torchcaps.models import MODELS
 from torchcaps.systems import SYSTEMS, system_of
 from torchcaps.train import TrainedRun
@@ -343,6 +351,7 @@ def test_named_runs_must_be_explorable(folders):
 def test_runs_are_found_and_others_passed_over(folders, tmp_path, monkeypatch):
     names = [entry.name for entry in find_runs([], root=folders).entries if not entry.shipped]
     assert names == ["a", "b", "c", "d"]
+    assert shipped_runs()[0].name == FIRST_MODEL
     assert bool(shipped_runs()) == any(entry.shipped for entry in find_runs([], root=folders).entries)
     monkeypatch.setattr("torchcaps.explore.run_registry.shipped_runs", list)
     with pytest.raises(RecipeError, match="torchcaps explore RUN"):
@@ -472,3 +481,11 @@ def test_small_packets_do_not_wait_for_others():
         accepted, _ = listener.accept()
         with accepted:
             assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) != 0
+
+
+@pytest.mark.parametrize(
+    ("name", "several"),
+    [("7", "sevens"), ("dress", "dresses"), ("ankle boot", "ankle boots"), ("cats", "cats"), ("class_3", "class_3")],
+)
+def test_a_capsule_is_named_after_several_things_of_a_class(name, several):
+    assert handlers._plural(name) == several

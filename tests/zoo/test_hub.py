@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import sys
 from pathlib import Path
@@ -85,6 +86,24 @@ class StandIn(ModuleType):
         for path in Path(folder_path).iterdir():
             (self.folder / repo_id / path.name).write_bytes(path.read_bytes())
         return f"hub://{repo_id}"
+
+
+def test_the_library_has_the_calls_that_the_stand_in_plays():
+    hub = pytest.importorskip("huggingface_hub", reason="the extra `hub` is not installed")
+    inspect.signature(hub.snapshot_download).bind("somebody/something", allow_patterns=["model.safetensors"])
+    inspect.signature(hub.HfApi.create_repo).bind(None, "somebody/something", exist_ok=True)
+    inspect.signature(hub.HfApi.upload_folder).bind(None, repo_id="somebody/something", folder_path=".")
+
+
+def test_a_model_that_ships_is_saved_loaded_and_named_by_its_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shipped = torchcaps.load("matrix-smallnorb")
+    shipped.save_pretrained("mine")
+    for name in ("mine", tmp_path / "mine"):
+        assert equal(shipped, MatrixCaps.from_pretrained(name))
+    # A folder of the form "user/name" is no repository
+    shipped.save_pretrained("somebody/mine")
+    assert equal(shipped, Model.from_pretrained("somebody/mine"))
 
 
 def test_a_model_goes_to_the_hub_and_comes_back(tmp_path, monkeypatch):

@@ -51,6 +51,12 @@ def test_a_card_agrees_with_the_files_beside_it(name):
     assert floats <= {torch.float16, torch.float64} and checkpoint.meta.weights_only
 
 
+def test_a_headline_says_in_words_what_was_measured():
+    said = {name: model_card(name).headline for name in NAMES}
+    assert said["capsnet-digits"] == "test error 0.49 %" and said["poe-mnist"] == "96.9 % of samples recognized"
+    assert not any("confident" in words or "svm" in words for words in said.values())
+
+
 def test_the_weights_are_small_and_lie_in_the_repository_once():
     sizes = [path.stat().st_size for path in Path(torchcaps.__file__).parent.rglob("*.safetensors")]
     assert len(sizes) == len(NAMES) and sum(sizes) <= MOST_BYTES

@@ -27,7 +27,7 @@ class Report:
     out: Path | None = None
     """File to write; RUN/report.html if not given."""
     result: Path | None = None
-    """What `torchcaps evaluate` wrote of the recipe: the table with the controls."""
+    """What `torchcaps evaluate` wrote of the recipe: the table with the controls. Shipped models bring their own."""
     count: Annotated[int, tyro.conf.arg(aliases=["-n"])] = 8
     """How many samples of a capsule, and how many test images."""
     seed: int = 0
@@ -42,7 +42,9 @@ class Report:
         from torchcaps.systems.report import report_of
         from torchcaps.systems.run_folders import find_run
         from torchcaps.train import load_run
+        from torchcaps.train.run import shipped_models, weights_path
         from torchcaps.utils.files import make_folder, write_atomically
+        from torchcaps.zoo.card import RESULT
 
         # Check the flags before the run is loaded
         require_matplotlib()
@@ -53,7 +55,10 @@ class Report:
         run = load_run(folder)
         # The name of a shipped model is no folder yet
         path = self.out or (folder if folder.exists() else make_folder(folder)) / "report.html"
-        result = read_result(self.result) if self.result else None
+        # With a shipped model comes its result
+        origin = weights_path(folder).parent
+        found = self.result or (origin / RESULT if origin in shipped_models().values() else None)
+        result = read_result(found) if found else None
         page = report_of(folder, run, FigureOptions(count=self.count, seed=self.seed), result=result)
         write_atomically(path, [page.encode()])
         print(path)

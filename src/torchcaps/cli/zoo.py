@@ -17,7 +17,7 @@ Task = Literal["list", "show", "check", "build"]
 
 @dataclass(frozen=True)
 class Zoo:
-    """List the trained models that ship with torchcaps, show the card of one, check its score, or build one of a run.
+    """List the trained models that ship with torchcaps, show the card of one, check its score, or build one from a run.
 
     Example: torchcaps zoo list
 
@@ -27,7 +27,7 @@ class Zoo:
 
     Example: torchcaps zoo build my-digits --run runs/capsnet-mnist-small-0 --commit 1a2b3c4 --about "Digits."
 
-    Wherever a command takes RUN, the name of a model will do: torchcaps predict capsnet-digits digit.png. `build`
+    Every command that takes a RUN also takes the name of a model: torchcaps predict capsnet-digits digit.png. `build`
     without --run trains a shipped model again by its own recipe first.
     """
 

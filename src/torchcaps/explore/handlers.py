@@ -188,8 +188,14 @@ def _nicknames(run: OpenRun) -> list[str | None]:
 
 
 def _plural(name: str) -> str:
-    """Name several things of a class as people do: "7" as "sevens"."""
-    return _DIGITS[int(name)] if name in tuple("0123456789") else name
+    """Name several things of a class as people do: "7" as "sevens", "dress" as "dresses"."""
+    if name in tuple("0123456789"):
+        return _DIGITS[int(name)]
+    # A folder may be called anything: names that are no words, or several things already, stay as they are
+    is_word = name.replace(" ", "").replace("-", "").isalpha()
+    if not is_word or (name.endswith("s") and not name.endswith("ss")):
+        return name
+    return f"{name}es" if name.endswith(("ss", "x", "sh", "ch")) else f"{name}s"
 
 
 ACTIONS: Mapping[str, Action[Any]] = {

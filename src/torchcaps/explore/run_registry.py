@@ -25,6 +25,9 @@ __all__ = ["MAX_OPEN", "OpenRun", "RunEntry", "RunRegistry", "find_runs", "shipp
 MAX_OPEN = 6
 """Runs in memory at a time; to open another, the least recently used one is dropped."""
 
+FIRST_MODEL = "capsnet-digits"
+"""The shipped model that comes first, and that a link without a run opens: its routing takes several rounds."""
+
 _MAX_RECIPE_BYTES = 1 << 20
 """Bytes of a recipe.json that are read."""
 
@@ -123,9 +126,9 @@ def find_runs(paths: Sequence[Path], data_dir: Path | None = None, root: Path = 
 
 
 def shipped_runs() -> list[RunEntry]:
-    """Return the models that ship with the package; one whose card cannot be read is left out."""
+    """Return the models that ship with the package, `FIRST_MODEL` first; one whose card cannot be read is left out."""
     found = []
-    for name, folder in shipped_models().items():
+    for name, folder in sorted(shipped_models().items(), key=lambda item: item[0] != FIRST_MODEL):
         try:
             card = read_card(folder)
         except DataError:

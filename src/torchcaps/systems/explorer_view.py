@@ -126,7 +126,7 @@ class ExplorerView(ABC, Generic[M, O]):
             first = None if nearest is None else nearest[:, 0]
             return CapsuleReading(activation, winner, pose, None, first, None, nearest, competition)
         # Decode all capsules together, and each alone; one that is silent shows what it stands for.
-        silent = pose.norm(dim=-1) < _SILENT  # [j]
+        silent = self._silent(pose, competition)  # [j]
         shown = torch.where(silent.unsqueeze(-1), self._typical_poses, pose) if bool(silent.any()) else pose
         each = self._decode_alone(range(self.capsules), shown)
         frame = self._frame_of(image)
@@ -369,6 +369,11 @@ class ExplorerView(ABC, Generic[M, O]):
         if names and len(names) != self.capsules:
             raise ShapeError(f"{len(names)} names came for {self.capsules} capsules; give one each, or none")
         return names or tuple(str(j) for j in range(self.capsules))
+
+    def _silent(self, pose: Tensor, competition: Competition | None) -> Tensor:
+        """Return which capsules [j] are too weak to draw anything on their own, from their poses [j k]."""
+        silent: Tensor = pose.norm(dim=-1) < _SILENT
+        return silent
 
     def _forward_once(self, image: Tensor) -> O:
         """Run the model on an image [c h w], unless the last question was about the same one."""

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from torchcaps.evaluate.results import UNFINISHED, UNFINISHED_LABEL, Metrics, Result
 from torchcaps.systems.base import Metric, Table
 from torchcaps.systems.figure_context import FigureOptions
-from torchcaps.systems.figure_registry import CURVES, figures_of
+from torchcaps.systems.figure_registry import CURVES, PlannedFigure, figures_of
 from torchcaps.systems.registry import SYSTEMS
 from torchcaps.train.run import TrainedRun
 from torchcaps.utils.progress import progress
@@ -28,8 +28,14 @@ STUDY_METRICS = (Metric("rising_steps", "lower", "percent"),)
 _REPORT_DIGITS = {"percent": 2, "count": 0, "number": 3}
 """The same in reports, which people read and no program."""
 
+_MAX_SMALL = 10.0
+"""From this size on, a number of a report has one decimal."""
+
 _REPORT_COLUMNS = 6
 """Metrics beside each other in a report: more would not fit on a page."""
+
+_REPORT_FIGURES = 2
+"""Pictures of one kind in a report; `torchcaps generate` draws all."""
 
 _UNRANKED = ("real images", "in the paper")
 """Rows that are no method of ours, and so never the best."""
@@ -205,23 +211,40 @@ def report_of(
     if (folder / "journal.jsonl").is_file():
         planned += figures_of(folder, run, options, CURVES)
     # A figure is planned first and drawn here; one kind may give several files.
-    drawn = [(one.caption, png) for one in progress(planned, "drawing") for png in one.draw().values()]
+    drawn = [picture for one in progress(planned, "drawing") for picture in _pictures(one, folder)]
     tables = report_tables(result) if result else []
-    return html_report(title or folder.resolve().name, [*text, _facts(run)], tables, drawn)
+    name = title or folder.resolve().name
+    return html_report(name, [*text, _facts(run)], tables, drawn, seeds=len(result.seeds) if result else 0)
+
+
+def _pictures(figure: PlannedFigure, folder: Path) -> list[tuple[str, bytes]]:
+    """Draw a kind of figure: its first pictures with their captions, and where to find the others."""
+    pictures = list(figure.draw().values())
+    # Curves are one for each value, and few
+    shown = pictures if figure.kind == CURVES else pictures[:_REPORT_FIGURES]
+    captions = [figure.caption] * len(shown)
+    if len(shown) < len(pictures):
+        captions[-1] += f" All {len(pictures)} pictures: torchcaps generate {folder} --what {figure.kind}"
+    return list(zip(captions, shown, strict=True))
 
 
 def _facts(run: TrainedRun) -> str:
     """One sentence about what was trained, and for how long."""
     count = sum(p.numel() for p in run.model.parameters())
-    about = f" ({run.recipe.about})" if run.recipe.about else ""
+    about = f" {run.recipe.about.rstrip('.')}." if run.recipe.about else ""
     return (
-        f"Recipe {run.recipe.name}, seed {run.recipe.seed}{about}: {count:,} parameters, {run.step:,} steps in "
-        f"{run.seconds:,.0f} s."
+        f"Recipe {run.recipe.name}, seed {run.recipe.seed}: {count:,} parameters, {run.step:,} steps in "
+        f"{run.seconds:,.0f} s.{about}"
     )
 
 
 def html_report(
-    title: str, paragraphs: Sequence[str], tables: Sequence[ReportTable], figures: Sequence[tuple[str, bytes]]
+    title: str,
+    paragraphs: Sequence[str],
+    tables: Sequence[ReportTable],
+    figures: Sequence[tuple[str, bytes]],
+    *,
+    seeds: int = 1,
 ) -> str:
     """Write a self-contained page.
 
@@ -230,6 +253,7 @@ def html_report(
         paragraphs: Text, not HTML.
         tables: Tables of results.
         figures: Caption and PNG of each.
+        seeds: Runs that the tables are about.
 
     Returns:
         HTML with the figures inside; it loads nothing from anywhere.
@@ -237,7 +261,10 @@ def html_report(
     # All text is escaped: names and captions may hold anything.
     text = "".join(f"<p>{html.escape(p)}</p>" for p in paragraphs)
     results = "".join(f'<div class="table"><table>{_html_rows(table)}</table></div>' for table in tables)
-    note = "<p>Bold: the best of a column. Each is a mean over seeds.</p>" if any(one.best for one in tables) else ""
+    notes = ["Bold: the best of a column."] if any(one.best for one in tables) else []
+    if tables:
+        notes.append(f"Means over {seeds} seeds." if seeds > 1 else "One seed: other seeds give other numbers.")
+    note = f"<p>{' '.join(notes)}</p>" if notes else ""
     # Pictures are inside the page, so that it can be sent as one file.
     pictures = "".join(
         f'<figure><img alt="{html.escape(caption)}" src="data:image/png;base64,{base64.b64encode(png).decode()}">'
@@ -269,6 +296,8 @@ def _cell(values: Sequence[float], metric: Metric, decimals: Mapping[str, int]) 
         return "-"
     scaled = [100 * value if metric.form == "percent" else value for value in values]
     digits = decimals[metric.form]
+    if decimals is _REPORT_DIGITS and metric.form == "number" and abs(mean(scaled)) >= _MAX_SMALL:
+        digits = 1
     text = f"{mean(scaled):.{digits}f}"
     # A single seed has no deviation.
     return f"{text} ± {stdev(scaled):.{digits}f}" if len(scaled) > 1 else text

@@ -22,6 +22,13 @@ README = "README.md"
 
 _MAX_BYTES = 1 << 20
 
+_HEADLINES = {
+    "multimnist_error": "{percent:.2f} % of pairs wrong",
+    "confident_fraction": "{percent:.1f} % of samples recognized",
+    "mnist_svm": "an SVM reads {percent:.2f} % right",
+}
+"""Metrics whose names say little to a visitor, in words."""
+
 
 @dataclass(frozen=True)
 class Origin:
@@ -93,6 +100,8 @@ class ModelCard:
     def headline(self) -> str:
         """The first metric as people say it, as in "test error 0.49 %"."""
         name, value = next(iter(self.metrics.items()))
+        if name in _HEADLINES:
+            return _HEADLINES[name].format(percent=100 * value)
         words = name.replace("_", " ")
         is_share = "error" in name or "accuracy" in name or name.endswith("_svm")
         return f"{words} {100 * value:.2f} %" if is_share else f"{words} {value:.3g}"
@@ -153,8 +162,8 @@ def card_text(card: ModelCard, result: Result) -> str:
         "",
         *_markdown_table(rows_of(result)),
         "",
-        f"Measured with these weights, in half precision, by `torchcaps evaluate {card.name}`. One seed"
-        f" ({card.seed}): an anecdote, no mean.",
+        f"Measured with these weights, in half precision, by `torchcaps evaluate {card.name}`. This is one seed"
+        f" ({card.seed}), not a mean over seeds.",
         "",
         f"On the {card.check_images} test images that ship with the weights: {checks}"
         f" (`torchcaps zoo check {card.name}`).",

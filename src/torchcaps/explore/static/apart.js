@@ -57,11 +57,11 @@ function paint() {
   by("apart-a-said").textContent = `${facts.names[a]}, ${inferred.activation[a].toFixed(2)}`;
   by("apart-b-said").textContent = `${facts.names[b]}, ${inferred.activation[b].toFixed(2)}`;
   const two = facts.things > 1 || second;
-  const trained = facts.things > 1 ? "" : " This network has never seen two digits in one picture in training.";
+  const trained = facts.things > 1 ? "" : " In training, this network saw only one thing in each picture.";
   const sure = inferred.activation[b] >= 0.5;
   by("apart-said").textContent = !two
-    ? "One thing is in the picture, and one capsule should be long. Lay a second test image over it."
-    : `It sees ${facts.names[a]}${sure ? ` and ${facts.names[b]}` : `, and is not sure of a second one`}.${trained}`;
+    ? "One thing is in the picture, so one capsule should be long. Now lay a second test image over it."
+    : `It sees ${facts.names[a]}${sure ? ` and ${facts.names[b]}` : `; no second capsule is longer than 0.5`}.${trained}`;
 }
 
 /** Wire the panel up. */

@@ -1,10 +1,11 @@
 // Compare: two runs on the same picture, each in its own size.
 import { ask, channel } from "./api.js";
+import { strongest } from "./apart.js";
 import { bars, colors } from "./canvas.js";
 import { by, fill, h, offer } from "./dom.js";
 import { systemName } from "./help.js";
 import { channels, contain, place } from "./pixels.js";
-import { on, set, state } from "./state.js";
+import { called, on, set, state } from "./state.js";
 import { decode, encode, show, toCanvas } from "./wire.js";
 
 let facts = null; // of the other run
@@ -57,7 +58,7 @@ function want() {
   by("compare-able").hidden = runs.length < 2;
   if (runs.length < 2) return;
   const others = runs.filter((run) => run.id !== state.facts.id);
-  if (!others.some((run) => run.id === state.other)) return set({ other: others[0].id });
+  if (!others.some((run) => run.id === state.other)) return set({ other: partner(others).id });
   offer(by("other"), others.map((run) => [run.id, run.name]), state.other);
   by("fit").value = state.fit;
   paint();
@@ -66,22 +67,43 @@ function want() {
   send(`/api/runs/${facts.id}/infer`, { image: encode(image) }, { facts, image });
 }
 
+/** The run to compare with at first: one that learned from the same data, if there is one. */
+function partner(others) {
+  const data = (run) => run?.card?.data;
+  const own = state.runs.find((run) => run.id === state.facts.id);
+  return others.find((run) => data(run) && data(run) === data(own)) ?? others[0];
+}
+
+/** The answer of a model in words: a class, two classes of a pair, or what its strongest capsule stands for. */
+const says = (f, found) => (f.things > 1 && f.classifies ? strongest(found.activation).map((j) => f.names[j]).join(" and ") : called(f, found.winner));
+
+/** Whether the two agree, in a sentence. */
+function verdict([f, found], [g, other]) {
+  const [a, b] = [says(f, found), says(g, other)];
+  if (!f.classifies || !g.classifies)
+    return [[f, a], [g, b]].map(([one, word]) => (one.classifies ? `${one.name} says ${word}.` : `The strongest capsule of ${one.name}: ${word}.`)).join(" ");
+  if (String(f.names) !== String(g.names)) return `${g.name} knows other classes than ${f.name}: its answer means nothing here.`;
+  return a === b ? `Both say ${a}.` : `They differ: ${a} and ${b}.`;
+}
+
 function card(name, f, found) {
   const row = (j) => {
     const bar = h("span.bar");
     bar.style.width = `${(100 * Math.max(0, Math.min(1, found.activation[j]))).toFixed(1)}%`;
-    return h(`div.capsule.small${j === found.winner ? ".wins" : ""}`, {}, h("span.capsule-name", {}, f.names[j]), h("span.track", {}, bar), h("span.number", {}, found.activation[j].toFixed(2)));
+    return h(`div.capsule.small${j === found.winner ? ".wins" : ""}`, {}, h("span.capsule-name", {}, called(f, j)), h("span.track", {}, bar), h("span.number", {}, found.activation[j].toFixed(2)));
   };
   const order = f.names.map((_, j) => j).sort((a, b) => found.activation[b] - found.activation[a]);
-  const top = order.slice(0, 10).sort((a, b) => a - b);
+  const many = f.names.length > 10;
+  // Classes keep their order; of many capsules, those that are on, the strongest first
+  const top = many ? order.slice(0, 10).filter((j) => j === found.winner || found.activation[j] >= 0.005) : [...order].sort((a, b) => a - b);
   const tile = (picture, words) => h("figure", {}, show(h("canvas.tile", { role: "img", "aria-label": words }), picture), h("figcaption", {}, words));
   return [
     h("h3", {}, f.name),
-    h("p.quiet", {}, `${systemName(f.kind)}, ${f.parameters.toLocaleString("en")} parameters, ${f.shape[2]}×${f.shape[1]}`),
-    h("p.answer-small", { "data-testid": `${name}-answer` }, f.names[found.winner]),
+    h("p.quiet", {}, `${systemName(f.kind)}, ${f.shape[2]}×${f.shape[1]} pixels`),
+    h("p.answer-small", { "data-testid": `${name}-answer` }, says(f, found)),
     h("div.pair", {}, tile(found.image, "input"), found.reconstruction ? tile(found.reconstruction, "redrawn") : h("p.quiet", {}, "This model has no decoder: nothing is redrawn.")),
-    h("div", {}, ...top.map(row)),
-    f.names.length > 10 && h("p.quiet", {}, `The ten most active of ${f.names.length}.`),
+    h("div.bars", {}, ...top.map(row)),
+    many && h("p.quiet", {}, `The strongest of ${f.names.length} capsules; the others are off, or weaker.`),
   ];
 }
 
@@ -89,9 +111,7 @@ function paint() {
   fill(by("compare-a"), ...card("a", state.facts, state.inferred));
   if (!otherInferred || !facts) return;
   fill(by("compare-b"), ...card("b", facts, otherInferred));
-  const both = state.facts.classifies && facts.classifies;
-  const [a, b] = [state.facts.names[state.inferred.winner], facts.names[otherInferred.winner]];
-  by("verdict").textContent = !both ? "" : a === b ? `Both say ${a}.` : `They differ: ${a} and ${b}.`;
+  by("verdict").textContent = verdict([state.facts, state.inferred], [facts, otherInferred]);
 }
 
 /** For save.js. */

@@ -1,17 +1,17 @@
 // Sparse capsules: who wins and why. A row a capsule, in the order of its rank.
 import { bars, brief, colors } from "./canvas.js";
 import { by, fill, h } from "./dom.js";
-import { on, set, state } from "./state.js";
+import { called, on, set, state } from "./state.js";
 import { show } from "./wire.js";
 
 const here = () => state.tab === "lead" && state.facts?.kind === "sparse" && state.inferred?.competition;
 
-/** What a capsule is called: by what it wins, or by its number. */
-const title = (j) => state.facts.nicknames[j] ?? `capsule ${j}`;
+const title = (j) => called(state.facts, j);
 
 function row(j, { support, boost, score, rank, mask, frequency }, most) {
   const tile = h("canvas.tile", { width: 1, height: 1, "aria-hidden": "true" });
   if (state.inferred.capsuleImages) show(tile, state.inferred.capsuleImages[j]);
+  tile.classList.toggle("dimmed", Boolean(state.inferred.silent?.[j]));
   const measure = (value, of, name) => {
     const bar = h("span.bar");
     bar.style.width = `${(100 * Math.max(0, Math.min(1, value / of))).toFixed(1)}%`;
@@ -26,16 +26,19 @@ function row(j, { support, boost, score, rank, mask, frequency }, most) {
   return h(`button.competitor${mask[j] ? "" : ".silent"}${rank[j] ? "" : ".wins"}`, { type: "button", "aria-label": label, "data-testid": `competitor-${j}`, "data-rank": rank[j], onclick: () => set({ parent: j, capsule: j, pose: null, tab: "routing" }) }, ...cells);
 }
 
+/** A name that no other capsule has. */
+const full = (j) => (state.facts.nicknames[j] ? `${state.facts.names[j]} (${state.facts.nicknames[j]})` : state.facts.names[j]);
+
 /** Why the first is the first, in a sentence. */
 function why({ support, boost, score, mask }, order) {
   const [first, second] = order;
   const best = support.indexOf(Math.max(...support));
   const gap = score[second] ? 100 * (score[first] / score[second] - 1) : 100;
-  const lead = `${title(first)} comes first, ${gap.toFixed(gap < 10 ? 1 : 0)} % ahead of ${title(second)}`;
-  const reason = best === first ? ": routing gave it the most support" : `: ${title(best)} has more support, but a boost of ${brief(boost[first])} against ${brief(boost[best])} turns the order`;
+  const lead = `${full(first)} comes first, ${gap.toFixed(gap < 10 ? 1 : 0)} % ahead of ${full(second)}`;
+  const reason = best === first ? ": routing gave it the most support" : `. ${full(best)} has more support, but its boost is only ${brief(boost[best])} against ${brief(boost[first])}`;
   const left = mask.filter((m) => m > 0).length;
-  const sentence = `${lead}${reason}.`;
-  return `${sentence[0].toUpperCase()}${sentence.slice(1)} ${left} of ${mask.length} capsules reach the decoder.`;
+  const capital = (words) => `${words[0].toUpperCase()}${words.slice(1)}`;
+  return `${`${lead}${reason}`.split(". ").map(capital).join(". ")}. ${left} of ${mask.length} capsules reach the decoder; the others are silenced.`;
 }
 
 function paint() {

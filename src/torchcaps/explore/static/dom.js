@@ -37,12 +37,12 @@ export function offer(element, options, value) {
 }
 
 /** A range with its number beside it. @returns {{row: HTMLElement, input: HTMLInputElement, set: (x: number, rest?: number) => void}} */
-export function slider(name, { min, max, step, value = 0, rest = value, unit = "", digits = 0, testid, label = name }, moved) {
+export function slider(name, { min, max, step, value = 0, rest = value, unit = "", digits = 0, say, testid, label = name }, moved) {
   const said = h("output.number");
   const input = h("input", { type: "range", min, max, step, "aria-label": label, "data-testid": testid });
   const share = (x) => Math.max(0, Math.min(1, (x - input.min) / (input.max - input.min || 1)));
   const tell = (x) => {
-    said.textContent = `${(Math.abs(x) < 0.5 * 10 ** -digits ? 0 : x).toFixed(digits).replace("-", "−")}${unit}`;
+    said.textContent = say ? say(x) : `${(Math.abs(x) < 0.5 * 10 ** -digits ? 0 : x).toFixed(digits).replace("-", "−")}${unit}`;
     const ends = [share(x), share(rest)].sort((a, b) => a - b); // colored from where it rests to where it is
     ["--a", "--b"].forEach((end, n) => input.style.setProperty(end, `calc(8px + (100% - 16px) * ${ends[n].toFixed(4)})`));
   };

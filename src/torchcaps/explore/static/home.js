@@ -4,6 +4,9 @@ import { systemName } from "./help.js";
 import { state } from "./state.js";
 import { decode, each, toCanvas } from "./wire.js";
 
+/** Data sets as their authors spell them. */
+const DATA = { mnist: "MNIST", "fashion-mnist": "Fashion-MNIST", multimnist: "MultiMNIST", smallnorb: "smallNORB" };
+
 /** @param {(id: number) => void} open called with the run that was chosen */
 export function paint(open) {
   const shipped = state.runs.filter((run) => run.card);
@@ -20,7 +23,8 @@ function card(run, open) {
     h("span.model-pictures", { "aria-hidden": "true" }, ...pictures),
     h("span.model-name", {}, run.name),
     h("span.model-words", {}, run.card.summary),
-    h("span.quiet", {}, `${systemName(run.kind)} · ${run.card.data} · ${run.card.headline}`),
+    h("span.model-score", {}, run.card.headline),
+    h("span.quiet", {}, `${systemName(run.kind)}, ${DATA[run.card.data] ?? run.card.data}`),
   );
 }
 

@@ -96,6 +96,7 @@ function clear() {
 /** For a run that was just opened. */
 export async function renew() {
   const { facts } = state;
+  first = Math.floor(state.example / SHOWN) * SHOWN; // the page of the image that is shown
   first = Math.min(first, Math.max(0, facts.examples - SHOWN));
   by("source-example").disabled = !facts.examples;
   const limit = Math.round(Math.max(facts.shape[1], facts.shape[2]) / 2);
@@ -194,7 +195,7 @@ function undo() {
 
 const moved = (key) => (value) => set({ changes: { ...state.changes, [key]: value } });
 const sliders = {
-  rotate: slider("turn", { min: -180, max: 180, step: 1, unit: "°", testid: "rotate" }, moved("rotate")),
+  rotate: slider("rotate", { min: -180, max: 180, step: 1, unit: "°", testid: "rotate" }, moved("rotate")),
   dx: slider("right", { min: -14, max: 14, step: 0.5, digits: 1, unit: " px", label: "shift right", testid: "dx" }, moved("dx")),
   dy: slider("down", { min: -14, max: 14, step: 0.5, digits: 1, unit: " px", label: "shift down", testid: "dy" }, moved("dy")),
   zoom: slider("size", { min: 0.4, max: 1.8, step: 0.01, digits: 2, unit: "×", value: 1, testid: "zoom" }, moved("zoom")),

@@ -3,7 +3,7 @@ import { ask, channel } from "./api.js";
 import { brief, colors } from "./canvas.js";
 import { by, fill, h, later, offer, once, slider } from "./dom.js";
 import * as pad from "./pad.js";
-import { capsule, on, pose, set, state } from "./state.js";
+import { called, capsule, choice, on, pose, set, state } from "./state.js";
 import { decode, each, show, toCanvas } from "./wire.js";
 
 const STEPS = 9;
@@ -72,7 +72,7 @@ function build() {
   by("sample-domain-field").hidden = domains.length < 2;
   [anchor, limits, strips, swept, drawn, tries] = [null, { low: [], high: [] }, [], null, null, 0];
   fill(by("strips"));
-  offer(by("capsule"), names.map((name, j) => [j, name]), capsule());
+  offer(by("capsule"), names.map((_, j) => [j, choice(state.facts, j)]), capsule());
   pad.build(dimension);
 }
 
@@ -95,9 +95,9 @@ const update = once(() => {
   if (state.tab !== "instantiation" || !state.facts || !state.inferred) return;
   const { facts, inferred } = state;
   by("instantiation-error").hidden = true;
-  offer(by("capsule"), facts.names.map((name, j) => [j, j === inferred.winner ? `${name} (winner)` : name]), capsule());
+  offer(by("capsule"), facts.names.map((_, j) => [j, choice(facts, j, inferred.winner)]), capsule());
   by("reset").disabled = !state.pose;
-  by("whose").textContent = state.pose ? "as you have set it" : `as ${facts.names[capsule()]} saw the input`;
+  by("whose").textContent = state.pose ? "as you have set it" : inferred.silent?.[capsule()] ? `${called(facts, capsule())} is off in this picture; this is what it stands for` : `as ${called(facts, capsule())} saw the input`;
   if (!facts.has_decoder) return matrix();
   if (state.pose ? !anchor : anchor !== pose()) {
     anchor = pose();

@@ -93,10 +93,10 @@ function introduce() {
   document.title = `${facts.name} · torchcaps explore`;
   by("about").textContent = `${systemName(facts.kind)}, ${facts.parameters.toLocaleString("en")} parameters, ${facts.shape[2]}×${facts.shape[1]} pixels`;
   by("about").title = facts.about;
-  for (const panel of Object.keys(PANELS)) fill(by(`words-${panel}`), h("p.lead", {}, lead(panel, facts)), more(panel, facts.kind));
+  for (const panel of Object.keys(PANELS)) fill(by(`words-${panel}`), h("p.lead", {}, lead(panel, facts)), more(panel, facts));
 }
 
-const MEASURES = { capsnet: "its length is", matrix: "its switch is at", sparse: "first in rank, its length is", poe: "it is on with chance" };
+const MEASURES = { capsnet: "its length is", matrix: "its activation is", sparse: "it ranks first, with length", poe: "it is on with probability" };
 const announce = later((words) => (by("live").textContent = words), 500);
 
 function answer() {
@@ -108,7 +108,7 @@ function answer() {
   if (facts.things > 1 && facts.classifies) return several();
   if (bytes.every((x) => x === bytes[0])) return nothing();
   const nickname = facts.nicknames[inferred.winner];
-  by("answer-lead").textContent = facts.classifies ? "The model says" : "First comes";
+  by("answer-lead").textContent = facts.classifies ? "The model says" : "Strongest capsule";
   by("answer").textContent = nickname ?? name;
   by("answer").classList.toggle("long", by("answer").textContent.length > 3);
   by("answer").classList.toggle("unsure", facts.classifies && value < 0.5);

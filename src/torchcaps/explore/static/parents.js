@@ -1,7 +1,7 @@
 // Parents: which capsules are active, what the winner redraws, and what each draws alone.
 import { bars, colors, difference, twoColors } from "./canvas.js";
 import { by, fill, h } from "./dom.js";
-import { on, parent, set, state, winner } from "./state.js";
+import { called, on, parent, set, state, winner } from "./state.js";
 import { show, toCanvas } from "./wire.js";
 
 let rows = [];
@@ -13,7 +13,7 @@ function build() {
     const cells = { bar: h("span.bar"), said: h("span.number"), tile: h("canvas.tile", { width: 1, height: 1, "aria-hidden": "true" }) };
     const row = h(
       "button.capsule", { type: "button", "data-testid": `capsule-${j}`, onclick: () => choose(j) },
-      h("span.capsule-name", {}, name.replace(/^capsule /, "№ "), state.facts.nicknames[j] && h("span.nickname", {}, state.facts.nicknames[j])), h("span.track", {}, cells.bar), cells.said, has_tiles && cells.tile,
+      h("span.capsule-name", {}, called(state.facts, j), state.facts.nicknames[j] && h("span.nickname", {}, name.replace(/^capsule /, "№ "))), h("span.track", {}, cells.bar), cells.said, has_tiles && cells.tile,
     );
     return { row, ...cells };
   });
@@ -54,8 +54,8 @@ function redraw() {
   const to = by("parents-missed");
   Object.assign(to, { width: canvas.width, height: canvas.height }).getContext("2d").drawImage(canvas, 0, 0);
   by("parents-missed").parentElement.hidden = false;
-  by("drawn-by").textContent = facts.kind === "capsnet" ? `redrawn by ${facts.names[inferred.winner]}` : "redrawn by all";
-  by("error").textContent = `${(100 * gap(inferred.image, inferred.reconstruction)).toFixed(1)} % off a pixel, on average`;
+  by("drawn-by").textContent = facts.kind === "capsnet" ? `redrawn by ${facts.names[inferred.winner]}` : "redrawn by all together";
+  by("error").textContent = `a pixel is off by ${(100 * gap(inferred.image, inferred.reconstruction)).toFixed(1)} % on average`;
 }
 
 /** Two things in one picture, pulled apart: what the two strongest capsules draw, each in a color. */
@@ -78,7 +78,7 @@ function mark() {
   const at = parent();
   rows.forEach(({ row }, j) => row.setAttribute("aria-pressed", String(state.parent === j)));
   by("follow").hidden = state.parent === null && state.capsule === null;
-  by("chosen").textContent = state.parent === null ? `The winner, ${state.facts.names[winner()]}, is chosen for the other panels.` : `${state.facts.names[at]} is chosen for the other panels.`;
+  by("chosen").textContent = state.parent === null ? `The other panels show the winner, ${called(state.facts, winner())}.` : `The other panels show ${called(state.facts, at)}.`;
 }
 
 /** For save.js. */

@@ -2,13 +2,13 @@
 import { channel } from "./api.js";
 import { brief, scatter, screen } from "./canvas.js";
 import { by, fill, h, offer } from "./dom.js";
-import { on, parent, set, state } from "./state.js";
+import { called, choice, on, parent, set, state } from "./state.js";
 import { encode } from "./wire.js";
 
 const SIDES = ["a", "b"];
 const PACE = 900;
 
-const NAMES = { dynamic: "dynamic routing", em: "EM", vb: "variational Bayes", attention: "attention", uniform: "uniform: no routing" };
+const NAMES = { dynamic: "dynamic routing", em: "EM routing", vb: "variational Bayes", attention: "attention", uniform: "equal shares, no routing" };
 const found = { a: null, b: null };
 const redraws = {};
 let round = 0;
@@ -39,8 +39,8 @@ function want() {
   const { facts, inferred } = state;
   const routers = chosen();
   offer(by("router-b"), facts.routers.slice(1).map((name) => [name, NAMES[name] ?? name]), routers.b);
-  offer(by("routers-parent"), facts.names.map((name, j) => [j, j === inferred.winner ? `${name} (winner)` : name]), parent());
-  by("router-a-name").textContent = `${NAMES[routers.a] ?? routers.a}, the one it was trained with`;
+  offer(by("routers-parent"), facts.names.map((_, j) => [j, choice(facts, j, inferred.winner)]), parent());
+  by("router-a-name").textContent = `${NAMES[routers.a] ?? routers.a}, its own`;
   for (const side of SIDES) {
     const body = { image: encode(inferred.image), parent: parent(), router: routers[side] };
     senders[side](`/api/runs/${facts.id}/routing`, body, { facts, parent: body.parent, router: routers[side] });
@@ -63,18 +63,20 @@ function paint() {
   for (const name of ["routers-step", "routers-play"]) by(name).hidden = last === 0;
   for (const side of SIDES) {
     const one = found[side];
-    const { names } = state.facts;
+    const { facts } = state;
     const j = says(side);
-    by(`router-${side}-answer`).textContent = names[j];
-    const still = one.mean.length - 1 < round ? " It has stopped." : "";
-    by(`router-${side}-said`).textContent = `${names[one.parent]}: activation ${brief(one.activation[at(side)][one.parent])}; children undecided by ${one.entropy[at(side)].toFixed(2)} nats.${still}`;
-    const order = names.map((_, n) => n).sort((p, q) => one.activation[at(side)][q] - one.activation[at(side)][p]).slice(0, 5);
-    fill(by(`router-${side}-bars`), ...order.map((n) => bar(names[n], one.activation[at(side)][n], n === j)));
+    by(`router-${side}-answer`).textContent = called(facts, j);
+    const rounds_ = one.mean.length;
+    const still = rounds_ - 1 < round ? ` It has only ${rounds_} round${rounds_ > 1 ? "s" : ""}.` : "";
+    const most = Math.log(facts.names.length);
+    by(`router-${side}-said`).textContent = `Activation of ${called(facts, one.parent)}: ${brief(one.activation[at(side)][one.parent])}. Entropy of the children's shares: ${one.entropy[at(side)].toFixed(2)} of at most ${most.toFixed(2)}.${still}`;
+    const order = facts.names.map((_, n) => n).sort((p, q) => one.activation[at(side)][q] - one.activation[at(side)][p]).slice(0, 5);
+    fill(by(`router-${side}-bars`), ...order.map((n) => bar(called(facts, n), one.activation[at(side)][n], n === j)));
     redraws[side]();
   }
   const [a, b] = SIDES.map(says);
-  const { names } = state.facts;
-  by("routers-verdict").textContent = a === b ? `Both say ${names[a]}.` : `They differ: ${names[a]} and ${names[b]}.`;
+  const words = [a, b].map((j) => called(state.facts, j));
+  by("routers-verdict").textContent = a === b ? `Both say ${words[0]}.` : `They differ: ${words.join(" and ")}.`;
 }
 
 function bar(name, value, wins) {

@@ -2,8 +2,8 @@
 import { channel } from "./api.js";
 import { brief, colors, curves, heat, histogram, middle, scatter, screen } from "./canvas.js";
 import { by, fill, h, offer } from "./dom.js";
-import { CURVES } from "./help.js";
-import { on, parent, set, state } from "./state.js";
+import { CURVES, hasPlaces } from "./help.js";
+import { called, choice, on, parent, set, state } from "./state.js";
 import { encode, fromBase64 } from "./wire.js";
 
 const MOST = 64; // children that can be followed
@@ -49,7 +49,7 @@ function children() {
 function want() {
   const { facts, inferred, tab } = state;
   if (tab !== "routing" || !facts || !inferred) return;
-  offer(by("parent"), facts.names.map((name, j) => [j, j === inferred.winner ? `${name} (winner)` : name]), parent());
+  offer(by("parent"), facts.names.map((_, j) => [j, choice(facts, j, inferred.winner)]), parent());
   const body = { image: encode(inferred.image), parent: parent(), children: children() };
   send(`/api/runs/${facts.id}/routing`, body, { facts, image: inferred.image, parent: body.parent });
 }
@@ -67,27 +67,31 @@ function paint() {
   document.querySelector(".keys").hidden = last() === 0;
   by("step-back").disabled = now === 0;
   by("step-on").disabled = now === last();
+  by("heat").closest("figure").hidden = !hasPlaces(state.facts);
   put(by("heat"), heat(routed.image, routed.maps[now], state.place));
   fill(by("heats"), ...routed.maps.map(small));
   by("heat-said").textContent = said(now);
+  document.querySelector(".thirds").hidden = last() === 0; // a curve of one point says nothing
   by("histogram-figure").hidden = !routed.histogram;
   by("activation-figure").hidden = !routed.activation;
   by("agreement-figure").hidden = !routed.agreement;
   const most = Math.log(state.facts.names.length);
-  const undecided = routed.entropy[now] > 0.97 * most ? " The children stay undecided: nearly all give every parent the same share, and small differences of many add up." : "";
-  by("entropy-now").textContent = `Now ${routed.entropy[now].toFixed(3)}${state.facts.kind === "poe" ? "" : ` of at most ${most.toFixed(3)}.${undecided}`}`;
+  const undecided = routed.entropy[now] > 0.97 * most ? " The children stay undecided: each gives every parent almost the same share. The answer comes from many small differences." : "";
+  by("entropy-now").textContent = `Here ${routed.entropy[now].toFixed(3)}${state.facts.kind === "poe" ? "" : ` of at most ${most.toFixed(3)}.${undecided}`}`;
   by("followed").textContent = state.place
     ? `Following the ${routed.chosen_votes.length} children at row ${state.place[0] + 1}, column ${state.place[1] + 1} (orange).`
-    : "Choose a square of the heat map to follow its children's votes.";
+    : hasPlaces(state.facts) ? "Choose a square of the heat map to follow its children's votes." : said(now);
   by("unfollow").hidden = !state.place;
   redraws.forEach((redraw) => redraw());
 }
 
 function said(now) {
-  const name = state.facts.names[routed.parent];
+  const name = called(state.facts, routed.parent);
   const mean = brief(routed.coupling[now]);
-  const share = state.facts.kind === "poe" ? `A child's share in it is ${mean} on average.` : `On average a child gives it ${mean} of its share.`;
-  return `Bright: much is sent to ${name} from there; dark: little. One scale for all rounds. ${share}`;
+  const share = state.facts.kind === "poe" ? `On average a child gives ${name} a share of ${mean}.` : `On average a child gives ${name} a share of ${mean}; all its shares add up to 1.`;
+  const scale = last() ? " All rounds have the same scale." : "";
+  if (!hasPlaces(state.facts)) return share;
+  return `Bright squares send much to ${name}, dark ones little.${scale} ${share}`;
 }
 
 function put(canvas, picture) {

@@ -3,7 +3,7 @@ import { channel } from "./api.js";
 import { colors } from "./canvas.js";
 import { arrows, by, fill, h, offer } from "./dom.js";
 import { take } from "./instantiation.js";
-import { on, set, state } from "./state.js";
+import { called, on, set, state } from "./state.js";
 import { decode, each, toCanvas } from "./wire.js";
 
 let grid = null;
@@ -32,7 +32,7 @@ function want() {
   by("samples-unable").hidden = able;
   by("samples-unable").textContent = facts.has_decoder
     ? "This run's images are not on this machine, so there are no poses to sample. Start the explorer with --data-dir FOLDER to name the folder that holds them."
-    : "This model has no decoder, so its capsules cannot be drawn. Choose another run.";
+    : "This model has no decoder, so its capsules cannot draw. Its first panel shows the test images with the nearest poses instead.";
   if (!able) return;
   offer(by("samples-domain"), facts.domains.map((d) => [d, d]), domain());
   by("samples-domain-field").hidden = facts.domains.length < 2;
@@ -49,11 +49,11 @@ function paint() {
   const table = by("samples-grid");
   table.style.setProperty("--columns", String(grid.capsules.length));
   const short = (name) => name.replace(/^capsule /, "");
-  const heads = grid.capsules.map((j) => h("span.sample-head", { title: names[j] }, short(names[j])));
+  const heads = grid.capsules.map((j) => h("span.sample-head", { title: called(state.facts, j) }, short(names[j])));
   const tiles = grid.pictures.flatMap((row, n) =>
     row.map((picture, m) => {
       const j = grid.capsules[m];
-      const label = `${names[j]}, sample ${n + 1}`;
+      const label = `${called(state.facts, j)}, sample ${n + 1}`;
       const props = { type: "button", "aria-label": label, title: label, tabIndex: n + m ? -1 : 0, "data-testid": `samples-${n}-${m}` };
       return h("button.thumb", { ...props, onclick: () => take(j, grid.poses[n][m]) }, toCanvas(picture));
     }),

@@ -55,6 +55,11 @@ export const parent = () => Math.min(state.parent ?? winner(), (state.facts?.nam
 export const capsule = () => Math.min(state.capsule ?? winner(), (state.facts?.names.length ?? 1) - 1);
 /** @returns {number[]} the pose that is shown of the chosen capsule */
 export const pose = () => state.pose ?? state.inferred?.pose[capsule()] ?? [];
+
+/** What a capsule is called: by what it mostly wins, where that is known, or by its name. @param {any} facts of its run @param {number} j */
+export const called = (facts, j) => facts.nicknames[j] ?? facts.names[j];
+/** The same in a list to choose from, with its number and who wins. @param {any} facts @param {number} j @param {number} [first] */
+export const choice = (facts, j, first) => `${called(facts, j)}${facts.nicknames[j] ? `, ${facts.names[j]}` : ""}${j === first ? " (winner)" : ""}`;
 const runName = (id) => state.runs.find((run) => run.id === id)?.name ?? "";
 
 /** The state as text for location.hash; what is as usual is left out. @returns {Promise<string>} */

@@ -6,34 +6,34 @@ import { state } from "./state.js";
 const STEPS = [
   {
     kinds: ["capsnet"], wish: { tab: "parents", example: 0 }, look: "capsules", title: "What is a capsule?",
-    words: "A small group of numbers that stands for one thing. This network has one for each digit. The long bar says which digit it sees; the tile beside it is what that capsule would draw.",
+    words: "A small group of numbers that stands for one thing. This network has one capsule for each digit. The longest bar shows which digit it sees. The small picture beside a bar is what that capsule draws.",
   },
   {
     kinds: ["capsnet"], wish: { tab: "instantiation", example: 0 }, look: "numbers", title: "How does the thing look?",
-    words: "The capsule's numbers say how this very digit is drawn: slanted, thick, wide. Move a slider and see. Nobody told the network what its numbers should mean.",
+    words: "The capsule's numbers describe this digit: how slanted, thick or wide it is. Move a slider and see the drawing change. Nobody told the network what its numbers should mean.",
   },
   {
     kinds: ["capsnet"], wish: { tab: "routing", example: 0, step: 0 }, look: "votes-canvas", title: "Children vote",
-    words: "Many small capsules below each look at one region and vote on the numbers of every capsule above. Each dot is a vote. In the first round all votes count alike.",
+    words: "The layer below has many small capsules. Each looks at one region of the picture and votes for the numbers of every digit capsule. Each dot is a vote. In the first round all votes count the same.",
   },
   {
     kinds: ["capsnet"], wish: { tab: "routing", example: 0, step: 2 }, look: "heats", title: "Routing finds agreement",
-    words: "Votes that agree with the others count more in the next round; the map shows from where the winner gets its support. Step through the rounds with , and .",
+    words: "Votes that agree with the others count more in the next round. The map shows which regions support the winner. Step through the rounds with the keys , and . or press Play.",
   },
   {
-    kinds: ["poe"], wish: { tab: "lead", example: 0 }, look: "wall", title: "Capsules can draw, and learn without labels",
-    words: "Each column is one capsule drawing by itself. Nobody named these; what they draw shows what they stand for. Those that are off in your picture are dimmed. Choose a drawing and turn its frame.",
+    kinds: ["poe"], wish: { tab: "lead", example: 0 }, look: "wall", title: "Capsules can learn without labels",
+    words: "Each column is one capsule of another network, drawing on its own. It was never told what a digit is, and yet most capsules draw one kind of digit. Capsules that are off for your picture are dimmed. Choose a drawing and change its slant.",
   },
   {
     kinds: ["matrix", "capsnet"], wish: { tab: "lead", example: 0 }, look: "turn", title: "A thing from many sides",
-    words: "Matrix capsules keep a small matrix that says how a thing stands to the viewer. Turn the toy below its picture, if there is one, and watch whether the answer stays. That is the end of the tour: draw, disturb, compare.",
+    words: "Matrix capsules have a small matrix, the pose, that says from which side a thing is seen. Move the slider “turn” and watch whether the answer stays the same. This is the end of the tour. Now draw something yourself.",
   },
 ];
 
-/** A model of a kind that ships: of digits, if there are several. @param {string} kind */
+/** A model of a kind that ships; of several, the one whose routing takes rounds, or one of digits. @param {string} kind */
 function shipped(kind) {
   const all = state.runs.filter((run) => run.card && run.kind === kind);
-  return all.find((run) => run.card.data === "mnist") ?? all[0];
+  return all.find((run) => run.name === "capsnet-digits") ?? all.find((run) => run.card.data === "mnist") ?? all[0];
 }
 
 let at = -1;
@@ -64,5 +64,6 @@ export async function go(n) {
   await visit(found.id, wish);
   if (at !== n) return;
   by(look)?.classList.add("looked-at");
-  by(look)?.scrollIntoView({ block: "center" });
+  // The words stand at the bottom left: beside what is shown on a desktop, below it on a phone
+  by(look)?.scrollIntoView({ block: matchMedia("(max-width: 760px)").matches ? "start" : "center" });
 }

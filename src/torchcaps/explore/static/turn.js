@@ -9,6 +9,12 @@ let take = () => {};
 
 const values = (name) => [...new Set(state.facts.factors[name])].sort((a, b) => a - b);
 
+/** A value of a factor in words: smallNORB counts azimuths in tens of degrees. */
+function said(name, value) {
+  if (name === "category") return state.facts.names[value] ?? String(value);
+  return name === "azimuth" ? `${10 * value}°` : String(value);
+}
+
 /** Factors of the open run that its test images differ in. */
 const free = () => ORDER.filter((name) => state.facts?.factors[name] && values(name).length > 1);
 
@@ -17,7 +23,7 @@ function build() {
   by("turn").hidden = !names.length;
   sliders = Object.fromEntries(names.map((name) => {
     const high = values(name).length - 1;
-    return [name, slider(WORDS[name], { min: 0, max: high, step: 1, label: name, testid: `turn-${name}` }, (x) => move(name, x))];
+    return [name, slider(WORDS[name], { min: 0, max: high, step: 1, label: name, say: (x) => said(name, values(name)[x]), testid: `turn-${name}` }, (x) => move(name, x))];
   }));
   fill(by("turn-sliders"), ...names.map((name) => sliders[name].row));
   follow();

@@ -96,7 +96,7 @@ function dim() {
     column.classList.toggle("wins", j === inferred.winner);
   }
   const on_ = columns.filter(({ j }) => inferred.activation[j] >= 0.05).length;
-  by("wall-said").textContent = `In your picture ${on_} of ${columns.length} experts are on, ${title(inferred.winner)} most; the others are dimmed.`;
+  by("wall-said").textContent = `${on_} of ${columns.length} experts ${on_ === 1 ? "is" : "are"} on for your picture; the others are dimmed. The strongest: ${title(inferred.winner)}.`;
 }
 
 /** Open one sample in its frame. */
@@ -106,7 +106,7 @@ function open(j, pose, tile = null) {
   by("wall").querySelector("[aria-pressed=true]")?.setAttribute("aria-pressed", "false");
   tile?.setAttribute("aria-pressed", "true");
   by("wall-title").textContent = title(j);
-  by("wall-whose").textContent = state.facts.nicknames[j] ? `${state.facts.names[j]}, drawing alone` : "drawing alone";
+  by("wall-whose").textContent = state.facts.nicknames[j] ? `${state.facts.names[j]}, drawing on its own` : "drawing on its own";
   aim();
   draw();
 }

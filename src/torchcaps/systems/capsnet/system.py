@@ -41,25 +41,25 @@ class CapsNetSystem(System):
     controls = (*System.controls, *PIXEL_CONTROLS)
     figures: ClassVar[Mapping[str, Figure[Any]]] = {
         "reconstructions": Figure(
-            "Test images, and what is redrawn from their capsules.",
+            "Test images, and what the decoder redraws from the longest capsule and from that of the label.",
             capsnet_figures.draw_reconstructions,
             obstacle=capsnet_figures.needs_one_label,
         ),
         "perturbations": Figure(
-            "Each dimension of a class's capsule moved from -.25 to .25.",
+            "In each row one number of a class capsule changes from -.25 to .25: a good row changes one property.",
             capsnet_figures.draw_perturbations,
         ),
         "routing": Figure(
-            "Where in the image the winning capsule gets its evidence from.",
+            "Where in the image the winning capsule gets its support from: bright squares send much.",
             capsnet_figures.draw_routing,
         ),
         "multimnist": Figure(
-            "Two overlapping digits, each redrawn from its own capsule.",
+            "Two overlapping digits, each redrawn from its own capsule, in two colors.",
             capsnet_figures.draw_multimnist,
             obstacle=capsnet_figures.needs_two_labels,
         ),
         "calibration": Figure(
-            "How often the answer is right when the network is how sure.",
+            "How often the answer is right, by how sure the network is. Bars on the diagonal are well calibrated.",
             capsnet_figures.draw_calibration,
             obstacle=capsnet_figures.needs_one_label,
         ),

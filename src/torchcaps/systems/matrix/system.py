@@ -30,15 +30,15 @@ class MatrixSystem(System):
     )
     figures: ClassVar[Mapping[str, Figure[Any]]] = {
         "votes": Figure(
-            "How far the votes for each class capsule are from its mean, iteration by iteration.",
+            "How far votes lie from the mean of each class capsule. For the right class they should come near 0.",
             matrix_figures.draw_votes,
         ),
         "routing": Figure(
-            "Where in the image the winning capsule gets its evidence from.",
+            "Where in the image the winning capsule gets its support from: bright squares send much.",
             matrix_figures.draw_routing,
         ),
         "calibration": Figure(
-            "How often the answer is right when the network is how sure.",
+            "How often the answer is right, by how sure the network is. Bars on the diagonal are well calibrated.",
             matrix_figures.draw_calibration,
             obstacle=needs_one_label,
         ),

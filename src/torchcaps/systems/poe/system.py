@@ -75,39 +75,39 @@ class PoESystem(System):
     evaluation_options = frozenset({"images", "only", "reference"})
     figures: ClassVar[Mapping[str, Figure[Any]]] = {
         "samples": Figure(
-            "Every capsule alone, a column each.",
+            "Every column is one capsule that draws on its own. A good one draws one kind of thing in many variants.",
             poe_figures.draw_samples,
         ),
         "pairs": Figure(
-            "Two capsules drawing together.",
+            "Two capsules that draw one image together.",
             poe_figures.draw_pairs,
             by_default=False,
             obstacle=poe_figures.needs_two_capsules,
         ),
         "sweeps": Figure(
-            "The busiest capsule, each dimension of its pose moved in turn from -2 to 2 deviations: along the "
-            "principal axes of the poses it met, then one number at a time.",
+            "The capsule that wins most. In each row one number of its pose changes from -2 to 2 standard deviations: "
+            "along the principal axes of its poses, or along one coordinate. A good row changes one property.",
             poe_figures.draw_sweeps,
         ),
         "wins": Figure(
-            "What each capsule wins: the mean of its test images, then its drawings.",
+            "Left, the mean of the test images that a capsule wins; right, what it draws. Both should be alike.",
             poe_figures.draw_wins,
         ),
         "reconstructions": Figure(
-            "Test images, in their frames if the model has any, and what is redrawn from their capsules.",
+            "Test images, in their frames if the model has any, and what it redraws from their capsules.",
             poe_figures.draw_reconstructions,
         ),
         "interpolation": Figure(
-            "From the code of one image to that of another.",
+            "From one test image, left, to another, right, in equal steps. Every step should be a believable image.",
             poe_figures.draw_interpolation,
             obstacle=poe_figures.needs_two_images,
         ),
         "completion": Figure(
-            "Half of an image hidden, and completed by going to and fro between image and capsules.",
+            "Half of each test image is hidden, and the model fills it in.",
             poe_figures.draw_completion,
         ),
         "routing": Figure(
-            "Where in the image the winning capsule gets its evidence from.",
+            "Where in the image the winning capsule gets its support from: bright squares add much.",
             poe_figures.draw_routing,
         ),
     }

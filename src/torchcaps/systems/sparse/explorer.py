@@ -22,6 +22,9 @@ __all__ = ["SparseMatrixView", "SparseView"]
 
 S = TypeVar("S", bound=SparseModel)
 
+_WEAK = 0.5
+"""Mask below which a capsule is shown by what it stands for."""
+
 
 class _SparseModelView(ExplorerView[S, SparseOutput]):
     """View of sparse capsules: the capsule of rank 0 wins; poses are those behind the mask, which the decoder gets."""
@@ -48,6 +51,11 @@ class _SparseModelView(ExplorerView[S, SparseOutput]):
             mask=rank_mask(ranks, mask.gamma, mask.cut),
             frequency=mask.frequency,
         )
+
+    def _silent(self, pose: Tensor, competition: Competition | None) -> Tensor:
+        """Count capsules with less than half a mask as silent, too: on its own, such a pose decodes to black."""
+        silent = super()._silent(pose, competition)
+        return silent if competition is None else silent | (competition.mask < _WEAK)
 
     @abstractmethod
     def _routed_layer(self) -> DenseCapsules:

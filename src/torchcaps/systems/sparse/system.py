@@ -59,19 +59,19 @@ class SparseSystem(System):
     paper_budget = BUDGET
     figures: ClassVar[Mapping[str, Figure[Any]]] = {
         "parts": Figure(
-            "A test image redrawn from each capsule alone, from all but each, and what leaving it out changes.",
+            "A test image: what each capsule draws on its own, what the others draw without it, and the difference.",
             sparse_figures.draw_parts,
         ),
         "ranked": Figure(
-            "The support of an image's capsules from the largest down.",
+            "Mean support of an image's capsules, from the strongest to the weakest: a steep fall is a clear winner.",
             sparse_figures.draw_ranked,
         ),
         "frequencies": Figure(
-            "How often each capsule has each rank.",
+            "How often each capsule takes each rank. In the gray band, all capsules come first about equally often.",
             sparse_figures.draw_frequencies,
         ),
         "equivariances": Figure(
-            "Each number of the first capsule's pose from -1 to 1.",
+            "In each row one number of a capsule's pose changes from -1 to 1: a good row changes one property.",
             sparse_figures.draw_equivariances,
         ),
     }

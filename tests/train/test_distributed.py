@@ -42,6 +42,7 @@ def test_torchrun_equals_one_process(tmp_path):
         env=environment, capture_output=True, text=True, timeout=240,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
+    assert "Warning:" not in done.stderr
     assert largest_difference(tmp_path / "one", tmp_path / "two") <= 1e-6
     assert (tmp_path / "two" / "journal.jsonl").read_text().count("\n") == 10
 

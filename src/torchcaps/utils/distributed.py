@@ -13,6 +13,7 @@ import os
 import re
 import time
 import uuid
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -77,6 +78,8 @@ class ProcessGroup:
         """Return the module, or one that averages its gradients over the group."""
         if self.size == 1:
             return module
+        # Kernels of one channel have strides of two kinds for the same layout in memory, which torch takes for a fault
+        warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
         wrapped = DistributedDataParallel(module, device_ids=[self.device] if self.device.type == "cuda" else None)
         _wrapped.add(wrapped)
         return wrapped

@@ -19,7 +19,6 @@ from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any, TypeVar, cast
 
 import numba
@@ -90,9 +89,10 @@ class _IndexFile(caching.IndexDataCacheFile):  # type: ignore[misc]
     """numba's list of what is compiled. One that cannot be read, since it names a record that is gone, is empty."""
 
     def _load_index(self) -> dict[Any, str]:
+        # numba stores its own list by pickle, and so raises what pickle raises
         try:
             index: dict[Any, str] = super()._load_index()
-        except (AttributeError, ImportError, EOFError, UnpicklingError):
+        except (AttributeError, ImportError, EOFError, caching.pickle.PickleError):
             return {}
         return index
 

@@ -350,6 +350,17 @@ def test_axes_have_one_sign_and_may_lack_a_second():
     assert routing_trace.largest(torch.tensor([1.0, 2.0, 1.0, 2.0]), 3).tolist() == [1, 3, 0]
 
 
+def test_of_matrix_capsules_only_the_classes_are_recorded_and_they_are_those_of_the_model():
+    view = view_of("matrix")
+    with torch.no_grad():
+        out = view._forward(IMAGE[None], trace=True)
+        whole = view.model(IMAGE[None], trace=True)
+    torch.testing.assert_close(out.classes, whole.classes)
+    torch.testing.assert_close(out.infos[-1].coupling, whole.infos[-1].coupling)
+    iterations = len(whole.infos[0].coupling)
+    assert [len(info.coupling) for info in out.infos] == [1, 1, iterations] and iterations > 1
+
+
 # --- Drawing ------------------------------------------------------------------------------------------------
 
 

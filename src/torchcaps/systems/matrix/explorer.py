@@ -40,8 +40,12 @@ class MatrixView(ExplorerView[MatrixCaps, MatrixOutput]):
         return describe_layer(model.classes, model.classes.grid)
 
     def _forward(self, images: Tensor, *, trace: bool) -> MatrixOutput:
-        out: MatrixOutput = self.model(images, trace=trace)
-        return out
+        out: MatrixOutput = self.model(images)
+        if not trace:
+            return out
+        # Only the classes are looked into; a record of the large layers below would take most of the time
+        parents, info = self.model.classes(out.below[-1], trace=True)
+        return out._replace(classes=self.model.norms[-1](parents), infos=(*out.infos[:-1], info))
 
     def _encoded(self, out: MatrixOutput) -> Encoded:
         return Encoded(out.classes, out.classes.activation.argmax(-1))

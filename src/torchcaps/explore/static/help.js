@@ -75,8 +75,8 @@ const MORE = {
       "In the plot each dot is a vote, seen along the two directions in which votes differ most. Large dots have large shares. Votes that lie far out are drawn at the border. The ring is the weighted mean of the votes. Choose a square of the map to follow the children of that position.",
     ],
     matrix: [
-      "EM routing treats the votes for a parent as points and fits a bell curve (a Gaussian) to them. Then the shares of each child are computed again: parents whose curve explains its vote well get more. A square of the heat map shows the shares that the children of a position give to the chosen parent, times how active they are.",
-      "The histograms are those of figure 2 of the paper: how far the votes lie from the parent's mean, weighted by their shares. If many lie near 0, the votes agree, and the parent becomes active.",
+      "EM routing treats the votes for a parent as points and fits a bell curve (a Gaussian) to them. Variational Bayes routing does the same with a whole range of curves, weighted by how likely each is. Then the shares of each child are computed again: parents whose curve explains its vote well get more. A square of the heat map shows the shares that the children of a position give to the chosen parent, times how active they are.",
+      "Of EM routing there are also the histograms of figure 2 of the paper: how far the votes lie from the parent's mean, weighted by their shares. If many lie near 0, the votes agree, and the parent becomes active.",
     ],
     sparse: [
       "The shares that a child gives to the parents add up to 1. Where a vote agrees with a parent, the child's share for it grows in the next round. The support that a capsule collects in this way decides its rank, and the rank decides whether it draws.",

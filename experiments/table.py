@@ -125,7 +125,7 @@ def load_table(name: str) -> str:
     rows = [["clients", *(key.replace("_", " ") for key in keys)]]
     rows += [[str(one["clients"]), *(f"{one[key]:.4g}" for key in keys)] for one in (found["alone"], found["load"])]
     where = found["machine"]
-    return "\n".join([*_lines(rows), "", f"{found['run']}; {where['cpus']} cores; torch {where['torch']}."]) + "\n"
+    return "\n".join([*_lines(rows), "", f"{found['run']}; {_machine(where)}"]) + "\n"
 
 
 def moves_table(name: str) -> str:
@@ -137,7 +137,13 @@ def moves_table(name: str) -> str:
         cells = [f"{one[kind][key]:.3g}" if kind in one else "-" for kind in ("input", "pose") for key in keys]
         rows.append([one["run"], *cells])
     where = found["machine"]
-    return "\n".join([*_lines(rows), "", f"{where['cpus']} cores; torch {where['torch']}."]) + "\n"
+    return "\n".join([*_lines(rows), "", _machine(where)]) + "\n"
+
+
+def _machine(facts: dict[str, str]) -> str:
+    """Name the machine that times were measured on, and whether it did other work beside."""
+    warning = f" Measured beside other work: {facts['warning']}." if facts.get("warning") else ""
+    return f"{facts['cpus']} cores; torch {facts['torch']}.{warning}"
 
 
 def zoo_table(name: str) -> str:

@@ -270,7 +270,7 @@ FILES: dict[Read, bytes] = {read_idx: IDX, read_norb: NORB, read_cifar_archive: 
 @pytest.mark.parametrize("read", FILES)
 def test_what_is_no_file_or_one_of_another_kind_is_refused(read: Read, tmp_path: Path) -> None:
     refused(read, tmp_path / "absent", "no such file")
-    refused(read, tmp_path, "not a regular file")
+    refused(read, tmp_path, "is a folder")
     refused(read, put(tmp_path / "two\nlines", b"x" * 5000))
     os.mkfifo(tmp_path / "pipe")
     refused(read, tmp_path / "pipe", "not a regular file")

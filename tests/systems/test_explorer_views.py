@@ -154,7 +154,9 @@ def test_facts_are_those_of_the_model(kind):
     assert view.has_decoder == (kind != "matrix")
     by_class = kind in ("capsnet", "capsnet-shared", "matrix")
     assert view.names == (("a", "b", "c") if by_class else tuple(f"capsule {j}" for j in range(4)))
-    assert view.domains == (("empirical", "gaussian", "complete", "restricted") if kind.startswith("poe") else ())
+    assert view.domains == (
+        ("empirical", "mixture", "gaussian", "complete", "restricted") if kind.startswith("poe") else ()
+    )
     assert bool(view_of(kind).domains) == view.has_decoder
     if by_class:
         assert explore(model).names == ("0", "1", "2")
@@ -458,7 +460,7 @@ def test_empirical_poses_are_those_of_examples_that_the_capsule_wins(kind):
     assert refusal(DataError, "wins none", lambda: view.sample(loser, "empirical", 0))
 
 
-@pytest.mark.parametrize("domain", ["empirical", "gaussian", "complete", "restricted"])
+@pytest.mark.parametrize("domain", ["empirical", "mixture", "gaussian", "complete", "restricted"])
 def test_experts_sample_their_own_domains(domain):
     view = view_of("poe")
     grid = view.sample_grid(3, domain, 7)

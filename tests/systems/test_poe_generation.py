@@ -70,7 +70,7 @@ def routed(tmp_path_factory):
     return trained(tmp_path_factory.mktemp("routed") / "run", routing=routing)
 
 
-@pytest.mark.parametrize("domain", ["empirical", "gaussian", "complete", "restricted"])
+@pytest.mark.parametrize("domain", ["empirical", "mixture", "gaussian", "complete", "restricted"])
 def test_samples_have_a_row_a_sample_and_a_column_a_capsule(uniform, domain):
     model, _ = uniform
     grid = g.capsule_samples(model, 3, domain, seed=5)

@@ -27,11 +27,19 @@ from torchcaps.train.train_state import build_model
 from torchcaps.types import ImageSpec
 
 METRICS = [
-    "confident_fraction", "classes_covered", "consistency", "gaussian_confident", "gaussian_consistency",
-    "restricted_confident", "complete_confident", "argmax_nmi", "purity", "cka", "bottleneck_mse", "tied_mse",
+    "confident_fraction", "classes_covered", "consistency", "mixture_confident", "mixture_consistency",
+    "gaussian_confident", "gaussian_consistency", "restricted_confident", "complete_confident", "argmax_nmi", "purity", "cka", "bottleneck_mse", "tied_mse",
     "autoencoder_mse", "knn", "linear_probe", "frechet", "capsules_used",
 ]  # fmt: skip
-CAPSULES_ONLY = {"tied_mse", "gaussian_confident", "gaussian_consistency", "restricted_confident", "complete_confident"}
+CAPSULES_ONLY = {
+    "tied_mse",
+    "mixture_confident",
+    "mixture_consistency",
+    "gaussian_confident",
+    "gaussian_consistency",
+    "restricted_confident",
+    "complete_confident",
+}
 TRAINED = ("paper", "offset only")
 
 

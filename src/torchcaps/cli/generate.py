@@ -48,9 +48,10 @@ class Generate:
     Of sparse capsules - parts: a test image redrawn from each capsule alone, and from all but each; ranked: the support
     of an image's capsules from the largest down; frequencies: how often each capsule has each rank; equivariances: each
     number of the first capsule's pose from -1 to 1."""
-    domain: Literal["empirical", "gaussian", "complete", "restricted"] | None = None
-    """Where samples of experts come from: the poses seen in training (empirical, if not given), a Gaussian with their
-    mean and covariance (gaussian), N(0, 1) (complete), or its half that training visited (restricted)."""
+    domain: Literal["empirical", "mixture", "gaussian", "complete", "restricted"] | None = None
+    """Where samples of experts come from: the poses seen in training (empirical, if not given), a mixture of
+    Gaussians fitted to them (mixture), one Gaussian with their mean and covariance (gaussian), N(0, 1) (complete), or
+    its half that training visited (restricted)."""
     capsule: tuple[int, ...] = ()
     """Only these capsules, counted from 0; all, or the most used ones, if not given."""
     count: Annotated[int, tyro.conf.arg(aliases=["-n"])] = 8

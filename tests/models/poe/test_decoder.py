@@ -12,10 +12,12 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy
 
 from support import poe_reference as paper
+from torchcaps.errors import RecipeError
 from torchcaps.math.squash import squash
-from torchcaps.models.poe import DecoderConfig, EnergyConfig, stages
-from torchcaps.models.poe.decoder import EXAMPLES, CapsuleDecoder, decoder_coupling, paper_update
+from torchcaps.models.poe import DecoderConfig, EnergyConfig, PoEConfig, stages
+from torchcaps.models.poe.decoder import CapsuleDecoder, axis_products, decoder_coupling, paper_update
 from torchcaps.models.poe.encoder import CapsuleEnergy
+from torchcaps.models.poe.energy import hidden
 from torchcaps.models.poe.stages import DecoderStage, collect
 from torchcaps.types import Batch
 from torchcaps.utils.mapped import is_mapped
@@ -88,6 +90,81 @@ def test_the_pre_activations_of_a_code(rule: Any) -> None:
     near(decoder(x).detach(), number(wanted))
 
 
+def test_the_pre_activations_of_a_quadratic_decoder() -> None:
+    """z_i = sum_j (U_ji x_j + Q_ji p_j) + a_i, p_j the products of every two of y = A_jᵀ x_j, in plain loops."""
+    q = 2
+    decoder, x = CapsuleDecoder(DecoderConfig(curvature=q), I, J, D, K).double(), codes()
+    assert decoder.Q is not None and decoder.axes is not None and decoder.Q.shape == (J, I, D, 3)
+    decoder.Q.data.copy_(normal(J, I, D, 3, seed=6))
+    decoder.axes.copy_(normal(J, K, q, seed=7))
+    decoder.intercept.copy_(normal(I, D, seed=4))
+    U, Q, A, a = decoder.U.tolist(), decoder.Q.tolist(), decoder.axes.tolist(), decoder.intercept.tolist()
+    wanted = []
+    for x_b in x.tolist():
+        rows = [[a[i][d] for d in range(D)] for i in range(I)]
+        for j in range(J):
+            y = [sum(A[j][k][m] * x_b[j][k] for k in range(K)) for m in range(q)]
+            products = [y[m] * y[n] for m in range(q) for n in range(m, q)]
+            for i in range(I):
+                for d in range(D):
+                    rows[i][d] += sum(U[j][i][d][k] * x_b[j][k] for k in range(K))
+                    rows[i][d] += sum(Q[j][i][d][p] * products[p] for p in range(len(products)))
+        wanted.append(rows)
+    near(decoder(x).detach(), number(wanted))
+    assert not axis_products(x, decoder.axes)[2, 0].any()  # a capsule that is off draws nothing
+
+
+@pytest.mark.parametrize("slab", [0, 2])
+def test_axes_are_the_widest_principal_ones_of_the_stored_poses(slab: int) -> None:
+    dimension = 4
+    decoder = CapsuleDecoder(DecoderConfig(curvature=2), I, J, D, dimension, slab=slab).double()
+    z = normal(40, J, dimension, seed=8) * number([1.0, 3.0, 2.0, 1.5])
+    decoder.store_poses(z, torch.ones(40, J).bool())
+    decoder.fit_axes()
+    assert decoder.axes is not None
+    for j in range(J):
+        x = hidden(z[:, j].float().double(), slab=slab).numpy()
+        values, vectors = np.linalg.eigh(np.cov(x.T))
+        wanted = torch.from_numpy(vectors[:, np.argsort(-values)[:2]].copy())
+        # An axis has no sign
+        near((decoder.axes[j] * wanted).sum(0).abs(), torch.ones(2).double())
+
+
+def test_a_quadratic_decoder_draws_a_bent_surface_that_a_linear_one_does_not() -> None:
+    stage, energy = stage_of("least squares", curvature=K)
+    x = images(40)
+    stage.prepare((255 * x).round().byte())
+    state = energy.infer(energy.visible(features_of(x)))
+    code = stage.decoder.code(state.hidden)
+    true = normal(code.shape[1] + 1, I * D, seed=9)
+    # Features that are quadratic in the pose: found but for the ridge
+    features = (torch.cat([code, torch.ones(40, 1).double()], 1) @ true).view(40, I, D)
+    stage._reset_sums(energy)
+    stage._least_squares(state.hidden, features, x)
+    stage.decoder.config = DecoderConfig(ridge=1e-9, curvature=K)
+    stage._solve()
+    torch.testing.assert_close(stage.decoder(state.hidden).detach(), features, rtol=1e-4, atol=1e-4)
+    linear, _ = stage_of("least squares")
+    linear._reset_sums(energy)
+    linear._least_squares(state.hidden, features, x)
+    linear._solve()
+    assert float((linear.decoder(state.hidden) - features).detach().square().mean()) > 0.003
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: DecoderConfig("paper", curvature=2),
+        lambda: DecoderConfig(curvature=-1),
+        lambda: DecoderConfig(examples=0),
+        lambda: PoEConfig(dimension=4, decoder=DecoderConfig(curvature=5)),
+    ],
+)
+def test_decoders_that_make_no_sense_are_refused(make: Any) -> None:
+    with pytest.raises(RecipeError, match=r"curvature|examples"):
+        make()
+
+
 # --- The stage --------------------------------------------------------------------------------------------------------
 
 
@@ -96,13 +173,15 @@ def features_of(images: Tensor) -> Tensor:
     return 4 * images.flatten(0, 1) - 2
 
 
-def stage_of(rule: Any, ridge: float = 1e-3, mode: Any = "competition") -> tuple[DecoderStage, CapsuleEnergy]:
+def stage_of(
+    rule: Any, ridge: float = 1e-3, mode: Any = "competition", curvature: int = 0
+) -> tuple[DecoderStage, CapsuleEnergy]:
     """A stage over a frozen encoder, in float64, where the features are the pixels."""
     torch.manual_seed(0)
     energy = CapsuleEnergy(EnergyConfig(mode, bias_start=0.7), I, J, D, K).double()
     energy.W.data.copy_(normal(I, J, K, D, seed=1))
     energy.fit_offset(features_of(images(40)))
-    decoder = CapsuleDecoder(DecoderConfig(rule, ridge), I, J, D, K).double()
+    decoder = CapsuleDecoder(DecoderConfig(rule, ridge, curvature), I, J, D, K).double()
     return DecoderStage(decoder, energy, features_of, lambda f: ((f + 2) / 4).sigmoid().unsqueeze(1)), energy
 
 
@@ -177,9 +256,9 @@ def test_examples_are_the_first_poses_of_the_images_that_a_capsule_took_part_in(
 
 
 def test_no_more_examples_are_kept_than_there_is_room_for() -> None:
-    decoder = CapsuleDecoder(DecoderConfig(), I, J, D, K)
-    decoder.store_poses(torch.ones(EXAMPLES + 5, J, K), torch.ones(EXAMPLES + 5, J).bool())
-    assert decoder.examples_of(0).shape == (EXAMPLES, K) and bool((decoder.examples_of(J - 1) == 1).all())
+    decoder = CapsuleDecoder(DecoderConfig(examples=7), I, J, D, K)
+    decoder.store_poses(torch.ones(12, J, K), torch.ones(12, J).bool())
+    assert decoder.examples_of(0).shape == (7, K) and bool((decoder.examples_of(J - 1) == 1).all())
 
 
 def test_poses_of_a_capsule_that_won_nothing_are_0_and_without_competition_all_count() -> None:

@@ -156,7 +156,7 @@ def test_a_framed_model_infers_the_same_pose_wherever_an_image_stands(model: PoE
 @torch.no_grad()
 def test_samples_have_frames_and_are_functions_of_the_seed(model: PoE) -> None:
     used = int(model.decoder.kept.argmax())
-    for domain in ("empirical", "gaussian", "complete", "restricted"):
+    for domain in ("empirical", "mixture", "gaussian", "complete", "restricted"):
         made = model.sample(used, n=5, domain=domain, seed=1)
         assert made.shape == (5, 1, SIDE, SIDE) and made.isfinite().all() and made.min() >= 0 and made.max() <= 1
         assert torch.equal(made[:2], model.sample(used, n=2, domain=domain, seed=1))

@@ -102,14 +102,24 @@ class DecoderConfig:
         rule: "least squares": closed form, in one pass over the images. "gradient": on the image's reconstruction
             through the frozen autoencoder. "refined": least squares, then by gradient. "paper": section 4.1's own rule,
             which undershoots.
-        ridge: Of the least squares, relative to the mean square of a code's numbers.
+        ridge: Of the least squares, relative to the mean square of a code's numbers; likewise of its products.
+        curvature: So many of the widest principal axes of a capsule's poses are decoded by their products, too: a
+            quadratic decoder. 0 = a linear one, as in the paper.
+        examples: Poses of training images that are stored of each capsule, at most; samples are drawn near these.
+
+    Raises:
+        RecipeError: If a setting is out of range, or the paper's rule is to have products.
     """
 
     rule: Literal["least squares", "gradient", "refined", "paper"] = "least squares"
     ridge: PositiveFloat = 1e-3
+    curvature: NonNegativeInt = 0
+    examples: Size = 256
 
     def __post_init__(self) -> None:
         check(self)
+        if self.curvature and self.rule == "paper":
+            raise RecipeError(f"curvature = {self.curvature}, but the paper's rule is for a linear decoder: set 0")
 
 
 @dataclass(frozen=True)
@@ -149,6 +159,11 @@ class PoEConfig:
             raise RecipeError(
                 f"prototypes = {self.energy.prototypes} ranking capsules for each capsule, but no edges that rank: set"
                 ' children = "edges", or prototypes = 1'
+            )
+        if self.decoder.curvature > self.dimension:
+            raise RecipeError(
+                f"curvature = {self.decoder.curvature} principal axes of dimension = {self.dimension} numbers; take"
+                f" {self.dimension} or fewer"
             )
         if self.energy.slab >= self.dimension:
             raise RecipeError(

@@ -5,6 +5,12 @@
 e_ji shares each child among the capsules that are on: of the capsules that are 0 none takes part, else a lone capsule
 would get a share of its own picture only. With U by least squares or by gradient e = 1: it is part of U then. The
 intercept a is the visible offset, or the one that least squares fits; the paper has none.
+
+With `curvature` q the decoder is quadratic. The images of one capsule lie on a bent surface, and U draws its tangent:
+
+    z_i = sum_j (U_ji x_j + Q_ji p_j) + a_i,    p_j = (y_1 y_1, y_1 y_2, ..., y_q y_q),    y = A_jᵀ x_j
+
+The columns of A_j are the widest principal axes of the poses of capsule j. p_j is 0 where x_j is, as the pose itself.
 """
 
 from __future__ import annotations
@@ -14,13 +20,10 @@ from torch import Tensor, nn
 
 from torchcaps.math.squash import cosine, squash
 from torchcaps.models.poe.config import DecoderConfig
-from torchcaps.models.poe.energy import free_energy_grad
+from torchcaps.models.poe.energy import free_energy_grad, hidden
 from torchcaps.models.poe.frames import NUMBERS
 
-__all__ = ["EXAMPLES", "CapsuleDecoder", "decoder_coupling", "paper_update"]
-
-EXAMPLES = 256
-"""Poses of training images that are kept of each capsule, at most."""
+__all__ = ["CapsuleDecoder", "axis_products", "decoder_coupling", "paper_update"]
 
 
 def _votes(x: Tensor, U: Tensor) -> Tensor:
@@ -93,6 +96,21 @@ def _spread(e: Tensor, z: Tensor) -> Tensor:
     return (e.unsqueeze(-1) * z.unsqueeze(1)).transpose(0, 1).flatten(2)
 
 
+def axis_products(x: Tensor, axes: Tensor) -> Tensor:
+    """Return the products of every two coordinates of capsules along their principal axes, and the squares.
+
+    Args:
+        x: Hidden capsules [b j k].
+        axes: A [j k q].
+
+    Returns:
+        [b j q (q + 1) / 2]; 0 where x_j is 0.
+    """
+    y = torch.einsum("bjk,jkq->bjq", x, axes)
+    (one, other) = torch.triu_indices(axes.shape[2], axes.shape[2], device=x.device)
+    return y[..., one] * y[..., other]
+
+
 def _fill_left_out(module: nn.Module, state: dict[str, Tensor], prefix: str, *_: object) -> None:
     """Load zeros for the sums of the normal equations if a model that was given away has no rows of them."""
     for name in ("gram", "cross"):
@@ -115,6 +133,7 @@ class CapsuleDecoder(nn.Module):
     """
 
     intercept: Tensor
+    axes: Tensor | None
     gram: Tensor
     cross: Tensor
     weight: Tensor
@@ -140,8 +159,13 @@ class CapsuleDecoder(nn.Module):
         # U and the intercept: what decodes
         self.U = nn.Parameter(torch.randn(capsules, children, child_dimension, dimension) * 0.1)
         self.register_buffer("intercept", torch.zeros(children, child_dimension))
+        # What a quadratic decoder has beside these: Q, and the axes whose products it decodes
+        q = config.curvature
+        products = q * (q + 1) // 2
+        self.Q = nn.Parameter(torch.zeros(capsules, children, child_dimension, products)) if q else None
+        self.register_buffer("axes", torch.eye(dimension)[:, :q].repeat(capsules, 1, 1) if q else None)
         # Sums of the normal equations, with one row for the intercept
-        rows = capsules * dimension + 1
+        rows = capsules * (dimension + products) + 1
         columns = children * child_dimension if config.rule in ("least squares", "refined") else 0
         self.register_buffer("gram", torch.zeros(rows, rows, dtype=torch.float64))
         self.register_buffer("cross", torch.zeros(rows, columns, dtype=torch.float64))
@@ -149,10 +173,10 @@ class CapsuleDecoder(nn.Module):
         self.register_buffer("weight", torch.zeros(capsules, dtype=torch.float64))
         self.register_buffer("first", torch.zeros(capsules, dimension, dtype=torch.float64))
         self.register_buffer("second", torch.zeros(capsules, dimension, dimension, dtype=torch.float64))
-        self.register_buffer("examples", torch.zeros(capsules, EXAMPLES, dimension))
+        self.register_buffer("examples", torch.zeros(capsules, config.examples, dimension))
         self.register_buffer("kept", torch.zeros(capsules, dtype=torch.int64))
         # Beside each of these poses the numbers of its image's frame
-        self.register_buffer("example_frames", torch.zeros(capsules, EXAMPLES, NUMBERS) if frames else None)
+        self.register_buffer("example_frames", torch.zeros(capsules, config.examples, NUMBERS) if frames else None)
         self.register_load_state_dict_pre_hook(_fill_left_out)  # type: ignore[no-untyped-call]
 
     def forward(self, pose: Tensor) -> Tensor:
@@ -160,7 +184,29 @@ class CapsuleDecoder(nn.Module):
         if self.config.rule == "paper":
             votes = _votes(pose, self.U)  # [b j i d]
             return (decoder_coupling(pose, self.U, votes=votes).unsqueeze(-1) * votes).sum(1) + self.intercept
-        return torch.einsum("jidk,bjk->bid", self.U, pose) + self.intercept
+        drawn = torch.einsum("jidk,bjk->bid", self.U, pose) + self.intercept
+        if self.Q is None or self.axes is None:
+            return drawn
+        return drawn + torch.einsum("jidp,bjp->bid", self.Q, axis_products(pose, self.axes))
+
+    def code(self, pose: Tensor) -> Tensor:
+        """Return what is decoded of capsules [b j k], a row an image: [b (j k) + (j p)], p the products of axes."""
+        if self.axes is None:
+            return pose.flatten(1)
+        return torch.cat([pose.flatten(1), axis_products(pose, self.axes).flatten(1)], 1)
+
+    @torch.no_grad()
+    def set_weights(self, weights: Tensor) -> None:
+        """Set the decoder by rows [(j k) + (j p) + 1, (i d)], one for each number of `code` and one for the intercept.
+
+        Args:
+            weights: In the order of `code`; the last row is the intercept.
+        """
+        j, i, d, k = self.U.shape
+        self.U.copy_(weights[: j * k].view(j, k, i, d).permute(0, 2, 3, 1))
+        if self.Q is not None:
+            self.Q.copy_(weights[j * k : -1].view(j, -1, i, d).permute(0, 2, 3, 1))
+        self.intercept.copy_(weights[-1].view(i, d))
 
     def store_poses(self, z: Tensor, taken: Tensor, frames: Tensor | None = None) -> None:
         """Store the first poses of the images that each capsule takes part in.
@@ -171,11 +217,21 @@ class CapsuleDecoder(nn.Module):
             frames: Numbers of the images' frames [n 4], if the model has frames.
         """
         for j in range(len(self.kept)):
-            own = z[taken[:, j], j][:EXAMPLES]  # [n k]
+            own = z[taken[:, j], j][: self.config.examples]  # [n k]
             self.examples[j, : len(own)] = own
             self.kept[j] = len(own)
             if self.example_frames is not None and frames is not None:
-                self.example_frames[j, : len(own)] = frames[taken[:, j]][:EXAMPLES]
+                self.example_frames[j, : len(own)] = frames[taken[:, j]][: self.config.examples]
+
+    def fit_axes(self) -> None:
+        """Fit the axes whose products are decoded to the stored poses: their principal ones, the widest first."""
+        if self.axes is None:
+            return
+        for j in range(len(self.kept)):
+            x = hidden(self.examples_of(j).double(), slab=self.slab)  # [n k]
+            away = x - x.mean(0)
+            widest = torch.linalg.eigh(away.T @ away).eigenvectors.flip(1)  # [k k]
+            self.axes[j] = widest[:, : self.config.curvature]
 
     def examples_of(self, j: int) -> Tensor:
         """Return the poses [n k] stored of capsule j; a single 0 if it took part in no image."""

@@ -160,7 +160,7 @@ class PoE(Model):
         self,
         capsule: int | Sequence[int],
         n: int = 8,
-        domain: Literal["empirical", "gaussian", "complete", "restricted"] = "empirical",
+        domain: Literal["empirical", "mixture", "gaussian", "complete", "restricted"] = "empirical",
         seed: int = 0,
     ) -> Tensor:
         """Draw images of one capsule, or of several together; the other capsules are 0.
@@ -171,8 +171,9 @@ class PoE(Model):
             domain: Where z_j comes from. "complete": N(0, 1) in every direction, as in figure 2 (a, c). "restricted":
                 the same on the half that training visited, as in figure 2 (b, d). "empirical": near stored
                 z_j of training images that capsule j won, from a normal distribution with the mean and the covariance
-                of sixteen that are near to each other (`utils.random.resample_near`). "gaussian": a normal distribution
-                with the mean and the covariance of all of them. See `pose_sampling.sample_poses` for capsules with a
+                of sixteen that are near to each other (`utils.random.resample_near`). "mixture": a mixture of at
+                most eight Gaussians, fitted to them (`math.mixture`). "gaussian": a normal distribution with the mean
+                and the covariance of all of them. See `pose_sampling.sample_poses` for capsules with a
                 slab.
             seed: Sample m of capsule j is a function of (seed, j, m).
 

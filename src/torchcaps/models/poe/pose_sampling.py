@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from torchcaps.errors import RecipeError, suggestion
+from torchcaps.math.mixture import fit_mixture, sample_mixture
 from torchcaps.models.poe.decoder import CapsuleDecoder
 from torchcaps.models.poe.energy import hidden, split
 from torchcaps.models.poe.frames import Frame
@@ -13,7 +14,10 @@ from torchcaps.utils.random import normal, resample, resample_near
 
 __all__ = ["DOMAINS", "check_domain", "interpolate_poses", "sample_frames", "sample_poses", "sweep_poses"]
 
-DOMAINS = ("empirical", "gaussian", "complete", "restricted")
+DOMAINS = ("empirical", "mixture", "gaussian", "complete", "restricted")
+
+_JOINT = ("empirical", "mixture")
+"""Domains in which the frame is sampled together with the pose."""
 
 _TURNED = 0.2
 """Mean orientations shorter than this say nothing about which half of the sphere was visited."""
@@ -22,8 +26,8 @@ _TURNED = 0.2
 def sample_poses(decoder: CapsuleDecoder, j: int, n: int, domain: str, seed: int) -> Tensor:
     """Sample poses of a capsule from a domain; sample m is a function of (seed, j, m).
 
-    "empirical" draws z near stored poses (`utils.random.resample_near`), "gaussian" from a normal distribution with the
-    mean and the covariance of all.
+    "empirical" draws z near stored poses (`utils.random.resample_near`), "mixture" from a mixture of at most eight
+    Gaussians that is fitted to them, "gaussian" from a normal distribution with the mean and the covariance of all.
     "complete" is z ~ N(0, 1). Of a capsule with a slab it is a direction uniform on S^m, as long as the mean of s, and
     N(0, 1) in R^n, where each slab is measured from its mean in its own deviations: in coordinates whose covariance
     over training is 1. "restricted" mirrors the direction onto the half that training visited.
@@ -43,9 +47,9 @@ def sample_poses(decoder: CapsuleDecoder, j: int, n: int, domain: str, seed: int
     """
     check_domain(domain)
     which = torch.arange(n)
-    # Near training poses
-    if domain == "empirical":
-        return _hide(decoder, _resampled(decoder, j, n, seed)[:, : decoder.first.shape[1]])
+    # Near training poses, or like them
+    if domain in _JOINT:
+        return _hide(decoder, _with_frames(decoder, j, n, domain, seed)[:, : decoder.first.shape[1]])
     # Or a standard normal
     z = normal(seed, j, which, count=decoder.first.shape[1], dtype=torch.float64)  # [n k]
     if domain == "gaussian":
@@ -74,27 +78,31 @@ def sample_frames(decoder: CapsuleDecoder, j: int, n: int, domain: str, seed: in
         decoder: Holds the frames that go with each capsule's poses.
         j: Number of the capsule.
         n: How many frames.
-        domain: "empirical": with the pose, near a stored pose and its frame. Else a normal distribution with the
-            mean and the covariance of the stored frames.
+        domain: "empirical": with the pose, near a stored pose and its frame. "mixture": with the pose, from a mixture
+            of Gaussians of poses and frames. Else a normal distribution with the mean and the covariance of the stored
+            frames.
         seed: Of the samples.
 
     Returns:
         n frames.
     """
     check_domain(domain)
-    if domain == "empirical":
-        numbers = _resampled(decoder, j, n, seed)[:, decoder.first.shape[1] :]
+    if domain in _JOINT:
+        numbers = _with_frames(decoder, j, n, domain, seed)[:, decoder.first.shape[1] :]
     else:
         numbers = resample(decoder.frames_of(j), seed, j, torch.arange(n), 0, breadth=1.0)
     return Frame.of_numbers(numbers.to(decoder.U.dtype))
 
 
-def _resampled(decoder: CapsuleDecoder, j: int, n: int, seed: int) -> Tensor:
-    """Draw poses [n k] near stored ones, or where there are frames, poses with their frames [n k + 4]."""
+def _with_frames(decoder: CapsuleDecoder, j: int, n: int, domain: str, seed: int) -> Tensor:
+    """Draw poses [n k] like the stored ones, or where there are frames, poses with their frames [n k + 4]."""
     stored = decoder.examples_of(j)
     if decoder.example_frames is not None:
         stored = torch.cat([stored, decoder.frames_of(j)], -1)
-    return resample_near(stored, seed, j, torch.arange(n))
+    which = torch.arange(n)
+    if domain == "empirical":
+        return resample_near(stored, seed, j, which)
+    return sample_mixture(fit_mixture(stored), seed, j, which)
 
 
 def _hide(decoder: CapsuleDecoder, z: Tensor) -> Tensor:

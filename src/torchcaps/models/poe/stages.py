@@ -10,7 +10,7 @@ from torch.nn.functional import binary_cross_entropy
 
 from torchcaps.math.pixels import to_float
 from torchcaps.models.base import Model
-from torchcaps.models.poe.decoder import EXAMPLES, CapsuleDecoder, decoder_coupling, paper_update
+from torchcaps.models.poe.decoder import CapsuleDecoder, decoder_coupling, paper_update
 from torchcaps.models.poe.encoder import CapsuleEnergy, CapsuleState, SampleDraws
 from torchcaps.models.poe.frames import Frame, into_frame
 from torchcaps.types import Batch
@@ -139,7 +139,7 @@ class DecoderStage(Model):
     def prepare(self, images: Tensor) -> None:
         """Store poses of evenly spaced images, enough for an average capsule to find as many as it may store."""
         self._images = images
-        some = _evenly(images, EXAMPLES * len(self.decoder.kept))
+        some = _evenly(images, self.decoder.config.examples * len(self.decoder.kept))
         chunks = [to_float(chunk) for chunk in torch.split(some, CHUNK)]
         frames = None if self._frames is None else torch.cat([self._frames(chunk).numbers for chunk in chunks])
         self.store_features([self._features(chunk) for chunk in chunks], frames)
@@ -151,6 +151,7 @@ class DecoderStage(Model):
         states = [energy.infer(energy.visible(chunk)) for chunk in features]
         z = torch.cat([s.z for s in states])
         self.decoder.store_poses(z, torch.cat([_takes_part(s) for s in states]), frames)
+        self.decoder.fit_axes()
 
     def objective(self, batch: Batch, step: int) -> dict[str, Tensor]:
         """Return the loss of the decoder's rule; gather sums on the way."""
@@ -212,8 +213,8 @@ class DecoderStage(Model):
 
     def _least_squares(self, pose: Tensor, features: Tensor, images: Tensor) -> dict[str, Tensor]:
         """Sums for the normal equations; the loss reported is the variance of the features."""
-        code = torch.cat([pose.flatten(1), pose.new_ones(len(pose), 1)], 1).double()  # [b (j k) + 1]
         d = self.decoder
+        code = torch.cat([d.code(pose), pose.new_ones(len(pose), 1)], 1).double()  # [b (j k) + (j p) + 1]
         # Means over the batch, so that the share of each process counts the same
         d.gram.add_(mean_over_processes(code.T @ code / len(code)))
         d.cross.add_(mean_over_processes(code.T @ features.flatten(1).double() / len(code)))
@@ -245,7 +246,8 @@ class DecoderStage(Model):
     def _solve(self) -> None:
         """Set U and the intercept by the sums gathered so far."""
         d = self.decoder
-        d.U.data.copy_(_solve(d.gram, d.cross, d.config.ridge, d.U.shape, d.intercept))
+        j, _, _, k = d.U.shape
+        d.set_weights(_solve(d.gram, d.cross, d.config.ridge, j * k))
 
 
 def _evenly(images: Tensor, count: int) -> Tensor:
@@ -258,16 +260,13 @@ def _takes_part(state: CapsuleState) -> Tensor:
     return state.z.new_ones(state.z.shape[:2]).bool() if state.gate is None else state.gate > 0.5
 
 
-def _solve(gram: Tensor, cross: Tensor, ridge: float, shape: torch.Size, intercept: Tensor) -> Tensor:
-    """U [j i d k] from the normal equations with a ridge on all but the intercept, which is written in place."""
-    # A ridge relative to the mean square of a code's numbers; the intercept has none
-    j, i, d, k = shape
-    weights = torch.ones(len(gram), dtype=gram.dtype)
-    weights[-1] = 0
-    power = gram.diagonal()[:-1].mean().clamp_min(torch.finfo(torch.float32).tiny)
+def _solve(gram: Tensor, cross: Tensor, ridge: float, poses: int) -> Tensor:
+    """Solve the normal equations with a ridge on all but the intercept, the last row; the first `poses` are poses."""
+    # Relative to the mean square of poses and to that of products, which are smaller
+    power = gram.diagonal()
+    weights = torch.zeros_like(power)
+    for rows in (slice(0, poses), slice(poses, -1)):
+        if len(power[rows]):
+            weights[rows] = ridge * power[rows].mean().clamp_min(torch.finfo(torch.float32).tiny)
     # gelsd (SVD) and not Cholesky: capsules that never win make the Gram matrix all but singular
-    solution = torch.linalg.lstsq(gram + torch.diag(ridge * power * weights), cross, driver="gelsd").solution
-    # The last row is the intercept, the others are U
-    intercept.copy_(solution[-1].view(i, d))
-    U: Tensor = solution[:-1].view(j, k, i, d).permute(0, 2, 3, 1)
-    return U
+    return torch.linalg.lstsq(gram + torch.diag(weights), cross, driver="gelsd").solution

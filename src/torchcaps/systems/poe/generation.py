@@ -42,7 +42,7 @@ __all__ = [
     "wins",
 ]
 
-Domain = Literal["empirical", "gaussian", "complete", "restricted"]
+Domain = Literal["empirical", "mixture", "gaussian", "complete", "restricted"]
 """Where single capsules are sampled: see `PoE.sample`."""
 
 Half = Literal["left", "right", "top", "bottom"]

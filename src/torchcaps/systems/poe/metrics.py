@@ -5,9 +5,9 @@ between rows is a difference between capsules. Metrics, where j counts capsules 
 
     confident_fraction, classes_covered, consistency   of 50 samples of each single capsule, as a reference classifier
                      judges them ("empirical" poses; all J capsules count, unused ones too); see `sample_confidence`
-    gaussian_confident, gaussian_consistency   the same of samples without kept poses, from a normal distribution with
-                     each capsule's mean and covariance; and restricted_confident, complete_confident from N(0, 1) on
-                     the paper's domains
+    mixture_confident, mixture_consistency   the same of samples without kept poses, from a mixture of eight Gaussians
+                     a capsule; gaussian_confident, gaussian_consistency from one with each capsule's mean and
+                     covariance; and restricted_confident, complete_confident from N(0, 1) on the paper's domains
     argmax_nmi, purity   of the capsule that wins an image, against the image's class
     accuracy         with as many capsules as classes: capsules matched to classes one to one
     cka              mean over pairs of capsules, of poses without the gate: each one's own view of every image
@@ -18,7 +18,8 @@ between rows is a difference between capsules. Metrics, where j counts capsules 
     frechet          between all samples and as many test images (fewer of both if there are not as many)
     capsules_used    capsules that win a tenth of an even share or more
 
-Baselines and the random W are fitted to at most 5,000 training images, and the probes learn from as many.
+Baselines and the random W are fitted to at most 5,000 training images, and the probes learn from as many. Baselines
+that group images are fitted to 20,000, about as many as capsules store poses of.
 """
 
 from __future__ import annotations
@@ -72,6 +73,8 @@ IMAGES = 2000
 """Test images measured, unless told otherwise."""
 FITTED = 5000
 """Training images that controls and probes are fitted to, at most."""
+GROUPED = 20_000
+"""Training images that baselines which group images are fitted to, at most."""
 SAMPLES = 50
 """Images drawn of each capsule."""
 CKA_IMAGES = 1000
@@ -227,6 +230,7 @@ class EvaluationData:
         reference: The classifier that judges samples.
         fitted: [n i d] features of training images, which controls and probes are fitted to.
         fitted_labels: [n] their labels.
+        grouped: [g i d] features of more training images, which baselines that group images are fitted to.
         features: [m i d] features of test images.
         labels: [m] their labels.
         images: [m c h w] the test images.
@@ -234,13 +238,15 @@ class EvaluationData:
         autoencoder_mse: Pixel error of the images that are drawn from `features`.
         trained_on: How many images the run was trained on.
         frames: Of the test images, None if the model has none.
-        fitted_frames: [n 4] numbers of the frames of the training images, None if the model has none.
+        fitted_frames: [n 4] numbers of the frames of the images in `fitted`, None if the model has none.
+        grouped_frames: [g 4] those of the images in `grouped`, None if the model has none.
     """
 
     model: PoE
     reference: CNN
     fitted: Tensor
     fitted_labels: Tensor
+    grouped: Tensor
     features: Tensor
     labels: Tensor
     images: Tensor
@@ -249,6 +255,7 @@ class EvaluationData:
     trained_on: int
     frames: Frame | None = None
     fitted_frames: Tensor | None = None
+    grouped_frames: Tensor | None = None
 
 
 @torch.no_grad()
@@ -264,6 +271,7 @@ def build_evaluation_data(model: PoE, splits: Splits, reference: CNN, images: in
     model.eval()
     # Training images to fit to, test images to measure on, and as many real images as samples.
     train = _first_in_fixed_order(splits.train, FITTED)
+    grouped = _first_in_fixed_order(splits.train, GROUPED)
     test = _first_in_fixed_order(splits.test, images)
     real = _first_in_fixed_order(splits.test, model.capsules * SAMPLES).model_input()
     pixels = test.model_input()
@@ -274,6 +282,7 @@ def build_evaluation_data(model: PoE, splits: Splits, reference: CNN, images: in
         reference=reference,
         fitted=_features(model, train),
         fitted_labels=train.labels,
+        grouped=_features(model, grouped),
         features=features,
         labels=test.labels,
         images=pixels,
@@ -281,7 +290,8 @@ def build_evaluation_data(model: PoE, splits: Splits, reference: CNN, images: in
         autoencoder_mse=_pixel_error(model, features, pixels, frames),
         trained_on=len(splits.train),
         frames=frames,
-        fitted_frames=find_frame(train.model_input()).numbers if model.framed else None,
+        fitted_frames=_frame_numbers(model, train),
+        grouped_frames=_frame_numbers(model, grouped),
     )
 
 
@@ -338,11 +348,13 @@ def _other_domains(encoder: Encoder, data: EvaluationData) -> dict[str, float]:
     if not isinstance(encoder, PoEEncoder):
         return {}
     found = {}
-    for domain in ("gaussian", "restricted", "complete"):
+    for domain in ("mixture", "gaussian", "restricted", "complete"):
         samples = encoder.samples_from(domain, SAMPLES, seed=0)  # [j n c h w]
         verdicts = reference_probabilities(data.reference, samples.flatten(0, 1)).view(*samples.shape[:2], -1)
         found[domain] = sample_confidence(verdicts)
     return {
+        "mixture_confident": found["mixture"]["confident_fraction"],
+        "mixture_consistency": found["mixture"]["consistency"],
         "gaussian_confident": found["gaussian"]["confident_fraction"],
         "gaussian_consistency": found["gaussian"]["consistency"],
         "restricted_confident": found["restricted"]["confident_fraction"],
@@ -401,12 +413,13 @@ def run_and_controls(recipe: Recipe, folder: Path, data: EvaluationData, names: 
 def _variant(recipe: Recipe, name: str, images: int) -> Recipe:
     """Return the run's recipe with another energy: "offset only" is centered, "paper" is Algorithm 1 as printed.
 
-    Both have the paper's capsule, without a slab.
+    Both have the paper's capsule, without a slab, and its linear decoder.
 
     "paper" has the paper's own optimizer. All J capsules are soon the same there and answer together, so that a step
     counts J times: with the rate that suits capsules in competition, 2, the first dozen steps overshoot. It gets 1 / J.
     """
     model = cast(PoEConfig, recipe.model)
+    model = replace(model, decoder=replace(model.decoder, curvature=0))
     capsules = stage_of(recipe, "capsules")
     decoder = stage_of(recipe, "decoder")
     # Shorter than the run, since controls converge early.
@@ -482,17 +495,19 @@ def _fit_baseline(name: str, data: EvaluationData, seed: int) -> Encoder:
     """Fit a baseline to the features of the capsules, grouped by those that rank these, and give it the frames."""
     model = data.model
     fit = BASELINES[name]
-    f = data.fitted
+    groups = name in GROUPING
+    f = data.grouped if groups else data.fitted
+    frames = data.grouped_frames if groups else data.fitted_frames
     # Edges group images but are not drawn.
     seen = model.energy.ranking * model.config.child_dimension
-    if seen and name not in GROUPING:
+    if seen and not groups:
         f = f[:, : model.decoder.U.shape[1]]
     flat = f.flatten(1)
-    more = {"seen": seen} if seen and name in GROUPING else {}
+    more = {"seen": seen} if seen and groups else {}
     baseline = fit(flat, model.capsules, model.dimension, seed, **more)
     members = baseline.winners(flat) if model.framed else None
-    encoder = _BaselineEncoder(baseline, model, data.fitted_frames, members)
-    return _DrawnOnly(encoder) if seen and name not in GROUPING else encoder
+    encoder = _BaselineEncoder(baseline, model, frames, members)
+    return _DrawnOnly(encoder) if seen and not groups else encoder
 
 
 def _first_in_fixed_order(data: Dataset, count: int) -> Dataset:
@@ -509,6 +524,14 @@ def _features(model: PoE, data: Dataset) -> Tensor:
     """[n i d] of all images."""
     chunks = progress(torch.split(torch.arange(len(data)), CHUNK), "computing features")
     return torch.cat([model.features(data.model_input(rows)) for rows in chunks])
+
+
+def _frame_numbers(model: PoE, data: Dataset) -> Tensor | None:
+    """[n 4] numbers of the frames of all images, None if the model has no frames."""
+    if not model.framed:
+        return None
+    chunks = torch.split(torch.arange(len(data)), CHUNK)
+    return torch.cat([find_frame(data.model_input(rows)).numbers for rows in chunks])
 
 
 def _pixel_error(model: PoE, features: Tensor, images: Tensor, frames: Frame | None) -> float:

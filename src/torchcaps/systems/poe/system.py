@@ -55,6 +55,8 @@ class PoESystem(System):
         Metric("confident_fraction", "higher"),
         Metric("classes_covered", "higher", "count"),
         Metric("consistency", "higher"),
+        Metric("mixture_confident", "higher"),
+        Metric("mixture_consistency", "higher"),
         Metric("gaussian_confident", "higher"),
         Metric("gaussian_consistency", "higher"),
         Metric("restricted_confident", "higher"),

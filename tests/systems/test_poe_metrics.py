@@ -28,8 +28,8 @@ from torchcaps.types import ImageSpec
 
 METRICS = [
     "confident_fraction", "classes_covered", "consistency", "mixture_confident", "mixture_consistency",
-    "gaussian_confident", "gaussian_consistency", "restricted_confident", "complete_confident", "argmax_nmi", "purity", "cka", "bottleneck_mse", "tied_mse",
-    "autoencoder_mse", "knn", "linear_probe", "frechet", "capsules_used",
+    "gaussian_confident", "gaussian_consistency", "restricted_confident", "complete_confident", "argmax_nmi", "purity",
+    "cka", "bottleneck_mse", "tied_mse", "autoencoder_mse", "knn", "linear_probe", "frechet", "capsules_used",
 ]  # fmt: skip
 CAPSULES_ONLY = {
     "tied_mse",

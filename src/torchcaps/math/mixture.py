@@ -104,4 +104,5 @@ def _log_joint(mixture: Mixture, x: Tensor) -> Tensor:
     unit = torch.linalg.solve_triangular(mixture.root, away, upper=False)
     log_volume = mixture.root.diagonal(dim1=-2, dim2=-1).log().sum(-1)  # [c]
     log_normal = -0.5 * unit.square().sum(1) - log_volume.unsqueeze(-1) - 0.5 * x.shape[1] * LOG_2PI  # [c n]
-    return (mixture.weight.log().unsqueeze(-1) + log_normal).T
+    joint: Tensor = mixture.weight.log().unsqueeze(-1) + log_normal
+    return joint.T

@@ -269,4 +269,5 @@ def _solve(gram: Tensor, cross: Tensor, ridge: float, poses: int) -> Tensor:
         if len(power[rows]):
             weights[rows] = ridge * power[rows].mean().clamp_min(torch.finfo(torch.float32).tiny)
     # gelsd (SVD) and not Cholesky: capsules that never win make the Gram matrix all but singular
-    return torch.linalg.lstsq(gram + torch.diag(weights), cross, driver="gelsd").solution
+    solution: Tensor = torch.linalg.lstsq(gram + torch.diag(weights), cross, driver="gelsd").solution
+    return solution

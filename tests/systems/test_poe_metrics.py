@@ -258,6 +258,27 @@ def test_images_bounds_what_is_measured_and_the_sample_is_fixed(run_folders, mea
         evaluate_runs([run_folders / "s0"], images=0)
 
 
+def test_baselines_that_group_images_are_fitted_to_more_of_them(measured, monkeypatch):
+    monkeypatch.setattr(poe_metrics, "FITTED", 60)
+    monkeypatch.setattr(poe_metrics, "GROUPED", 200)
+    data = build_evaluation_data(measured.model, experts().data.load(), measured.reference)
+    assert (len(data.fitted), len(data.grouped)) == (60, 200)
+    assert torch.equal(data.grouped[:60], data.fitted)  # the same order of images
+    rows = {}
+    for name in ("PCA", "local PCA"):
+        encoder = poe_metrics._fit_baseline(name, data, 0)
+        rows[name] = encoder.baseline
+    torch.testing.assert_close(rows["PCA"].mean, data.fitted.flatten(1).mean(0))
+    assert sum(len(own) for own in rows["local PCA"].scores) == 200
+
+
+def test_the_printed_algorithm_keeps_its_linear_decoder_beside_a_run_with_a_quadratic_one():
+    recipe = experts()
+    curved = replace(recipe, model=replace(recipe.model, decoder=replace(recipe.model.decoder, curvature=2)))
+    for name in TRAINED:
+        assert poe_metrics._variant(curved, name, 256).model.decoder.curvature == 0
+
+
 def test_names_of_controls_are_checked_before_any_work(monkeypatch, run_folders):
     assert (
         SYSTEMS["poe"].select_controls(None) == CONTROLS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -13,15 +13,18 @@ import activation_statistics
 import early_training_table
 import em_free_energy
 import held_out_instances
+import poe_decoders
 import poe_likelihood
 import validation_table
 from support.easy_images import easy
 from support.tiny_recipe import tiny
 from torchcaps.config import from_dict
 from torchcaps.data import Dataset
+from torchcaps.evaluate.reference_classifier import reference_features
+from torchcaps.models import CNN, CNNConfig, PoE
 from torchcaps.routing import EM
 from torchcaps.train import load_run, train
-from torchcaps.train.recipe import Recipe
+from torchcaps.train.recipe import Recipe, recipe_of
 from torchcaps.types import ImageSpec
 
 
@@ -116,3 +119,33 @@ def test_runs_are_compared_on_what_they_hold_out(tmp_path, monkeypatch):
         ("train.ema_decay = 0.5; weights of the last step", "1"),
     ]
     assert all(0 <= float(row[2]) <= 100 for row in rows[1:])
+
+
+def test_decoders_are_compared_on_the_same_capsules_beside_local_pca(tmp_path, monkeypatch):
+    monkeypatch.setattr(poe_decoders, "SAMPLES", 6)
+    recipe = recipe_of(
+        {
+            "name": "framed",
+            "data": {"name": "glyphs", "train": 256, "test": 64, "size": 16},
+            "model": {
+                "name": "poe", "capsules": 4, "dimension": 4, "child_dimension": 4,
+                "autoencoder": {"channels": [8, 8], "kernel": 5},
+                "children": "edges", "frames": "moments", "energy": {"ramp": 10, "loosen": 20},
+            },
+            "train": {"epochs": 3.0, "batch": 32},
+            "optimizer": {"lr": 0.01},
+        }
+    )  # fmt: skip
+    splits = recipe.data.load()
+    model = cast(PoE, train(recipe, tmp_path / "run", quiet=True).model)
+    judge = CNN(CNNConfig(widths=(4,), hidden=(6,)), splits.train.spec).eval()
+    images = splits.test.model_input()
+    data = poe_decoders.HeldOut(model.eval(), splits.train, images, judge, reference_features(judge, images[:24]))
+    rows = [poe_decoders.measure_capsules(data, curvature, 16) for curvature in (0, 4)]
+    rows += [poe_decoders.measure_local_pca(data, curvature, 200) for curvature in (0, 4)]
+    # Products explain more of the images than poses alone, for capsules and for local PCA
+    errors = [row.numbers["mse"] for row in rows]
+    assert errors[1] < errors[0] and all(math.isfinite(x) for row in rows for x in row.numbers.values())
+    table = poe_decoders.table([rows, rows])
+    assert table[0][:2] == ["row", "mse"] and len(table) == 5 and len({len(line) for line in table}) == 1
+    assert table[1][1] == f"{errors[0]:.5f}" and table[3][-1] == "-"

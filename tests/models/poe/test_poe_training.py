@@ -48,7 +48,7 @@ TABLES: dict[str, Any] = {
     "stages": {"capsules": {"optimizer": {"name": "SGD", "lr": 0.05, "options": {"momentum": 0.9}}}},
 }  # fmt: skip
 RUNS: dict[str, dict[str, Any]] = {
-    "least-squares": {"energy": {"magnitudes": "bernoulli"}},
+    "least-squares": {"energy": {"magnitudes": "bernoulli"}, "decoder": {"curvature": 2, "examples": 32}},
     "gradient": {
         "energy": {
             "chain": "persistent", "magnitudes": "bernoulli", "steps": 2, "gradient": "autograd",

@@ -10,6 +10,11 @@ from torchcaps.evaluate.results import versions
 ROOT = Path(__file__).parents[1]
 
 
+def result_path(name: str) -> Path:
+    """Return the path of a study's file."""
+    return ROOT / "results" / f"lab-{name}.json"
+
+
 def write_rows(name: str, rows: list[list[str]], **more: object) -> Path:
     """Write and print a table.
 
@@ -21,7 +26,7 @@ def write_rows(name: str, rows: list[list[str]], **more: object) -> Path:
     Returns:
         The path of the file.
     """
-    path = ROOT / "results" / f"lab-{name}.json"
+    path = result_path(name)
     path.write_text(json.dumps({"rows": rows, **more, "versions": versions()}, indent=2) + "\n")
     print(path.relative_to(ROOT), *(" | ".join(row) for row in rows), sep="\n")
     return path

@@ -4,19 +4,21 @@
 
 A row for each setting, named after what it changes in the first one; a column for each held-out instance
 (`data.aside`) with the mean error of its seeds, and the mean of all. Runs with averaged weights have a second row, of
-the weights of the last step. Unfinished runs are left out. Written to results/lab-NAME.json.
+the weights of the last step. Unfinished runs are left out. Written to results/lab-NAME.json; what that file knows of
+other runs with the same reference settings stays, since folders of runs may be gone.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
 from typing import NamedTuple
 
 from early_training_table import difference, settings_of
-from lab_result import write_rows
+from lab_result import result_path, write_rows
 from torchcaps.data import Dataset
 from torchcaps.evaluate.classification import classification
 from torchcaps.models import Model
@@ -67,6 +69,17 @@ def judge(folder: Path, setting: str, data: dict[object, Dataset]) -> list[Judge
     return found if last is None else [*found, judged(last, f"{setting}; weights of the last step")]
 
 
+def stored(name: str, reference: dict[str, object]) -> list[Judged]:
+    """Return the errors in the file of a table; none if it has another reference."""
+    path = result_path(name)
+    if not path.exists():
+        return []
+    file = json.loads(path.read_text())
+    if file.get("usual") != json.loads(json.dumps(reference)):
+        return []
+    return [Judged(**error) for error in file["errors"]]
+
+
 def main(words: Sequence[str] | None = None) -> None:
     """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -88,6 +101,9 @@ def main(words: Sequence[str] | None = None) -> None:
         for folder in folders
         for one in judge(folder, difference(compared(folder), reference) or "as the first", data)
     ]
+    measured = {(one.setting, one.instance, one.seed) for one in found}
+    earlier = stored(arguments.name, reference)
+    found += [one for one in earlier if (one.setting, one.instance, one.seed) not in measured]
     # One row a setting, in the order of the runs; a cell is the mean over seeds.
     instances = sorted({one.instance for one in found})
     rows = [["setting", *(f"instance {instance}" for instance in instances), "validation error (%)", "runs"]]

@@ -119,6 +119,12 @@ def test_runs_are_compared_on_what_they_hold_out(tmp_path, monkeypatch):
         ("train.ema_decay = 0.5; weights of the last step", "1"),
     ]
     assert all(0 <= float(row[2]) <= 100 for row in rows[1:])
+    # A table made again without a run's folder keeps its error; one with another reference does not
+    validation_table.main(["choice", str(tmp_path / "a-1"), str(tmp_path / "a-0")])
+    again = json.loads((tmp_path / "results" / "lab-choice.json").read_text())["rows"]
+    assert sorted(again) == sorted(rows)
+    validation_table.main(["choice", str(tmp_path / "b-0")])
+    assert len(json.loads((tmp_path / "results" / "lab-choice.json").read_text())["rows"]) == 3
 
 
 def test_decoders_are_compared_on_the_same_capsules_beside_local_pca(tmp_path, monkeypatch):

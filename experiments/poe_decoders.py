@@ -4,8 +4,9 @@
     python experiments/poe_decoders.py runs/poe-held-0 runs/poe-held-1 runs/poe-held-2
 
 Capsules stay as they are; U, Q and the stored poses are fitted again for every row. Local PCA groups the images by
-the same edges, its clusters from one seed; its rows have the axes of its clusters and, where `curvature` is not 0, products of them, too. Numbers
-are means over the runs. Writes results/lab-poe-decoders.json; four minutes a run on an idle core.
+the same edges, its clusters from one seed; its rows have the axes of its clusters and, where `curvature` is not 0,
+products of them, too. Numbers are means over the runs. Writes results/lab-poe-decoders.json; four minutes a run on an
+idle core.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from torchcaps.systems.figure_context import FigureOptions, draw_figure
 from torchcaps.train import TrainedRun, load_run
 from torchcaps.utils.files import write_atomically
 
-SWEPT = 10
+SWEPT = 5
 """The capsule of poe-mnist whose axes are shown: one that draws sevens."""
 PICTURES = Path(__file__).parents[1] / "docs" / "pictures"
 

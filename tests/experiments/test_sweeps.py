@@ -21,7 +21,13 @@ RUNS = [(file, name) for file, sweep in SWEEPS.items() for name in sweep.runs]
 RESULTS = {path.stem: json.loads(path.read_text()) for path in sorted((EXPERIMENTS.parent / "results").glob("*.json"))}
 SCRIPTS = {"em-free-energy", "poe-likelihood"}
 """Results of scripts that train no recipe."""
-OLD = {"capsnet-mnist-small-before", "matrix-smallnorb-brief-before", "matrix-smallnorb-sixty", "poe-fashion-before", "poe-mnist-before"}
+OLD = {
+    "capsnet-mnist-small-before",
+    "matrix-smallnorb-brief-before",
+    "matrix-smallnorb-sixty",
+    "poe-fashion-before",
+    "poe-mnist-before",
+}
 """Results of an earlier state of a recipe, which the lab notebook shows."""
 EVALUATED = [name for name, found in RESULTS.items() if "recipe" in found and name not in SCRIPTS | OLD]
 ATTACKED = [name for name in RESULTS if name.endswith("-attacks")]

@@ -9,7 +9,7 @@ import torch
 from sklearn.mixture import GaussianMixture
 from torch import Tensor
 
-from torchcaps.math.mixture import RIDGE, Mixture, fit_mixture, sample_mixture
+from torchcaps.math.mixture import RIDGE, Mixture, _log_joint, fit_mixture, sample_mixture
 
 
 def points(n: int, k: int, seed: int = 0) -> Tensor:
@@ -32,6 +32,15 @@ def density(x: list[float], mixture: Mixture) -> float:
         power = float(away @ torch.linalg.inv(C) @ away)
         total += float(w) * math.exp(-power / 2) / math.sqrt((2 * math.pi) ** len(x) * float(torch.linalg.det(C)))
     return total
+
+
+def test_the_e_step_weighs_each_component_as_the_formula_does() -> None:
+    """log of the sum over components of w_c N(x_n; mu_c, C_c) [n], with weights that are not equal."""
+    x = two_groups(40)
+    mixture = fit_mixture(x, 2)
+    assert float(mixture.weight.max()) > 0.7
+    wanted = torch.tensor([math.log(density(row, mixture)) for row in x.tolist()], dtype=torch.float64)
+    torch.testing.assert_close(_log_joint(mixture, x).logsumexp(-1), wanted, rtol=1e-5, atol=1e-5)
 
 
 def test_one_component_is_the_mean_and_the_covariance_with_a_ridge() -> None:

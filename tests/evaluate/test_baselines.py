@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 import sys
 
+import numpy as np
 import pytest
 import torch
 
@@ -171,6 +172,21 @@ def test_local_pca_codes_and_rebuild_by_loops():
         assert int((codes[n].abs().sum(-1) > 0).sum()) == 1
         drawn = found.means[j] + sum(score[k] * found.axes[j, k] for k in range(K))
         assert torch.allclose(rebuilt[n], drawn, atol=1e-4)
+
+
+def test_local_pca_with_a_coverage_keeps_the_scores_of_the_rows_that_it_rebuilds_best():
+    f, *_ = planted(60)
+    everything = fit_local_pca(f, J, K, 0)
+    found = fit_local_pca(f, J, K, 0, coverage=0.8)
+    assert bool(everything.covered.all()) and torch.equal(found.axes, everything.axes)
+    winners, rebuilt = found.winners(f), found.rebuild(f)
+    for j in range(J):
+        own = [n for n in range(len(f)) if int(winners[n]) == j]
+        wrong = [float((f[n] - rebuilt[n]).norm() / (f[n] - found.means[j]).norm()) for n in own]
+        best = [n for n, error in zip(own, wrong, strict=True) if error <= np.quantile(wrong, 0.8) + 1e-6]
+        assert [n for n in own if found.covered[n]] == best
+        assert torch.allclose(found.scores[j], found.codes(f)[best, j], atol=1e-4)
+        assert len(best) < len(own)
 
 
 def test_local_pca_samples_scores_near_those_of_its_groups_along_their_axes():

@@ -128,12 +128,13 @@ class LocalPCA:
     """The strongest fair baseline: the K leading axes of each of J k-means clusters, a mixture of Gaussians.
 
     As for capsules in competition, the code of a row is 0 in all groups but the winner; and as theirs, its samples are
-    drawn from the scores of the rows that a group won.
+    drawn from the scores of the rows that a group won, or of those among them that it rebuilds best.
     """
 
     means: Tensor  # [j p]
     axes: Tensor  # [j k p]
     scores: tuple[Tensor, ...]  # [n k] of each group
+    covered: Tensor  # [n] true for the rows that have scores here
     seen: int = 0
 
     def codes(self, f: Tensor) -> Tensor:
@@ -224,8 +225,22 @@ def fit_kmeans_centroid(f: Tensor, capsules: int, dimension: int, seed: int = 0,
     return replace(fit_kmeans(f, capsules, dimension, seed, seen), sigma=0.0)
 
 
-def fit_local_pca(f: Tensor, capsules: int, dimension: int, seed: int = 0, seen: int = 0) -> LocalPCA:
-    """k-means, then PCA of every cluster; an empty cluster is its centroid alone."""
+def fit_local_pca(
+    f: Tensor, capsules: int, dimension: int, seed: int = 0, seen: int = 0, coverage: float = 1.0
+) -> LocalPCA:
+    """k-means, then PCA of every cluster; an empty cluster is its centroid alone.
+
+    Args:
+        f: Rows [n p].
+        capsules: J.
+        dimension: K.
+        seed: Of k-means.
+        seen: How many of the last columns group the rows, 0 = all.
+        coverage: Share of a cluster's rows, those that its axes rebuild best, whose scores samples are drawn from.
+
+    Returns:
+        The means, the axes and the scores.
+    """
     x = _check(f, capsules, dimension)
     found = fit_kmeans(f, capsules, dimension, seed, seen)
     winners = found.winners(x)
@@ -236,12 +251,25 @@ def fit_local_pca(f: Tensor, capsules: int, dimension: int, seed: int = 0, seen:
     # A cluster without rows gets its centroid as its only row.
     clusters = [x[winners == j] if (winners == j).any() else found.centroids[j, None] for j in range(capsules)]
     parts = [_principal(cluster, dimension) for cluster in clusters]
-    # Samples are drawn from these.
-    scores = tuple((cluster - p.mean) @ p.axes.T for cluster, p in zip(clusters, parts, strict=True))
+    # Samples are drawn from the scores of these.
+    kept = [_best_rebuilt(cluster, p, coverage) for cluster, p in zip(clusters, parts, strict=True)]
+    scores = tuple((cluster[k] - p.mean) @ p.axes.T for cluster, p, k in zip(clusters, parts, kept, strict=True))
+    covered = torch.zeros(len(x), dtype=torch.bool)
+    for j, k in enumerate(kept):
+        rows = (winners == j).nonzero().flatten()
+        covered[rows] = k[: len(rows)]
     means = torch.stack([p.mean for p in parts])
     if seen:
         means[:, -seen:] = found.centroids[:, -seen:]
-    return LocalPCA(means, torch.stack([p.axes for p in parts]), scores, seen)
+    return LocalPCA(means, torch.stack([p.axes for p in parts]), scores, covered, seen)
+
+
+def _best_rebuilt(x: Tensor, part: _Axes, coverage: float) -> Tensor:
+    """[n] true for the share `coverage` of the rows x [n p] that mean and axes rebuild best, relative to their size."""
+    away = x - part.mean
+    size = away.square().sum(1).clamp_min(torch.finfo(x.dtype).tiny)
+    explained = (away @ part.axes.T).square().sum(1) / size
+    return explained >= explained.quantile(1 - coverage)
 
 
 def fit_rbm(f: Tensor, capsules: int, dimension: int, seed: int = 0) -> RBM:

@@ -174,14 +174,14 @@ def features_of(images: Tensor) -> Tensor:
 
 
 def stage_of(
-    rule: Any, ridge: float = 1e-3, mode: Any = "competition", curvature: int = 0
+    rule: Any, ridge: float = 1e-3, mode: Any = "competition", curvature: int = 0, coverage: float = 1.0
 ) -> tuple[DecoderStage, CapsuleEnergy]:
     """A stage over a frozen encoder, in float64, where the features are the pixels."""
     torch.manual_seed(0)
     energy = CapsuleEnergy(EnergyConfig(mode, bias_start=0.7), I, J, D, K).double()
     energy.W.data.copy_(normal(I, J, K, D, seed=1))
     energy.fit_offset(features_of(images(40)))
-    decoder = CapsuleDecoder(DecoderConfig(rule, ridge, curvature), I, J, D, K).double()
+    decoder = CapsuleDecoder(DecoderConfig(rule, ridge, curvature, coverage=coverage), I, J, D, K).double()
     return DecoderStage(decoder, energy, features_of, lambda f: ((f + 2) / 4).sigmoid().unsqueeze(1)), energy
 
 
@@ -253,6 +253,36 @@ def test_examples_are_the_first_poses_of_the_images_that_a_capsule_took_part_in(
         own = [z[j] for n, z in enumerate(seen.z) if mode == "offset" or int(energy.winners(seen)[n]) == j]
         assert int(stage.decoder.kept[j]) == len(own)
         near(stage.decoder.examples_of(j).double(), torch.stack(own) if own else torch.zeros(1, K).double())
+
+
+def test_of_a_share_of_its_images_a_capsule_stores_and_measures_those_that_it_supports_most() -> None:
+    """coverage = .7: per capsule, the poses at or above the .3 quantile of its own support, sorted out by a loop."""
+    stage, energy = stage_of("least squares", coverage=0.7)
+    x = images(64)
+    stage.store_features(torch.split(features_of(x), 7))
+    for step, batch in enumerate(batches(x)):
+        stage.objective(batch, step)
+    found = energy.infer(energy.visible(features_of(x)))
+    won = energy.winners(found)
+    support = energy.support(found.x, found.z).detach()
+    left_out = 0
+    for j in range(J):
+        own = [n for n in range(64) if int(won[n]) == j]
+        if not own:
+            assert int(stage.decoder.kept[j]) == 0
+            continue
+        least = np.quantile([float(support[n, j]) for n in own], 0.3)
+        covered = [n for n in own if float(support[n, j]) >= least - 1e-12]
+        left_out += len(own) - len(covered)
+        near(stage.decoder.examples_of(j).double(), found.z[covered, j])
+        near(stage.decoder.pose_mean()[j], found.z[covered, j].mean(0))
+    assert left_out > 10
+
+
+def test_a_coverage_outside_of_0_to_1_is_refused() -> None:
+    for share in (0.0, 1.1):
+        with pytest.raises(RecipeError, match="coverage"):
+            DecoderConfig(coverage=share)
 
 
 def test_no_more_examples_are_kept_than_there_is_room_for() -> None:

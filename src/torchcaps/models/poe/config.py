@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from torchcaps.config import Count, Iterations, NonNegativeFloat, NonNegativeInt, PositiveFloat, Share, Size, check
+from torchcaps.config import (
+    Count,
+    Iterations,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    Range,
+    Share,
+    Size,
+    check,
+)
 from torchcaps.errors import RecipeError
 from torchcaps.models.autoencoder import AutoencoderConfig
 from torchcaps.routing import Dynamic, RouterChoice, router_of
@@ -106,6 +116,8 @@ class DecoderConfig:
         curvature: So many of the widest principal axes of a capsule's poses are decoded by their products, too: a
             quadratic decoder. 0 = a linear one, as in the paper.
         examples: Poses of training images that are stored of each capsule, at most; samples are drawn near these.
+        coverage: Share of a capsule's images that its distribution of poses is measured on and its stored poses are
+            taken from: those that it reconstructs best. The others are often images of another kind. 1 = all.
 
     Raises:
         RecipeError: If a setting is out of range, or the paper's rule is to have products.
@@ -115,6 +127,7 @@ class DecoderConfig:
     ridge: PositiveFloat = 1e-3
     curvature: NonNegativeInt = 0
     examples: Size = 256
+    coverage: Annotated[float, Range(0, 1, open_low=True)] = 1.0
 
     def __post_init__(self) -> None:
         check(self)

@@ -135,6 +135,7 @@ class DecoderStage(Model):
         self._frames = frames
         self.by_gradient = decoder.config.rule != "least squares"
         self._images: Tensor | None = None
+        self._least_support: Tensor | None = None  # [j] below which an image is not covered; None = all are
 
     def prepare(self, images: Tensor) -> None:
         """Store poses of evenly spaced images, enough for an average capsule to find as many as it may store."""
@@ -150,8 +151,22 @@ class DecoderStage(Model):
         (energy,) = self._frozen
         states = [energy.infer(energy.visible(chunk)) for chunk in features]
         z = torch.cat([s.z for s in states])
-        self.decoder.store_poses(z, torch.cat([_takes_part(s) for s in states]), frames)
+        taken = torch.cat([_takes_part(s) for s in states])
+        coverage = self.decoder.config.coverage
+        if coverage < 1:
+            support = torch.cat([energy.support(s.x, s.z) for s in states])
+            self._least_support = _least_support(support, taken, coverage)
+            taken &= support >= self._least_support
+        self.decoder.store_poses(z, taken, frames)
         self.decoder.fit_axes()
+
+    def _covered(self, state: CapsuleState) -> Tensor:
+        """[b j] true where an image counts for the distribution of a capsule's poses."""
+        taken = _takes_part(state)
+        if self._least_support is None:
+            return taken
+        (energy,) = self._frozen
+        return taken & (energy.support(state.x, state.z) >= self._least_support)
 
     def objective(self, batch: Batch, step: int) -> dict[str, Tensor]:
         """Return the loss of the decoder's rule; gather sums on the way."""
@@ -206,7 +221,7 @@ class DecoderStage(Model):
         """Add up means over the batch, of which only ratios are used: first and second moments of each capsule's z."""
         d = self.decoder
         z = state.z.double()
-        weight = _takes_part(state).double()  # [b j]
+        weight = self._covered(state).double()  # [b j]
         d.weight.add_(mean_over_processes(weight.mean(0)))
         d.first.add_(mean_over_processes(torch.einsum("bj,bjk->jk", weight, z) / len(z)))
         d.second.add_(mean_over_processes(torch.einsum("bj,bjk,bjl->jkl", weight, z, z) / len(z)))
@@ -258,6 +273,21 @@ def _evenly(images: Tensor, count: int) -> Tensor:
 def _takes_part(state: CapsuleState) -> Tensor:
     """[b j] true where a capsule takes part in an image: everywhere if nothing competes."""
     return state.z.new_ones(state.z.shape[:2]).bool() if state.gate is None else state.gate > 0.5
+
+
+def _least_support(support: Tensor, taken: Tensor, coverage: float) -> Tensor:
+    """Return the support [j] that a share `coverage` of the images of each capsule reaches; 0 for one without images.
+
+    Args:
+        support: [n j].
+        taken: [n j] true where the capsule takes part in the image.
+        coverage: In (0, 1].
+    """
+    least = support.new_zeros(support.shape[1])
+    for j, own in enumerate(taken.T):
+        if bool(own.any()):
+            least[j] = support[own, j].quantile(1 - coverage)
+    return least
 
 
 def _solve(gram: Tensor, cross: Tensor, ridge: float, poses: int) -> Tensor:

@@ -36,7 +36,7 @@ from torch import Tensor
 
 from torchcaps.data import Dataset, Splits, epoch_order, subset
 from torchcaps.errors import RecipeError, TrainingError
-from torchcaps.evaluate.baselines import BASELINES, Baseline
+from torchcaps.evaluate.baselines import BASELINES, Baseline, LocalPCA, fit_local_pca
 from torchcaps.evaluate.probes import knn, linear_probe
 from torchcaps.evaluate.reference_classifier import reference_features, reference_probabilities
 from torchcaps.evaluate.sample_metrics import capsules_used, cross_capsule_cka, frechet, sample_confidence
@@ -503,9 +503,14 @@ def _fit_baseline(name: str, data: EvaluationData, seed: int) -> Encoder:
     if seen and not groups:
         f = f[:, : model.decoder.U.shape[1]]
     flat = f.flatten(1)
-    more = {"seen": seen} if seen and groups else {}
+    more: dict[str, float] = {"seen": seen} if seen and groups else {}
+    # Local PCA samples as the capsules do: near the rows of a group that it rebuilds best
+    if fit is fit_local_pca:
+        more["coverage"] = model.decoder.config.coverage
     baseline = fit(flat, model.capsules, model.dimension, seed, **more)
     members = baseline.winners(flat) if model.framed else None
+    if members is not None and isinstance(baseline, LocalPCA):
+        members = members.masked_fill(~baseline.covered, -1)
     encoder = _BaselineEncoder(baseline, model, frames, members)
     return _DrawnOnly(encoder) if seen and not groups else encoder
 

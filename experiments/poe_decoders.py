@@ -2,11 +2,13 @@
 
     torchcaps train poe-mnist --seed 0 --data.validation 10000 --out runs/poe-held-0        and seeds 1, 2
     python experiments/poe_decoders.py runs/poe-held-0 runs/poe-held-1 runs/poe-held-2
+    python experiments/poe_decoders.py --coverage runs/poe-held-0 runs/poe-held-1 runs/poe-held-2
 
 Capsules stay as they are; U, Q and the stored poses are fitted again for every row. Local PCA groups the images by
 the same edges, its clusters from one seed; its rows have the axes of its clusters and, where `curvature` is not 0,
-products of them, too. Numbers are means over the runs. Writes results/lab-poe-decoders.json; four minutes a run on an
-idle core.
+products of them, too. With --coverage, rows differ in the share of the images that poses are stored of
+(`decoder.coverage`), for any data. Numbers are means over the runs. Writes results/lab-poe-decoders.json, or
+results/lab-poe-coverage-DATA.json; four minutes a run on an idle core.
 """
 
 from __future__ import annotations
@@ -44,6 +46,7 @@ from torchcaps.utils.random import resample_near
 
 CURVATURES = (0, 4, 8, 16)
 EXAMPLES = (256, 1024)
+COVERAGES = (1.0, 0.9, 0.8, 0.7)
 FITTED = (5000, 20_000)
 DOMAINS: tuple[Domain, ...] = ("empirical", "mixture", "gaussian")
 SAMPLES = 50
@@ -85,15 +88,13 @@ class HeldOut:
         """Load a run and the images that it held out.
 
         Raises:
-            RecipeError: If it held out none, or its model has no frames.
+            RecipeError: If it held out none.
         """
         run = load_run(folder)
         splits = run.recipe.data.load()
         if splits.validation is None:
             raise RecipeError(f"'{folder}' holds out no images; train it with --data.validation 10000")
         model = cast(PoE, run.model.eval())
-        if not model.framed:
-            raise RecipeError(f"'{folder}' has no frames, which all rows share; name runs of poe-mnist")
         judge = train_reference_classifier(run.recipe.data, reference_folder(run.recipe, folder))
         images = splits.validation.model_input(torch.arange(min(MEASURED, len(splits.validation))))
         real = reference_features(judge, images[: model.capsules * SAMPLES])
@@ -109,10 +110,10 @@ class HeldOut:
 
 
 @torch.no_grad()
-def with_decoder(data: HeldOut, curvature: int, examples: int) -> PoE:
+def with_decoder(data: HeldOut, curvature: int, examples: int, coverage: float = 1.0) -> PoE:
     """Build the run's model with another decoder, fitted to the images that it learned from."""
     old = data.model
-    decoder = replace(old.config.decoder, curvature=curvature, examples=examples)
+    decoder = replace(old.config.decoder, curvature=curvature, examples=examples, coverage=coverage)
     model = PoE(replace(cast(PoEConfig, old.config), decoder=decoder), old.spec).eval()
     kept = {name: value for name, value in old.state_dict().items() if not name.startswith("decoder.")}
     model.load_state_dict(kept, strict=False)
@@ -125,16 +126,21 @@ def with_decoder(data: HeldOut, curvature: int, examples: int) -> PoE:
 
 
 @torch.no_grad()
-def measure_capsules(data: HeldOut, curvature: int, examples: int) -> Row:
+def measure_capsules(data: HeldOut, curvature: int, examples: int, coverage: float = 1.0) -> Row:
     """Measure capsules with a decoder: their reconstructions, and their samples from all domains."""
-    model = with_decoder(data, curvature, examples)
+    model = with_decoder(data, curvature, examples, coverage)
     numbers = {"mse": float((model.reconstruct(data.images) - data.images).square().mean())}
     for domain in DOMAINS:
         samples = torch.stack([model.sample(j, SAMPLES, domain) for j in range(model.capsules)])
         found = data.judged(samples)
         prefix = "" if domain == "empirical" else f"{domain} "
         numbers |= {f"{prefix}{name}": value for name, value in found.items()}
-    return Row(f"capsules, curvature {curvature}, {examples} stored poses", numbers)
+    return Row(f"capsules, curvature {curvature}, {examples} stored poses{_covered(coverage)}", numbers)
+
+
+def _covered(coverage: float) -> str:
+    """Return what the name of a row says of its coverage."""
+    return "" if coverage == 1 else f", coverage {coverage}"
 
 
 def _quadratic(scores: Tensor, drawn: Tensor, curvature: int) -> Callable[[Tensor], Tensor]:
@@ -154,7 +160,7 @@ def _quadratic(scores: Tensor, drawn: Tensor, curvature: int) -> Callable[[Tenso
 
 
 @torch.no_grad()
-def measure_local_pca(data: HeldOut, curvature: int, fitted: int) -> Row:
+def measure_local_pca(data: HeldOut, curvature: int, fitted: int, coverage: float = 1.0) -> Row:
     """Measure local PCA on so many training images, with a linear decoder or one like that of the capsules."""
     model = data.model
     d = model.config.child_dimension
@@ -163,8 +169,8 @@ def measure_local_pca(data: HeldOut, curvature: int, fitted: int) -> Row:
     chunks = [some.model_input(rows) for rows in torch.split(torch.arange(len(some)), BATCH)]
     f = torch.cat([model.features(chunk) for chunk in chunks]).flatten(1)
     frames = torch.cat([find_frame(chunk).numbers for chunk in chunks])
-    pca = cast(LocalPCA, fit_local_pca(f, model.capsules, model.dimension, seen=seen))
-    winners = pca.winners(f)
+    pca = cast(LocalPCA, fit_local_pca(f, model.capsules, model.dimension, seen=seen, coverage=coverage))
+    winners = pca.winners(f).masked_fill(~pca.covered, -1)
     wide = f.shape[1] - seen
     # Held-out images, each by the cluster that it falls into
     held = torch.cat([model.features(chunk) for chunk in torch.split(data.images, BATCH)]).flatten(1)
@@ -177,14 +183,15 @@ def measure_local_pca(data: HeldOut, curvature: int, fitted: int) -> Row:
         own = held_winners == j
         if bool(own.any()):
             scores = (held[own] - pca.means[j]) @ pca.axes[j].T
-            drawn = model.draw_images(decode(scores).view(len(scores), -1, d), Frame.of_numbers(held_frames[own]))
+            frame = Frame.of_numbers(held_frames[own]) if model.framed else None
+            drawn = model.draw_images(decode(scores).view(len(scores), -1, d), frame)
             error += float((drawn - data.images[own]).square().sum())
         which = torch.arange(SAMPLES)
         numbers = resample_near(frames[winners == j], 0, j, which)
         features = decode(resample_near(pca.scores[j], 0, j, which)).view(SAMPLES, -1, d)
-        samples.append(model.draw_images(features, Frame.of_numbers(numbers)))
+        samples.append(model.draw_images(features, Frame.of_numbers(numbers) if model.framed else None))
     numbers = {"mse": error / data.images.numel(), **data.judged(torch.stack(samples))}
-    return Row(f"local PCA, curvature {curvature}, {fitted} images", numbers)
+    return Row(f"local PCA, curvature {curvature}, {fitted} images{_covered(coverage)}", numbers)
 
 
 def table(rows: Sequence[Sequence[Row]]) -> list[list[str]]:
@@ -210,14 +217,21 @@ def main(words: Sequence[str] | None = None) -> None:
     """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", type=Path, help="runs of poe-mnist that hold out training images")
+    parser.add_argument("--coverage", action="store_true", help="compare coverages instead of decoders")
+    given = parser.parse_args(words)
     rows = []
-    for folder in parser.parse_args(words).runs:
+    for folder in given.runs:
         data = HeldOut.of_run(folder)
+        if given.coverage:
+            own = [measure_capsules(data, CURVATURES[2], EXAMPLES[-1], coverage) for coverage in COVERAGES]
+            rows.append(own + [measure_local_pca(data, 0, FITTED[-1], coverage) for coverage in COVERAGES])
+            continue
         own = [measure_capsules(data, 0, EXAMPLES[0])]
         own += [measure_capsules(data, curvature, EXAMPLES[-1]) for curvature in CURVATURES]
         own += [measure_local_pca(data, curvature, fitted) for fitted in FITTED for curvature in (0, 8)]
         rows.append(own)
-    write_rows("poe-decoders", table(rows), runs=len(rows))
+    name = load_run(given.runs[0]).recipe.name.replace("poe-", "poe-coverage-") if given.coverage else "poe-decoders"
+    write_rows(name, table(rows), runs=len(rows))
 
 
 if __name__ == "__main__":

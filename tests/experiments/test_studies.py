@@ -149,6 +149,11 @@ def test_decoders_are_compared_on_the_same_capsules_beside_local_pca(tmp_path, m
     data = poe_decoders.HeldOut(model.eval(), splits.train, images, judge, reference_features(judge, images[:24]))
     rows = [poe_decoders.measure_capsules(data, curvature, 16) for curvature in (0, 4)]
     rows += [poe_decoders.measure_local_pca(data, curvature, 200) for curvature in (0, 4)]
+    covered = [poe_decoders.measure_capsules(data, 4, 16, 0.7), poe_decoders.measure_local_pca(data, 0, 200, 0.7)]
+    assert all(row.name.endswith("coverage 0.7") for row in covered)
+    # What poses are stored of changes the samples, and the decoder by its axes alone
+    assert covered[0].numbers["mse"] == pytest.approx(rows[1].numbers["mse"], rel=1e-2)
+    assert covered[0].numbers["frechet"] != rows[1].numbers["frechet"]
     # Products explain more of the images than poses alone, for capsules and for local PCA
     errors = [row.numbers["mse"] for row in rows]
     assert errors[1] < errors[0] and all(math.isfinite(x) for row in rows for x in row.numbers.values())

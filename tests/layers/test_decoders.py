@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.errors import ShapeError, TorchcapsError
-from torchcaps.layers import DenseDecoder, FrameDecoder, mask_all_but
+from torchcaps.layers import DenseDecoder, FrameDecoder, PrototypeDecoder, draw_each, mask_all_but
 
 IMAGES = [(1, 1, 1), (1, 5, 7), (3, 9, 4), (1, 28, 28), (2, 13, 13), (3, 3, 17)]
-DECODERS = [DenseDecoder, FrameDecoder]
+DECODERS = [DenseDecoder, FrameDecoder, PrototypeDecoder]
 SMALL: dict[type, dict[str, Any]] = {
-    DenseDecoder: {"hidden": (6, 5)}, FrameDecoder: {"hidden": (6, 5), "side": 4},
+    DenseDecoder: {"hidden": (6, 5)}, FrameDecoder: {"hidden": (6, 5), "side": 4}, PrototypeDecoder: {"side": 4},
 }  # fmt: skip
 
 
@@ -144,7 +144,17 @@ def test_every_parameter_learns_and_the_state_comes_back(kind: type) -> None:
 def framed(image: tuple[int, int, int] = (2, 5, 7), capsules: int = 3, dimension: int = 4) -> FrameDecoder:
     """Frames that lie across the image's edge, turned and stretched."""
     torch.manual_seed(0)
-    decoder = FrameDecoder(capsules, dimension, image, (6, 5), side=4).double()
+    return moved(FrameDecoder(capsules, dimension, image, (6, 5), side=4).double())
+
+
+def with_prototypes(image: tuple[int, int, int] = (2, 5, 7)) -> PrototypeDecoder:
+    """The same with a picture for each capsule."""
+    torch.manual_seed(0)
+    return moved(PrototypeDecoder(3, 4, image, side=4).double())
+
+
+def moved(decoder: Any) -> Any:
+    """The decoder with random changes of all its parameters."""
     with torch.no_grad():
         for parameter in decoder.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
@@ -162,9 +172,18 @@ def ink(picture: Tensor, x: float, y: float) -> float:
     return total
 
 
-def drawn_by_hand(decoder: FrameDecoder, pose: Tensor) -> Tensor:
-    """sigmoid(bias + sum_j |v_j| T_j(A_j x + t_j)), a pixel of a capsule at a time."""
+def picture_by_hand(decoder: FrameDecoder | PrototypeDecoder, j: int, n: Tensor) -> Tensor:
+    """The picture [c s s] that capsule j draws from the direction n of its pose."""
+    size = decoder.image[0], decoder.side, decoder.side
+    if isinstance(decoder, PrototypeDecoder):
+        return 10 * decoder.T[j].view(size)
     first, last = (m for m in decoder.net if isinstance(m, nn.Linear))
+    inner = (n @ decoder.E[j] + decoder.e[j]).clamp_min(0)
+    return ((first.weight @ inner + first.bias).clamp_min(0) @ last.weight.T + last.bias).view(size)
+
+
+def drawn_by_hand(decoder: FrameDecoder | PrototypeDecoder, pose: Tensor) -> Tensor:
+    """sigmoid(bias + sum_j |v_j| T_j(A_j x + t_j)), a pixel of a capsule at a time."""
     (c, h, w), side = decoder.image, decoder.side
     out = torch.zeros(len(pose), c, h, w, dtype=torch.float64)
     for b, j in product(range(len(pose)), range(decoder.capsules)):
@@ -172,8 +191,7 @@ def drawn_by_hand(decoder: FrameDecoder, pose: Tensor) -> Tensor:
         if length == 0:
             continue
         n = pose[b, j] / length
-        inner = (n @ decoder.E[j] + decoder.e[j]).clamp_min(0)
-        picture = ((first.weight @ inner + first.bias).clamp_min(0) @ last.weight.T + last.bias).view(c, side, side)
+        picture = picture_by_hand(decoder, j, n).detach()
         a, s, tx, u, d, ty = (n @ decoder.F[j] + decoder.f[j]).tolist()
         for row, column, z in product(range(h), range(w), range(c)):
             x, y = (2 * column + 1) / w - 1, (2 * row + 1) / h - 1
@@ -182,9 +200,10 @@ def drawn_by_hand(decoder: FrameDecoder, pose: Tensor) -> Tensor:
     return torch.sigmoid(decoder.bias.detach() + out)
 
 
+@pytest.mark.parametrize("build", [framed, with_prototypes])
 @pytest.mark.parametrize("image", [(2, 5, 7), (1, 6, 3)])
-def test_each_capsule_draws_a_picture_into_its_frame_and_length_is_ink(image: tuple[int, int, int]) -> None:
-    decoder, pose = framed(image), poses(4, 3, 4).double()
+def test_each_capsule_draws_a_picture_into_its_frame_and_length_is_ink(image: tuple[int, int, int], build: Any) -> None:
+    decoder, pose = build(image), poses(4, 3, 4).double()
     pose[0, 1], pose[1, :2], pose[2] = 0, 0, 0
     with torch.no_grad():
         found = decoder(pose)
@@ -192,6 +211,58 @@ def test_each_capsule_draws_a_picture_into_its_frame_and_length_is_ink(image: tu
         blank = torch.sigmoid(decoder.bias).expand(image)
         torch.testing.assert_close(found[2], blank, atol=0, rtol=1e-12, msg="nobody is on: blank paper")
         torch.testing.assert_close(torch.logit(decoder(2 * pose)) - decoder.bias, 2 * (found.logit() - decoder.bias))
+
+
+def test_frames_of_prototypes_are_held_back_as_a_whole_or_but_for_shifts() -> None:
+    """With nothing allowed the frame is that of the start; with shifts alone, A is; the picture never changes."""
+    decoder, pose = with_prototypes((1, 6, 5)), poses(2, 3, 4).double()
+    free = decoder(pose).detach()
+    decoder.allow(shift=False, affine=False)
+    held = decoder(pose).detach()
+    scaled = pose / pose.norm(dim=-1, keepdim=True)
+    same = decoder(scaled.roll(1, -1)).detach()
+    torch.testing.assert_close(decoder(scaled).detach(), same, msg="no direction moves a frame that is held back")
+    F, f = decoder.F.detach().clone(), decoder.f.detach().clone()
+    decoder.allow(shift=True, affine=False)
+    shifted = decoder(pose).detach()
+    with torch.no_grad():
+        for number in (0, 1, 3, 4):
+            decoder.F[..., number] = decoder.f[..., number] = 0
+    decoder.allow(shift=True, affine=True)
+    torch.testing.assert_close(shifted, drawn_by_hand(decoder, pose))
+    with torch.no_grad():
+        decoder.F.zero_()
+        decoder.f.zero_()
+    torch.testing.assert_close(held, drawn_by_hand(decoder, pose))
+    with torch.no_grad():
+        decoder.F.copy_(F)
+        decoder.f.copy_(f)
+    torch.testing.assert_close(free, drawn_by_hand(decoder, pose))
+    assert "allowed" in decoder.state_dict(), "a trained decoder draws as it learned to"
+
+
+def test_a_copied_prototype_draws_what_its_source_draws_but_for_noise() -> None:
+    decoder = with_prototypes()
+    noise = torch.randn(2 * 4 * 4, dtype=torch.float64)
+    deviation = float(decoder.T[2].detach().std())
+    decoder.copy_capsule(0, 2, noise)
+    torch.testing.assert_close(decoder.T[0].detach(), decoder.T[2].detach() + deviation * noise)
+    decoder.copy_capsule(0, 2, 0 * noise)
+    pose = torch.zeros(2, 3, 4).double()
+    pose[0, 0] = pose[1, 2] = torch.tensor([0.1, -0.4, 0.3, 0.2])
+    drawn = decoder(pose)
+    torch.testing.assert_close(drawn[0], drawn[1])
+
+
+@pytest.mark.parametrize("kind", DECODERS)
+def test_every_capsule_alone_by_loops(kind: type) -> None:
+    decoder, pose = build(kind, (2, 5, 7)), poses(4, 3, 4)
+    found = draw_each(decoder, pose)
+    assert found.shape == (4, 3, 2, 5, 7)
+    for b, j in product(range(4), range(3)):
+        alone = torch.zeros(1, 3, 4)
+        alone[0, j] = pose[b, j]
+        torch.testing.assert_close(found[b, j], decoder(alone)[0])
 
 
 def test_frames_start_in_the_middle_at_the_size_of_the_image() -> None:
@@ -246,8 +317,9 @@ def test_only_capsules_that_are_on_are_drawn(monkeypatch: pytest.MonkeyPatch) ->
     assert seen == [2, 3]
 
 
-def test_gradients_of_frames_are_those_of_differences() -> None:
-    decoder, pose = framed((1, 4, 3)), poses(2, 3, 4).double()
+@pytest.mark.parametrize("build", [framed, with_prototypes])
+def test_gradients_of_frames_are_those_of_differences(build: Any) -> None:
+    decoder, pose = build((1, 4, 3)), poses(2, 3, 4).double()
     pose[0, 1] = 0
     on = pose.ne(0).any(-1, keepdim=True)
     names, values = zip(*decoder.named_parameters(), strict=True)

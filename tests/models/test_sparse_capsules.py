@@ -17,9 +17,9 @@ from support.model_checks import assert_redraws_without_labels, assert_teaches_e
 from support.processes import run_group
 from torchcaps.config import from_dict, to_dict
 from torchcaps.errors import RecipeError, ShapeError
-from torchcaps.layers import FrameDecoder, SharedCapsules
-from torchcaps.models import MODELS, SparseCaps, SparseConfig
-from torchcaps.models.sparse import support
+from torchcaps.layers import FrameDecoder, PrototypeDecoder, SharedCapsules
+from torchcaps.models import MODELS, SparseCaps, SparseConfig, sparse
+from torchcaps.models.sparse import reconstruction_support, support
 from torchcaps.routing import Dynamic
 from torchcaps.types import Batch, ImageSpec
 
@@ -30,6 +30,10 @@ SIZES: dict[str, Any] = {
 TINY = SparseConfig(**SIZES)
 SHARED = SparseConfig(**SIZES, shared=True, routing=Dynamic(3, logits="replaced"))
 FRAMES = SparseConfig(**SIZES, frames=True, side=8)
+PROTOTYPES = SparseConfig(
+    **SIZES | {"gamma": 200.0}, frames=True, side=8, prototypes=True, rank_by="reconstruction", frame_steps=3,
+    restart=0.9, restart_until=100,
+)  # fmt: skip
 SPECS = [ImageSpec(1, 8, 8, 3), ImageSpec(3, 9, 12, 2), ImageSpec(2, 13, 7, 5)]
 
 
@@ -303,7 +307,7 @@ def test_the_same_seed_makes_the_same_network_and_the_same_steps() -> None:
     assert not torch.equal(build(seed=5).conv.weight, build(seed=6).conv.weight)
 
 
-@pytest.mark.parametrize("config", [TINY, FRAMES])
+@pytest.mark.parametrize("config", [TINY, FRAMES, PROTOTYPES])
 @pytest.mark.parametrize("value", [0.0, 1.0, 1e6])
 def test_flat_images_make_no_nan(config: SparseConfig, value: float) -> None:
     networks.assert_finite_on_flat_images(build(config), value)
@@ -321,6 +325,94 @@ def test_a_number_of_the_pose_can_move_what_a_capsule_draws() -> None:
         here, there = model.decode(torch.tensor([[[0.0, 1, 0, 0]], [[0.6, 0.8, 0, 0]]])).logit() - model.decoder.bias
     torch.testing.assert_close(there, here.roll(3, -1), atol=1e-4, rtol=1e-3)
     assert here[0, 7:13, 7:13].abs().min() > 1e-3
+
+
+# --- Winners by reconstruction ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("config", [replace(TINY, rank_by="reconstruction"), PROTOTYPES])
+def test_the_capsule_that_redraws_the_image_best_wins(config: SparseConfig) -> None:
+    """The support of a capsule is the reciprocal of the squared error of what it draws alone, by loops."""
+    model, images = build(config), batch(b=6).images
+    out = model(images)
+    for b in range(6):
+        errors = []
+        for j in range(5):
+            alone = torch.zeros(1, 5, 4)
+            alone[0, j] = out.latent.pose[b, j]
+            errors.append(float((model.decode(alone)[0] - images[b]).square().sum().detach()))
+            assert float(out.support[b, j]) == pytest.approx(1 / errors[-1], rel=1e-4)
+        assert int(out.ranks[b].argmin()) == min(range(5), key=lambda j: errors[j])
+    assert not out.support.requires_grad
+
+
+def test_support_is_finite_where_a_capsule_draws_the_image_itself() -> None:
+    images = torch.rand(2, 1, 3, 3)
+    found = reconstruction_support(lambda pose: images.repeat_interleave(4, 0), torch.ones(2, 4, 3), images)
+    assert bool(found.isfinite().all()) and torch.equal(found, found[:1, :1].expand(2, 4))
+
+
+def test_what_frames_may_do_is_switched_on_one_after_the_other() -> None:
+    model = build(replace(PROTOTYPES, restart=0.0))
+    assert isinstance(model.decoder, PrototypeDecoder)
+    found = []
+    for step in range(8):
+        model.objective(batch(b=4, seed=step), step)
+        found.append(model.decoder.allowed.tolist())
+    assert found[:3] == [[0.0] * 6] * 3, "identity at first"
+    assert found[3:6] == [[0.0, 0.0, 1.0, 0.0, 0.0, 1.0]] * 3, "then shifts"
+    assert found[6:] == [[1.0] * 6] * 2, "then all of the affine frame"
+
+
+def test_capsules_that_win_too_seldom_restart_as_copies_of_the_busiest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sparse, "_RESTART_EVERY", 4)
+    monkeypatch.setattr(sparse, "_RESTART_NOISE", 0.0)
+    model = build(PROTOTYPES)
+    assert isinstance(model.decoder, PrototypeDecoder)
+    model.mask.frequency.copy_(torch.tensor([0.2, 0.05, 0.5, 0.2, 0.05]))
+    model.mask.batches.fill_(4)
+    before = model.latent.W.detach().clone()
+    model._before_batch()
+    # 1 and 4 have less than .9 / 5: 1 shares the images of 2, then 4 those of whoever has most
+    assert torch.equal(model.latent.W[:, 1], before[:, 2]) and torch.equal(model.latent.W[:, 4], before[:, 2])
+    assert torch.equal(model.decoder.T[1], model.decoder.T[2]) and torch.equal(model.decoder.F[4], model.decoder.F[2])
+    assert torch.equal(model.latent.W[:, [0, 2, 3]], before[:, [0, 2, 3]])
+    torch.testing.assert_close(model.mask.frequency, torch.tensor([0.2, 0.125, 0.25, 0.2, 0.125]))
+    # Not between, and not after the last batch that may
+    for batches in (5, 104):
+        model.mask.batches.fill_(batches)
+        model.mask.frequency.copy_(torch.tensor([0.0, 0.1, 0.5, 0.2, 0.2]))
+        kept = model.latent.W.detach().clone()
+        model._before_batch()
+        assert torch.equal(model.latent.W, kept)
+
+
+def test_training_with_prototypes_changes_every_parameter_and_repeats() -> None:
+    states = []
+    for _ in range(2):
+        model = build(replace(PROTOTYPES, frame_steps=0))
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        before = {name: value.detach().clone() for name, value in model.named_parameters()}
+        for step in range(60):
+            loss = model.objective(batch(b=16, seed=step), step)["loss"]
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        assert all(not torch.equal(value, before[name]) for name, value in model.named_parameters())
+        states.append(model.state_dict())
+    assert all(torch.equal(a, b) for a, b in zip(states[0].values(), states[1].values(), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"prototypes": True}, "frames = true"), ({"frames": True, "frame_steps": 3}, "prototypes = true"),
+        ({"restart": 0.2}, "prototypes = true"), ({"rank_by": "size"}, "rank_by"),
+    ],
+)  # fmt: skip
+def test_settings_of_prototypes_that_do_not_go_together_are_refused(settings: dict[str, Any], named: str) -> None:
+    with pytest.raises(RecipeError, match=named):
+        SparseConfig(**settings)
 
 
 # --- Errors -------------------------------------------------------------------------------------------------

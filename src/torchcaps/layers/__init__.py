@@ -3,7 +3,7 @@
 from torchcaps.layers.batch_norm import CapsuleBatchNorm, PerTypeBatchNorm
 from torchcaps.layers.capsules import ClassCapsules, ConvCapsules, DenseCapsules, SharedCapsules
 from torchcaps.layers.convolution import Convolution
-from torchcaps.layers.decoders import DenseDecoder, FrameDecoder, mask_all_but
+from torchcaps.layers.decoders import DenseDecoder, FrameDecoder, PrototypeDecoder, draw_each, mask_all_but
 from torchcaps.layers.primary import PrimaryCapsules
 from torchcaps.layers.rank_mask import SparseMask
 
@@ -17,7 +17,9 @@ __all__ = [
     "FrameDecoder",
     "PerTypeBatchNorm",
     "PrimaryCapsules",
+    "PrototypeDecoder",
     "SharedCapsules",
     "SparseMask",
+    "draw_each",
     "mask_all_but",
 ]

@@ -64,6 +64,16 @@ class _RoutedLayer(nn.Module):
     def extra_repr(self) -> str:
         return f"W={list(self.W.shape)}, {self.routing}"
 
+    @torch.no_grad()
+    def copy_parent(self, j: int, source: int, noise: Tensor) -> None:
+        """Give parent j the weights of another, with noise [i k d] in units of their deviation."""
+        own = self.W[:, source]
+        self.W[:, j] = own + own.std() * noise
+        for value in self.activation_bias.values():
+            value[j] = value[source]
+        for value in self.coupling_bias.values():
+            value[:, j] = value[:, source]
+
     def _route(
         self,
         children: Capsules,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import torch
@@ -13,7 +14,7 @@ from torchcaps.errors import RecipeError, ShapeError, suggestion
 from torchcaps.layers.capsules import check_positive
 from torchcaps.math.squash import norm
 
-__all__ = ["DenseDecoder", "FrameDecoder", "mask_all_but"]
+__all__ = ["DenseDecoder", "FrameDecoder", "PrototypeDecoder", "draw_each", "mask_all_but"]
 
 _OUTPUTS: dict[str, type[nn.Module]] = {"logistic": nn.Sigmoid, "linear": nn.Identity}
 _FRAME_STD = 0.05
@@ -22,6 +23,10 @@ _BACKGROUND = -4.0
 """Logit of a pixel without ink at the start."""
 _SHIFT_GAIN = 3.0
 """How much more a number shifts a frame than it turns or stretches it."""
+_PICTURE_STD = 0.01
+"""Standard deviation of the pictures of prototypes at the start."""
+_PICTURE_GAIN = 10.0
+"""Ink of a prototype whose number is 1: a step of the optimizer changes a picture more than a weight."""
 
 
 def mask_all_but(pose: Tensor, chosen: Tensor) -> Tensor:
@@ -103,7 +108,83 @@ class DenseDecoder(nn.Module):
         return images
 
 
-class FrameDecoder(nn.Module):
+class _FramedPictures(nn.Module):
+    """Base of decoders that draw a picture for each capsule into a frame that its pose decides.
+
+        n = v / |v|      (A t) = start + gain (F n + f), the frame      T the picture, of which the subclass decides
+        image at x = sigmoid(bias + sum_j |v_j| T_j(A_j x + t_j))
+
+    The length of a capsule is how much ink it has; one of length 0 draws nothing. F and f are each capsule's own.
+    Points x of the image, and of pictures of `side` pixels, run from -1 to 1; pictures are read bilinearly, and as no
+    ink outside. Frames start near that in which a pixel of the picture is one of the image, in the middle; shifts have
+    the larger gain.
+
+    Args:
+        capsules: j.
+        dimension: k, the numbers of a pose.
+        image: (c, h, w).
+        side: Pixels of a picture along each axis.
+
+    Raises:
+        ShapeError: If a size is below 1.
+    """
+
+    bias: nn.Parameter
+    start: Tensor
+    gain: Tensor
+
+    def __init__(self, capsules: int, dimension: int, image: tuple[int, int, int], side: int) -> None:
+        super().__init__()
+        check_positive(capsules=capsules, dimension=dimension, channels=image[0], height=image[1], width=image[2])
+        check_positive(side=side)
+        self.capsules = capsules
+        self.dimension = dimension
+        self.image = image
+        self.side = side
+
+    def _build_frames(self) -> None:
+        """Make F and f, and what is the same for all frames."""
+        self.F = nn.Parameter(torch.randn(self.capsules, self.dimension, 6) * _FRAME_STD)
+        self.f = nn.Parameter(torch.zeros(self.capsules, 6))
+        # Affine frames [A t] in row order; an image pixel is a picture pixel at the start
+        middle = torch.tensor([self.image[2] / self.side, 0, 0, 0, self.image[1] / self.side, 0])  # x before y
+        self.register_buffer("start", middle, persistent=False)
+        self.register_buffer("gain", torch.tensor([1.0, 1.0, _SHIFT_GAIN, 1.0, 1.0, _SHIFT_GAIN]), persistent=False)
+
+    @abstractmethod
+    def _inner(self, direction: Tensor) -> Tensor:
+        """What pictures are drawn from [b j h], of the directions of poses [b j k]."""
+
+    @abstractmethod
+    def _pictures(self, inner: Tensor) -> Tensor:
+        """Pictures [b n (c s s)] drawn from `inner` [b n h]."""
+
+    def _frames(self, direction: Tensor) -> Tensor:
+        """Affine frames [b j 6] of the directions of poses [b j k]."""
+        return (torch.einsum("bjk,jkf->bjf", direction, self.F) + self.f) * self.gain + self.start
+
+    def forward(self, pose: Tensor) -> Tensor:
+        """Draw images [b c h w] from poses [b j k]."""
+        _check_pose(pose, self.capsules, self.dimension)
+        # affine_grid refuses an empty batch
+        if not pose.shape[0]:
+            return pose.new_zeros(0, *self.image)
+        # How much ink each capsule has, what its picture is drawn from, and its frame
+        on = pose.detach().ne(0).any(-1, keepdim=True)  # [b j 1]
+        length = norm(pose, keepdim=True)
+        direction = pose / length
+        # Ink is exactly 0 for capsules that are off, so that these have no gradient
+        inputs = (length * on, self._inner(direction), self._frames(direction))
+        ink, inner, frame = _select_active(on.squeeze(-1), inputs)  # [b n 1], [b n h], [b n 6]
+        # The pictures, read at the points of the image through their frames, and added up as ink
+        pictures = self._pictures(inner).reshape(-1, self.image[0], self.side, self.side)  # [(b n) c s s]
+        size = [pictures.shape[0], *self.image]
+        grid = affine_grid(frame.reshape(-1, 2, 3), size, align_corners=False)  # [(b n) h w 2]
+        drawn = grid_sample(pictures, grid, align_corners=False).view(*ink.shape[:2], *self.image)
+        return torch.sigmoid(self.bias + (drawn * ink[..., None, None]).sum(1))
+
+
+class FrameDecoder(_FramedPictures):
     """Poses [b j k] -> images [b c h w] in [0, 1]: each capsule draws a picture of its own, into a frame of its own.
 
         n = v / |v|      T = net(E n + e), the picture      (A t) = start + gain (F n + f), the frame
@@ -134,18 +215,12 @@ class FrameDecoder(nn.Module):
         *,
         side: int = 28,
     ) -> None:
-        super().__init__()
-        check_positive(capsules=capsules, dimension=dimension, channels=image[0], height=image[1], width=image[2])
-        check_positive(layers=len(hidden), hidden=min(hidden, default=1), side=side)
-        self.capsules = capsules
-        self.dimension = dimension
-        self.image = image
-        self.side = side
+        super().__init__(capsules, dimension, image, side)
+        check_positive(layers=len(hidden), hidden=min(hidden, default=1))
         # Each capsule's own first layer: E and e for the picture, F and f for the frame
         self.E = nn.Parameter(torch.randn(capsules, dimension, hidden[0]) / dimension**0.5)
         self.e = nn.Parameter(torch.zeros(capsules, hidden[0]))
-        self.F = nn.Parameter(torch.randn(capsules, dimension, 6) * _FRAME_STD)
-        self.f = nn.Parameter(torch.zeros(capsules, 6))
+        self._build_frames()
         # The layers that all capsules share
         steps = [m for a, b in pairwise(hidden) for m in (nn.ReLU(), nn.Linear(a, b))]
         last = nn.Linear(hidden[-1], image[0] * side * side)
@@ -153,35 +228,85 @@ class FrameDecoder(nn.Module):
         nn.init.zeros_(last.bias)
         self.net = nn.Sequential(*steps, nn.ReLU(), last)
         self.bias = nn.Parameter(torch.tensor(_BACKGROUND))
-        self.start: Tensor
-        self.gain: Tensor
-        # Affine frames [A t] in row order; an image pixel is a picture pixel at the start
-        middle = torch.tensor([image[2] / side, 0, 0, 0, image[1] / side, 0])  # x before y
-        self.register_buffer("start", middle, persistent=False)
-        self.register_buffer("gain", torch.tensor([1.0, 1.0, _SHIFT_GAIN, 1.0, 1.0, _SHIFT_GAIN]), persistent=False)
 
-    def forward(self, pose: Tensor) -> Tensor:
-        """Draw images [b c h w] from poses [b j k]."""
-        _check_pose(pose, self.capsules, self.dimension)
-        # affine_grid refuses an empty batch
-        if not pose.shape[0]:
-            return pose.new_zeros(0, *self.image)
-        # How much ink each capsule has, the first layer of its picture, and its frame
-        on = pose.detach().ne(0).any(-1, keepdim=True)  # [b j 1]
-        length = norm(pose, keepdim=True)
-        direction = pose / length
-        inputs = (
-            length * on,  # exactly 0, so that those that are off have no gradient
-            torch.einsum("bjk,jkh->bjh", direction, self.E) + self.e,
-            (torch.einsum("bjk,jkf->bjf", direction, self.F) + self.f) * self.gain + self.start,
-        )
-        ink, inner, frame = _select_active(on.squeeze(-1), inputs)  # [b n 1], [b n h], [b n 6]
-        # The pictures, read at the points of the image through their frames, and added up as ink
-        pictures = self.net(inner).view(-1, self.image[0], self.side, self.side)  # [(b n) c s s]
-        size = [pictures.shape[0], *self.image]
-        grid = affine_grid(frame.reshape(-1, 2, 3), size, align_corners=False)  # [(b n) h w 2]
-        drawn = grid_sample(pictures, grid, align_corners=False).view(*ink.shape[:2], *self.image)
-        return torch.sigmoid(self.bias + (drawn * ink[..., None, None]).sum(1))
+    def _inner(self, direction: Tensor) -> Tensor:
+        return torch.einsum("bjk,jkh->bjh", direction, self.E) + self.e
+
+    def _pictures(self, inner: Tensor) -> Tensor:
+        pictures: Tensor = self.net(inner)
+        return pictures
+
+
+class PrototypeDecoder(_FramedPictures):
+    """Poses [b j k] -> images [b c h w] in [0, 1]: each capsule has one picture, and its pose decides the frame alone.
+
+        image at x = sigmoid(bias + sum_j |v_j| gain T_j(A_j x + t_j))
+
+    with the frames (A_j t_j) of `FrameDecoder` and T_j a parameter, as the prototypes of deformable clustering
+    (Monnier 2020). Frames may be held back while the pictures form: see `allow`.
+
+    Args:
+        capsules: j.
+        dimension: k, the numbers of a pose.
+        image: (c, h, w).
+        side: Pixels of a picture along each axis.
+
+    Raises:
+        ShapeError: If a size is below 1.
+    """
+
+    allowed: Tensor
+
+    def __init__(self, capsules: int, dimension: int, image: tuple[int, int, int], *, side: int = 28) -> None:
+        super().__init__(capsules, dimension, image, side)
+        self.T = nn.Parameter(torch.randn(capsules, image[0] * side * side) * _PICTURE_STD)
+        self._build_frames()
+        self.bias = nn.Parameter(torch.tensor(_BACKGROUND))
+        self.register_buffer("allowed", torch.ones(6))
+
+    def allow(self, *, shift: bool, affine: bool) -> None:
+        """Say which numbers of a frame the pose may change, from now on; the others stay as at the start.
+
+        Args:
+            shift: t.
+            affine: A.
+        """
+        numbers = [float(affine), float(affine), float(shift)]
+        self.allowed.copy_(self.allowed.new_tensor(numbers * 2))
+
+    @torch.no_grad()
+    def copy_capsule(self, j: int, source: int, noise: Tensor) -> None:
+        """Give capsule j the picture of another, with noise [c s s] in units of its deviation, and its frames."""
+        picture = self.T[source]
+        self.T[j] = picture + picture.std() * noise.flatten()
+        self.F[j] = self.F[source]
+        self.f[j] = self.f[source]
+
+    def _inner(self, direction: Tensor) -> Tensor:
+        return (_PICTURE_GAIN * self.T).expand(direction.shape[0], -1, -1)
+
+    def _pictures(self, inner: Tensor) -> Tensor:
+        return inner
+
+    def _frames(self, direction: Tensor) -> Tensor:
+        change = (torch.einsum("bjk,jkf->bjf", direction, self.F) + self.f) * self.gain
+        return change * self.allowed + self.start
+
+
+def draw_each(decoder: Callable[[Tensor], Tensor], pose: Tensor) -> Tensor:
+    """Draw every capsule of every image alone.
+
+    Args:
+        decoder: Poses [b j k] -> images [b c h w].
+        pose: [b j k].
+
+    Returns:
+        [b j c h w].
+    """
+    b, j, k = pose.shape
+    alone = torch.diag_embed(pose.transpose(1, 2)).permute(0, 2, 3, 1)  # [b j j k], 0 but where both j are the same
+    images = decoder(alone.reshape(b * j, j, k))
+    return images.view(b, j, *images.shape[1:])
 
 
 def _select_active(on: Tensor, inputs: Sequence[Tensor]) -> list[Tensor]:

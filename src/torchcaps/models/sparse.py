@@ -6,8 +6,9 @@ image -> convolution, ReLU -> primary capsules -> latent capsules v by dynamic r
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from torch.nn.functional import relu
 
 from torchcaps.config import Count, NonNegativeFloat, NonNegativeInt, PositiveFloat, Share, Size, Sizes, check
 from torchcaps.errors import RecipeError
-from torchcaps.layers import DenseDecoder, FrameDecoder, SparseMask
+from torchcaps.layers import DenseDecoder, FrameDecoder, PrototypeDecoder, SparseMask, draw_each
 from torchcaps.losses import reconstruction_loss
 from torchcaps.models.base import Model, check_images
 from torchcaps.models.chunking import in_chunks
@@ -23,6 +24,7 @@ from torchcaps.models.conv_stem import build_routed_layer, build_stem
 from torchcaps.routing import Dynamic, RouterChoice, RouterSettings, router_of
 from torchcaps.types import Batch, Capsules, ImageSpec, RoutingInfo
 from torchcaps.utils.distributed import mean_over_processes
+from torchcaps.utils.random import normal
 
 __all__ = [
     "SmallSparseConfig",
@@ -33,9 +35,18 @@ __all__ = [
     "SparseOutput",
     "assigned",
     "build_mask",
+    "reconstruction_support",
     "scaled_by_activation",
     "support",
 ]
+
+
+_LEAST_ERROR = 1e-6
+"""Squared error of an image below which capsules do not differ in support."""
+_RESTART_EVERY = 50
+"""Training batches from one look for capsules to restart to the next."""
+_RESTART_NOISE = 0.1
+"""Deviation of the noise in a copy, in units of that of the weights."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +107,14 @@ class SparseConfig(SparseConfigBase):
         coordinates: How much a pixel counts there; of `shared` alone.
         frames: Each capsule draws a picture of its own, into a frame of its own (our own).
         side: Pixels of such a picture; of `frames` alone.
+        prototypes: Each capsule has one picture, and its pose decides the frame alone; of `frames` alone.
+        frame_steps: Training batches after which frames may shift; after as many again, they may turn and stretch, too.
+            0 = all from the start; of `prototypes` alone.
+        rank_by: What capsules are ranked by: the "support" of routing, as in the paper, or "reconstruction", the
+            reciprocal of the squared error of the image that a capsule draws alone (our own).
+        restart: A capsule that comes first in less than this share of an even part of the images starts anew, as a
+            noisy copy of the one that comes first most often; 0 = never; of `prototypes` alone.
+        restart_until: Training batches after which none does any more.
     """
 
     dimension: Size = 16
@@ -110,11 +129,23 @@ class SparseConfig(SparseConfigBase):
     coordinates: NonNegativeFloat = 0.02
     frames: bool = False
     side: Size = 28
+    prototypes: bool = False
+    frame_steps: NonNegativeInt = 0
+    rank_by: Literal["support", "reconstruction"] = "support"
+    restart: Share = 0.0
+    restart_until: NonNegativeInt = 1000
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.frames and not self.decoder:
             raise RecipeError("decoder = []; with frames, the units of one hidden layer or more are wanted")
+        if self.prototypes and not self.frames:
+            raise RecipeError("prototypes = true needs frames to draw into; set frames = true")
+        for name in ("frame_steps", "restart"):
+            if getattr(self, name) and not self.prototypes:
+                raise RecipeError(
+                    f"{name} = {getattr(self, name)} has a meaning for prototypes only; set prototypes = true"
+                )
 
     def build(self, spec: ImageSpec) -> SparseCaps:
         return SparseCaps(self, spec)
@@ -165,6 +196,22 @@ def support(coupling: Tensor, types: int) -> Tensor:
     """
     # Largest over i, sum over (h w): a place counts once, however many of its types agree
     return torch.unflatten(coupling, 1, (-1, types)).amax(2).sum(1)
+
+
+@torch.no_grad()
+def reconstruction_support(decode: Callable[[Tensor], Tensor], pose: Tensor, images: Tensor) -> Tensor:
+    """Return 1 / |image - what capsule j draws alone|²: the larger, the better it explains the image.
+
+    Args:
+        decode: Poses [b j k] -> images [b c h w].
+        pose: [b j k].
+        images: [b c h w].
+
+    Returns:
+        [b j].
+    """
+    away = draw_each(decode, pose) - images.unsqueeze(1)  # [b j c h w]
+    return 1 / away.square().flatten(2).sum(-1).clamp_min(_LEAST_ERROR)
 
 
 def assigned(coupling: Tensor, activation: Tensor, routing: RouterSettings) -> Tensor:
@@ -220,7 +267,7 @@ class SparseModel(Model):
     config: SparseConfigBase
     mask: SparseMask
     needs_whole_batch = True  # the share of images in which each capsule comes first
-    decoder: DenseDecoder | FrameDecoder
+    decoder: DenseDecoder | FrameDecoder | PrototypeDecoder
 
     @in_chunks
     def encode(self, images: Tensor) -> Capsules:
@@ -228,7 +275,9 @@ class SparseModel(Model):
         out: SparseOutput = self(images)
         return out.masked
 
-    def compete(self, latent: Capsules, held: Tensor, below: Capsules, info: RoutingInfo) -> SparseOutput:
+    def compete(
+        self, latent: Capsules, held: Tensor, below: Capsules, info: RoutingInfo, images: Tensor
+    ) -> SparseOutput:
         """Rank the latent capsules by their support and mask all but the first.
 
         Args:
@@ -236,17 +285,22 @@ class SparseModel(Model):
             held: [b (h w i) j] how much of each child they hold, as `assigned` returns it.
             below: The children, [b h w i d].
             info: The record of the routing.
+            images: [b c h w], of which these are the capsules.
 
         Returns:
             Everything that the network computed of its images.
         """
-        # The mask, from the ranks of the support
-        psi = support(held, below.pose.shape[3])  # [b j]
-        m, ranks = self.mask(psi)  # [b j]
-        # Capsules that the decoder can draw from, before and behind it
+        # Capsules that the decoder can draw from, before the mask
         unmasked = scaled_by_activation(latent, self.config.routing)
+        # The mask, from the ranks of the support
+        psi = self._support(unmasked, held, below, images)  # [b j]
+        m, ranks = self.mask(psi)  # [b j]
         masked = Capsules(unmasked.pose * m.unsqueeze(-1), unmasked.activation * m)
         return SparseOutput(latent, unmasked, masked, ranks, psi, below, info)
+
+    def _support(self, unmasked: Capsules, held: Tensor, below: Capsules, images: Tensor) -> Tensor:
+        """What capsules are ranked by [b j]: the support that routing gave them."""
+        return support(held, below.pose.shape[3])
 
     def decode(self, pose: Tensor) -> Tensor:
         """Poses [b j k] of what is left of the capsules -> images [b c h w]."""
@@ -259,6 +313,8 @@ class SparseModel(Model):
         return self.decode(self.encode(images).pose)
 
     def objective(self, batch: Batch, step: int) -> dict[str, Tensor]:
+        if self.training:
+            self._before_batch()
         out: SparseOutput = self(batch.images)
         error = reconstruction_loss(self.decode(out.masked.pose), batch.images)
         # Statistics belong to training: evaluation must not move the boosts
@@ -270,6 +326,9 @@ class SparseModel(Model):
             "capsules_in_band": self.mask.count_in_band(self.mask.frequency).to(error.dtype),
         }
 
+    def _before_batch(self) -> None:
+        """Change what depends on the number of training batches before, and on who came first in them."""
+
 
 @torch.no_grad()
 def _update_statistics(out: SparseOutput, mask: SparseMask) -> None:
@@ -280,9 +339,13 @@ def _update_statistics(out: SparseOutput, mask: SparseMask) -> None:
     mask.observe_share(mean_over_processes(first))
 
 
-def _build_decoder(config: SparseConfig, spec: ImageSpec) -> DenseDecoder | FrameDecoder:
-    sizes = (config.capsules, config.dimension, spec[:3], config.decoder)
-    return FrameDecoder(*sizes, side=config.side) if config.frames else DenseDecoder(*sizes)
+def _build_decoder(config: SparseConfig, spec: ImageSpec) -> DenseDecoder | FrameDecoder | PrototypeDecoder:
+    sizes = (config.capsules, config.dimension, spec[:3])
+    if config.prototypes:
+        return PrototypeDecoder(*sizes, side=config.side)
+    if config.frames:
+        return FrameDecoder(*sizes, config.decoder, side=config.side)
+    return DenseDecoder(*sizes, config.decoder)
 
 
 class SparseCaps(SparseModel):
@@ -308,4 +371,49 @@ class SparseCaps(SparseModel):
         primary = self.primary(relu(self.conv(images)))  # [b h w i d]
         latent, info = self.latent(primary, trace=trace)  # [b j k]
         held = assigned(info.coupling[-1], primary.flat().activation, self.config.routing)  # [b (h w i) j]
-        return self.compete(latent, held, primary, info)
+        return self.compete(latent, held, primary, info, images)
+
+    def _support(self, unmasked: Capsules, held: Tensor, below: Capsules, images: Tensor) -> Tensor:
+        if self.config.rank_by == "support":
+            return super()._support(unmasked, held, below, images)
+        return reconstruction_support(self.decode, unmasked.pose, images)
+
+    @torch.no_grad()
+    def _before_batch(self) -> None:
+        if not isinstance(self.decoder, PrototypeDecoder):
+            return
+        batches = int(self.mask.batches)
+        self._allow_frames(batches)
+        due = 0 < batches <= self.config.restart_until and batches % _RESTART_EVERY == 0
+        if self.config.restart and due:
+            self._restart_losers(batches)
+
+    def _allow_frames(self, batches: int) -> None:
+        """Switch on what frames may do after so many batches."""
+        steps = self.config.frame_steps
+        assert isinstance(self.decoder, PrototypeDecoder)
+        self.decoder.allow(shift=batches >= steps, affine=batches >= 2 * steps)
+
+    def _restart_losers(self, batches: int) -> None:
+        """Make capsules that come first too seldom noisy copies of the one that does most often.
+
+        Moments of the optimizer are left alone: those of a capsule without images have decayed to 0.
+        """
+        assert isinstance(self.decoder, PrototypeDecoder)
+        frequency = self.mask.frequency
+        for j in range(len(frequency)):
+            busiest = int(frequency.argmax())
+            if j == busiest or float(frequency[j]) * len(frequency) >= self.config.restart:
+                continue
+            self.latent.copy_parent(j, busiest, _noise(batches, j, self.latent.W[:, j]))
+            self.decoder.copy_capsule(j, busiest, _noise(batches, j, self.decoder.T[j]))
+            # Both are to share what one had
+            frequency[busiest] /= 2
+            frequency[j] = frequency[busiest]
+            self.mask.boost[j] = self.mask.boost[busiest]
+
+
+def _noise(batches: int, j: int, like: Tensor) -> Tensor:
+    """Noise of the shape of `like`, a function of the number of batches and of the capsule."""
+    made = normal(0, batches, j, count=like.numel(), dtype=like.dtype)
+    return _RESTART_NOISE * made.view(like.shape).to(like.device)

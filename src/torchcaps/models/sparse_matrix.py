@@ -90,4 +90,4 @@ class SparseMatrixCaps(SparseModel):
         below = out.below[-1]
         info = out.infos[-1]
         held = assigned(info.coupling[-1], below.flat().activation, self.config.routing)  # R_ij a_i [b (h w i) j]
-        return self.compete(out.classes, held, below, info)
+        return self.compete(out.classes, held, below, info, images)

@@ -74,12 +74,19 @@ class _SparseModelView(ExplorerView[S, SparseOutput]):
         """Return the range of figure 5 of Rawlinson 2018."""
         return PoseRange(torch.full_like(pose, -1), torch.ones_like(pose))
 
-    def _mask_parents(self, trace: RoutingTrace) -> RoutingTrace:
-        """Mask the parents of each iteration as the model would have if routing had stopped there."""
+    def _mask_parents(self, trace: RoutingTrace, final: Tensor | None = None) -> RoutingTrace:
+        """Mask the parents of each iteration as the model would have if routing had stopped there.
+
+        Args:
+            trace: The iterations.
+            final: [j] the mask of the last one, where it does not depend on the coupling.
+        """
         # The support of each iteration, as the model computes it from the last one
         h, w = self.places
         held = assigned(trace.coupling, trace.child_activation, self.model.config.routing)  # [t i j]
         mask, _ = self.model.mask(support(held, self.children // (h * w)))  # [t j]
+        # Where routing does not rank, the mask is the same for all iterations
+        mask = mask if final is None else final.expand_as(mask)
         return trace._replace(parents=trace.parents._replace(activation=trace.parents.activation * mask))
 
 
@@ -94,7 +101,10 @@ class SparseView(_SparseModelView[SparseCaps]):
         return self.model.latent
 
     def _trace(self, out: SparseOutput) -> RoutingTrace:
-        return self._mask_parents(trace_layer(self.model.latent, out.primary, out.info))
+        trace = trace_layer(self.model.latent, out.primary, out.info)
+        if self.model.config.rank_by == "support":
+            return self._mask_parents(trace)
+        return self._mask_parents(trace, self.model.mask(out.support[:1])[0][0])
 
 
 class SparseMatrixView(_SparseModelView[SparseMatrixCaps]):

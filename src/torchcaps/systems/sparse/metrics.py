@@ -8,6 +8,7 @@ A row of the table is an `ImageEncoder`: codes and groups of images. Metrics, wh
                       affnist_svm_b, trained on placed digits and tested on moved ones
     knn, linear_probe accuracy of simpler probes; on affNIST by protocol (a)
     argmax_nmi, purity   of the capsule of rank 0 against the class, over test images
+    accuracy         with no more capsules than classes: capsules matched to classes one to one
     argmax_nmi_place  of the capsule of rank 0 against where the image was put, a quarter of the rows and of the columns
     capsules_in_band  capsules whose share of ranks 0 is in the mask's band, over augmented training images
 
@@ -31,7 +32,7 @@ from torchcaps.evaluate.baselines import fit_kmeans, fit_pca
 from torchcaps.evaluate.probes import knn, linear_probe
 from torchcaps.evaluate.results import Metrics, gather
 from torchcaps.evaluate.svm_probe import GAMMA, ProbeData, fit_svm
-from torchcaps.metrics import nmi, purity
+from torchcaps.metrics import matched_accuracy, nmi, purity
 from torchcaps.models import Model
 from torchcaps.models.sparse import SparseModel, SparseOutput
 from torchcaps.systems.base import model_name
@@ -121,6 +122,8 @@ def measure(encoded: Mapping[str, ImageCodes], data: ProbeData, gamma: float | N
     if groups is not None:
         labels = data.sets[test].labels
         row |= {"argmax_nmi": nmi(groups, labels), "purity": purity(groups, labels)}
+        if int(groups.max()) <= int(labels.max()):
+            row["accuracy"] = matched_accuracy(groups, labels)
         row |= _place_information(groups, data.sets[test].factors)
     return row
 

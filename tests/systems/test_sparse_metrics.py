@@ -146,9 +146,22 @@ def test_who_knows_the_classes_has_known_numbers():
     m = build_probe_data(recipe(), 60)
     row = told_of(knows(m, {name: data.labels for name, data in m.sets.items()}), m)
     assert row.pop("argmax_nmi_place") < 0.8
-    assert row == dict.fromkeys(["glyphs_svm", *READERS, "argmax_nmi", "purity"], pytest.approx(1.0))
+    assert row == dict.fromkeys(["glyphs_svm", *READERS, "argmax_nmi", "purity", "accuracy"], pytest.approx(1.0))
     blind = told_of(lambda images: ImageCodes(images.new_ones(len(images), 2), torch.zeros(len(images)).long()), m)
     assert blind["argmax_nmi"] == 0 and blind["glyphs_svm"] < 0.3
+
+
+def test_as_many_capsules_as_classes_are_matched_to_them_one_to_one():
+    m = build_probe_data(recipe(), 60)
+    classes = int(m.sets["test"].labels.max()) + 1
+    # Capsule j stands for class j + 1; capsule 3 takes the images of class 5, too
+    told = {name: (data.labels + classes - 1) % classes for name, data in m.sets.items()}
+    wrong = (told["test"] == 5).nonzero().flatten()
+    told["test"][wrong] = 3
+    share = 1 - len(wrong) / len(told["test"])
+    for capsules in (classes, classes + 1):
+        found = {name: ImageCodes(torch.rand(len(groups), capsules, 2), groups) for name, groups in told.items()}
+        assert measure(found, m).get("accuracy") == (pytest.approx(share) if capsules == classes else None)
 
 
 def test_who_knows_the_places_has_a_known_number_too():

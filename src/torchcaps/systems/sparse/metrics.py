@@ -8,7 +8,7 @@ A row of the table is an `ImageEncoder`: codes and groups of images. Metrics, wh
                       affnist_svm_b, trained on placed digits and tested on moved ones
     knn, linear_probe accuracy of simpler probes; on affNIST by protocol (a)
     argmax_nmi, purity   of the capsule of rank 0 against the class, over test images
-    accuracy         with no more capsules than classes: capsules matched to classes one to one
+    accuracy         with as many capsules as classes: capsules matched to classes one to one
     argmax_nmi_place  of the capsule of rank 0 against where the image was put, a quarter of the rows and of the columns
     capsules_in_band  capsules whose share of ranks 0 is in the mask's band, over augmented training images
 
@@ -122,10 +122,17 @@ def measure(encoded: Mapping[str, ImageCodes], data: ProbeData, gamma: float | N
     if groups is not None:
         labels = data.sets[test].labels
         row |= {"argmax_nmi": nmi(groups, labels), "purity": purity(groups, labels)}
-        if int(groups.max()) <= int(labels.max()):
+        if _count_groups(encoded[test]) == int(labels.max()) + 1:
             row["accuracy"] = matched_accuracy(groups, labels)
         row |= _place_information(groups, data.sets[test].factors)
     return row
+
+
+def _count_groups(found: ImageCodes) -> int:
+    """How many groups there are: capsules, or where there are only groups, those that have images."""
+    if found.codes is not None and found.codes.ndim == 3:
+        return found.codes.shape[1]
+    return 0 if found.groups is None else int(found.groups.max()) + 1
 
 
 def _place_information(groups: Tensor, factors: Mapping[str, Tensor]) -> dict[str, float]:

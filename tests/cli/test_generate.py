@@ -171,7 +171,7 @@ def test_pictures_of_sparse_capsules(capsys, sparse, classes, tmp_path):
     names = set(drawn(capsys, sparse, "--count", 3))
     images = {name for name in names if name.startswith("parts-")}
     sheets = {name for name in names if name.startswith("equivariances-")}
-    assert names - images - sheets == {"ranked", "frequencies", "equivariances"}
+    assert names - images - sheets == {"ranked", "frequencies", "equivariances", "winners"}
     assert len(images) == 3 and sheets <= {f"equivariances-{j}" for j in range(5)} and sheets
     assert {path.name for path in (sparse / "pictures").iterdir()} == {f"{name}.png" for name in names}
     words = (sparse, "--what", "ranked", "--out", tmp_path)

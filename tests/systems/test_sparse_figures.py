@@ -206,6 +206,26 @@ def test_equivariances_are_those_of_images_in_which_the_capsule_is_first(data):
         picture("equivariances", context(data, model, capsules=(absent,)))
 
 
+def test_winners_are_images_in_which_the_capsule_is_first_above_what_is_redrawn(data, monkeypatch):
+    grids: list[Any] = []
+    monkeypatch.setattr(s, "image_grid", lambda *given: grids.append(given) or b"")
+    model = made(data)
+    first = s.rank_sparse(model, data).ranks.argmin(-1)
+    picture("winners", context(data, model, count=2))
+    rows, _, notes = grids[-1]
+    assert [title for title, _ in rows] == ["image", "redrawn"] * 2
+    assert notes[0] == [f"capsule {j}" for j in range(5)]
+    stored, redrawn = data.pixels(slice(None))[:, 0], model.reconstruct(data.model_input())[:, 0]
+    for above, below in zip(rows[::2], rows[1::2], strict=True):
+        for j in range(5):
+            if not (first == j).any():
+                assert not above[1][j].any() and not below[1][j].any()
+                continue
+            row = int((stored - above[1][j]).flatten(1).abs().sum(1).argmin())
+            assert torch.equal(stored[row], above[1][j]) and int(first[row]) == j
+            torch.testing.assert_close(below[1][j], redrawn[row])
+
+
 def test_the_overview_takes_the_number_that_changes_most(data, monkeypatch):
     strips = torch.rand(4, 11, 1, 16, 16) / 100
     strips[2, :, 0, :8] = torch.linspace(0, 1, 11).view(11, 1, 1)

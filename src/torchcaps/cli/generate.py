@@ -47,7 +47,7 @@ class Generate:
     calibration.
     Of sparse capsules - parts: a test image redrawn from each capsule alone, and from all but each; ranked: the support
     of an image's capsules from the largest down; frequencies: how often each capsule has each rank; equivariances: each
-    number of the first capsule's pose from -1 to 1."""
+    number of the first capsule's pose from -1 to 1; winners: images in which each capsule is first."""
     domain: Literal["empirical", "mixture", "gaussian", "complete", "restricted"] | None = None
     """Where samples of experts come from: the poses seen in training (empirical, if not given), a mixture of
     Gaussians fitted to them (mixture), one Gaussian with their mean and covariance (gaussian), N(0, 1) (complete), or

@@ -4,6 +4,7 @@
     ranked         3  the support of an image's capsules from the largest down, also of other runs
     frequencies    4  how often each capsule has each rank
     equivariances  5  each number of the first capsule's pose from -1 to 1
+    winners        -  images in which each capsule is first, each above what is redrawn from its masked capsules
 
 The `draw_...` functions belong to the figures that `SparseSystem` lists. Capsules and the numbers of their poses
 are counted from 0, and the first capsule of an image is that of rank 0.
@@ -23,7 +24,7 @@ from torch.nn.functional import one_hot
 from torchcaps.data import Dataset, subset
 from torchcaps.errors import DataError
 from torchcaps.evaluate.figures import image_grid, pixels, png, pyplot
-from torchcaps.layers import FrameDecoder
+from torchcaps.layers import FrameDecoder, PrototypeDecoder
 from torchcaps.layers.rank_mask import rank
 from torchcaps.math.squash import norm
 from torchcaps.models import CapsNet, Model
@@ -42,6 +43,7 @@ __all__ = [
     "draw_frequencies",
     "draw_parts",
     "draw_ranked",
+    "draw_winners",
     "rank_classes",
     "rank_frequency",
     "rank_sparse",
@@ -51,6 +53,9 @@ __all__ = [
 
 STEPS = 11
 """From -1 to 1, .2 apart, as in figure 5."""
+
+WINNERS = 3
+"""Images at most of each capsule that is first in them."""
 
 _SCALE = 0.6
 """Inches an image."""
@@ -258,6 +263,31 @@ def draw_equivariances(context: SparseFigureContext) -> dict[str, bytes]:
     return {"equivariances": image_grid(most, 0.5, notes), **sheets}
 
 
+def draw_winners(context: SparseFigureContext) -> dict[str, bytes]:
+    """One sheet, a column a capsule: images in which it is first, picked by the seed, each above its redrawing."""
+    first = [context.pick((context.ranking.ranks[:, j] == 0).nonzero().flatten())[:WINNERS] for j in context.chosen]
+    rows = []
+    for n in range(max(1, max(map(len, first)))):
+        # A capsule that is first in fewer images leaves its places black.
+        pairs = [_winner(context, own[n] if n < len(own) else None) for own in first]
+        rows += [
+            ("image", pixels(torch.cat([image for image, _ in pairs]))),
+            ("redrawn", pixels(torch.cat([d for _, d in pairs]))),
+        ]
+    return {"winners": image_grid(rows, 0.5, {0: [f"capsule {j}" for j in context.chosen]})}
+
+
+def _winner(context: SparseFigureContext, row: Tensor | None) -> tuple[Tensor, Tensor]:
+    """A test image [1 c h w] and its redrawing, or black for none."""
+    if row is None:
+        blank = torch.zeros_like(context.stored_image(0))
+        return blank, blank
+    pose = context.encode(row.view(1)).pose
+    assert pose is not None, "a sparse network has masked poses"
+    n = int(row)
+    return context.stored_image(n), context.to_pixels(context.model.decode(pose), n)
+
+
 def _pair(context: SparseFigureContext, row: int, pose: Tensor) -> Tensor:
     """[2 h w] a test image, and the image redrawn from its capsules [1 j k] as they are."""
     return pixels(torch.cat([context.stored_image(row), context.to_pixels(context.model.decode(pose), row)]))
@@ -282,6 +312,6 @@ def swept(model: SparseModel, pose: Tensor, j: int) -> Tensor:
     poses = pose.repeat(k, STEPS, 1, 1)  # [k n j k]
     poses[number, :, j, number] = torch.linspace(-1, 1, STEPS).to(pose)
     # A longer pose would add ink, and hide what its direction changes.
-    if isinstance(model.decoder, FrameDecoder):
+    if isinstance(model.decoder, FrameDecoder | PrototypeDecoder):
         poses[:, :, j] *= norm(pose[j]) / norm(poses[:, :, j], keepdim=True)
     return torch.unflatten(model.decode(poses.flatten(0, 1)), 0, (k, STEPS))

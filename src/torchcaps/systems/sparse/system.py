@@ -51,6 +51,7 @@ class SparseSystem(System):
         Metric("linear_probe", "higher"),
         Metric("argmax_nmi", "higher"),
         Metric("purity", "higher"),
+        Metric("accuracy", "higher"),
         Metric("argmax_nmi_place", "neither"),
         Metric("capsules_in_band", "higher", "count"),
     )
@@ -73,6 +74,10 @@ class SparseSystem(System):
         "equivariances": Figure(
             "In each row one number of a capsule's pose changes from -1 to 1: a good row changes one property.",
             sparse_figures.draw_equivariances,
+        ),
+        "winners": Figure(
+            "In each column, test images in which a capsule comes first, each above what is redrawn of it.",
+            sparse_figures.draw_winners,
         ),
     }
     figure_options = frozenset({"beside"})

@@ -104,10 +104,10 @@ def main(words: Sequence[str] | None = None) -> None:
     measured = {(one.setting, one.instance, one.seed) for one in found}
     earlier = stored(arguments.name, reference)
     found += [one for one in earlier if (one.setting, one.instance, one.seed) not in measured]
-    # One row a setting, in the order of the runs; a cell is the mean over seeds.
+    # One row a setting, the reference first, then in the order of the runs; a cell is the mean over seeds.
     instances = sorted({one.instance for one in found})
     rows = [["setting", *(f"instance {instance}" for instance in instances), "validation error (%)", "runs"]]
-    for setting in dict.fromkeys(one.setting for one in found):
+    for setting in sorted(dict.fromkeys(one.setting for one in found), key=lambda setting: setting != "as the first"):
         errors = {i: [one.error for one in found if (one.setting, one.instance) == (setting, i)] for i in instances}
         cells = [f"{mean(values):.2f}" if values else "-" for values in errors.values()]
         # The mean of the instances' means, and only where all of them are there: one instance may be harder.

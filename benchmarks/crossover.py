@@ -2,10 +2,13 @@
 
 python -m benchmarks.crossover [--threads 1] [--json benchmarks/crossover.json]
 python -m benchmarks.crossover --what convolutions [--threads 1] [--json benchmarks/convolutions.json]
+python -m benchmarks.crossover --what bfloat16 [--threads 1] [--json benchmarks/bfloat16.json]
 
 votes           small layers of both routers, forward and backward: what `routing.dispatch.WORTH` rests on
 convolutions    by way of spectra and torch's, forward and backward: what `kernels.fourier.FFT_COST` rests on; "taken"
                 is what `kernels.fourier.is_faster` says
+bfloat16        by columns and torch's, both in bfloat16, forward and backward, and torch's in float32 beside: what the
+                sizes in `kernels.columns` rest on; "taken" is what `kernels.columns.is_faster` says
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from torch.nn.functional import conv2d
 
 from benchmarks.cases import case_of
 from benchmarks.timing import best_times, busy, threads
+from torchcaps.kernels import columns
 from torchcaps.kernels.fourier import fourier_conv2d, is_faster
 from torchcaps.kernels.threads import kernel_mode
 from torchcaps.routing import dispatch
@@ -84,17 +88,35 @@ CONVOLUTIONS = [
     Convolution(128, 256, 5, 1, 8),
 ]
 SAMPLES = (8, 16, 32, 64, 128)
+BFLOAT16_SAMPLES = (16, 128)
 
 
-WAYS: dict[str, Callable[[Tensor, Tensor, int], Tensor]] = {
-    "ours": fourier_conv2d,
-    "torch": lambda x, w, stride: conv2d(x, w, stride=stride),
+Way = Callable[[Tensor, Tensor, int], Tensor]
+
+
+def torch_conv2d(x: Tensor, w: Tensor, stride: int) -> Tensor:
+    """torch's own, in the precision of the images."""
+    return conv2d(x, w, stride=stride)
+
+
+WAYS: dict[str, Way] = {"ours": fourier_conv2d, "torch": torch_conv2d}
+BFLOAT16_WAYS: dict[str, Way] = {
+    "ours": columns.column_conv2d,
+    "torch": torch_conv2d,
+    "float32": lambda x, w, stride: conv2d(x.float(), w.float(), stride=stride),
 }
+BFLOAT16_CONVOLUTIONS = [
+    Convolution(256, 256, 9, 2, 20),
+    Convolution(64, 256, 9, 1, 10),
+    Convolution(64, 256, 9, 1, 16),
+    Convolution(256, 256, 9, 2, 32),
+    Convolution(64, 128, 7, 1, 10),
+    Convolution(64, 128, 5, 1, 10),
+]
 
 
-def step_of(way: str, x: Tensor, w: Tensor, stride: int) -> Callable[[], tuple[Tensor, ...]]:
+def step_of(convolve: Way, x: Tensor, w: Tensor, stride: int) -> Callable[[], tuple[Tensor, ...]]:
     """Forward and backward, to images and kernels."""
-    convolve = WAYS[way]
     slopes = torch.randn_like(convolve(x, w, stride).detach())
     return lambda: torch.autograd.grad(convolve(x, w, stride), (x, w), slopes)
 
@@ -106,13 +128,27 @@ def convolution_rows(convolutions: Sequence[Convolution], batches: Sequence[int]
         for batch in batches:
             (x, w) = conv.tensors(batch)
             s = conv.stride
-            tasks = {way: step_of(way, x, w, s) for way in WAYS}
+            tasks = {name: step_of(way, x, w, s) for name, way in WAYS.items()}
             tasks["ours"]()  # compiles
             best = best_times(tasks, seconds)
             times = [f"{1000 * best[way]:.2f}" for way in WAYS]
             ratio = f"{best['torch'] / best['ours']:.1f}"
             taken = "yes" if is_faster(x, w, s) else "no"
             found.append([str(conv), str(batch), *times, ratio, taken])
+    return found
+
+
+def bfloat16_rows(convolutions: Sequence[Convolution], batches: Sequence[int], seconds: float) -> list[list[str]]:
+    """A line a convolution and batch, images and kernels in bfloat16."""
+    found = [["convolution", "batch", "ours ms", "torch ms", "float32 ms", "torch / ours", "float32 / ours", "taken"]]
+    for conv in progress(convolutions, "measuring"):
+        for batch in batches:
+            (x, w) = (part.detach().bfloat16().requires_grad_() for part in conv.tensors(batch))
+            s = conv.stride
+            best = best_times({name: step_of(way, x, w, s) for name, way in BFLOAT16_WAYS.items()}, seconds)
+            times = [f"{1000 * best[name]:.2f}" for name in BFLOAT16_WAYS]
+            ratios = [f"{best[name] / best['ours']:.1f}" for name in ("torch", "float32")]
+            found.append([str(conv), str(batch), *times, *ratios, "yes" if columns.is_faster(x, w, s) else "no"])
     return found
 
 
@@ -131,7 +167,12 @@ def convolutions(seconds: float) -> list[list[str]]:
         return convolution_rows(CONVOLUTIONS, SAMPLES, seconds)
 
 
-TABLES = {"votes": votes, "convolutions": convolutions}
+def bfloat16(seconds: float) -> list[list[str]]:
+    with kernel_mode("fast"):
+        return bfloat16_rows(BFLOAT16_CONVOLUTIONS, BFLOAT16_SAMPLES, seconds)
+
+
+TABLES = {"votes": votes, "convolutions": convolutions, "bfloat16": bfloat16}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

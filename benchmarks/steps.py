@@ -35,7 +35,7 @@ SYSTEMS = {"capsnet-28": 28, "em-64-8-16-16": 32, "sparse-40": 40, "cd-576x8-20x
 """Cases, and the side of the images that their step begins with; contrastive divergence has features at hand."""
 
 PARTS: dict[str, Sequence[str]] = {
-    "convolution": ("convolution", "fourier_conv"),
+    "convolution": ("convolution", "fourier_conv", "column_conv"),
     "routing": ("torchcaps::", "torchcaps_", "_Contrast"),
     "linear": ("::addmm", "::mm", "::bmm", "::baddbmm", "::linear"),
     "optimizer": ("optimizer.step", "::_fused_adam", "::_foreach", "::lerp", "::addcdiv", "::addcmul"),

@@ -8,6 +8,7 @@ import os
 import pytest
 
 from benchmarks import crossover
+from support.hardware import multiplies_bfloat16
 from torchcaps.kernels import fourier
 from torchcaps.kernels.threads import SWITCH
 from torchcaps.routing import dispatch
@@ -41,8 +42,20 @@ def test_the_table_of_convolutions(tmp_path, monkeypatch, capsys):
 
 def test_both_ways_of_a_step_have_both_gradients():
     x, w = crossover.Convolution(16, 16, 3, 2, 6).tensors(2)
-    for way in crossover.WAYS:
+    for way in (crossover.torch_conv2d, *crossover.WAYS.values()):
         assert [grad.shape for grad in crossover.step_of(way, x, w, 2)()] == [x.shape, w.shape]
+
+
+def test_bfloat16_is_measured_beside_torchs_and_float32(tmp_path, monkeypatch):
+    if not multiplies_bfloat16():
+        pytest.skip("this CPU does not multiply bfloat16 matrices")
+    monkeypatch.setattr(crossover, "BFLOAT16_CONVOLUTIONS", [crossover.Convolution(16, 16, 7, 1, 9)])
+    monkeypatch.setattr(crossover, "BFLOAT16_SAMPLES", (1, 3))
+    path = tmp_path / "bfloat16.json"
+    assert crossover.main(["--what", "bfloat16", "--seconds", "0.001", "--json", str(path)]) == 0
+    head, *rows = json.loads(path.read_text())
+    assert len(head) == len(rows[0]) == 8 and [row[1] for row in rows] == ["1", "3"]
+    assert all(float(cell) > 0 for row in rows for cell in row[2:5]) and rows[0][-1] == "yes"
 
 
 def test_an_unknown_table_is_refused(capsys):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torchcaps.kernels import fourier
 from torchcaps.kernels.fourier import fourier_conv2d, is_faster
 from torchcaps.kernels.threads import SWITCH
-from torchcaps.layers import Convolution, convolution
+from torchcaps.layers import Convolution
 from torchcaps.models.capsnet import CapsNetConfig, SmallCapsNetConfig
 from torchcaps.types import ImageSpec
 
@@ -48,7 +48,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         strides.append(stride)
         return fourier_conv2d(x, w, stride)
 
-    monkeypatch.setattr(convolution, "fourier_conv2d", spectra)
+    monkeypatch.setattr(fourier, "fourier_conv2d", spectra)
     return strides
 
 
@@ -173,7 +173,7 @@ def test_capsnets_primary_layer_takes_spectra(monkeypatch: pytest.MonkeyPatch) -
         seen.append((*x.shape, *w.shape, stride))
         return x.new_zeros(len(x), len(w), 6, 6)
 
-    monkeypatch.setattr(convolution, "fourier_conv2d", spectra)
+    monkeypatch.setattr(fourier, "fourier_conv2d", spectra)
     net = CapsNetConfig().build(ImageSpec(1, 28, 28, 10))
     assert isinstance(net.conv, Convolution) and net.conv.in_channels == 1
     net.primary(torch.zeros(128, 256, 20, 20))

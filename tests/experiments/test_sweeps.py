@@ -31,8 +31,12 @@ OLD = {
 """Results of an earlier state of a recipe, which the lab notebook shows."""
 EVALUATED = [name for name, found in RESULTS.items() if "recipe" in found and name not in SCRIPTS | OLD]
 ATTACKED = [name for name in RESULTS if name.endswith("-attacks")]
-CHANGED = {"matrix-smallnorb-normed-long": {"model.init.switch", "model.init.switch_classes"}}
-"""Settings that changed after a result was made; docs/lab-notebook/matrix.md says so."""
+CHANGED = {
+    "matrix-smallnorb-normed-long": {"model.init.switch", "model.init.switch_classes"},
+    "capsnet-mnist": {"train.precision"},
+}
+"""Settings that changed after a result was made, as docs/lab-notebook/matrix.md says, or that not every processor has:
+docs/systems/capsnet.md says that its network was trained in bfloat16."""
 OTHER = r"about|seed|start|data\.data_dir|paper\..*|.*\.total_steps"
 """Settings that are not compared: places on a machine, and what does not decide how a seed is trained."""
 

@@ -93,7 +93,8 @@ def test_rounding_is_that_of_bfloat16() -> None:
 
 def test_torch_checks_the_operator() -> None:
     x, w = whole((3, 4, 9, 8), 0).requires_grad_(), whole((5, 4, 3, 3), 1).requires_grad_()
-    torch.library.opcheck(torch.ops.torchcaps.column_conv.default, (x, w, 2))
+    found = torch.library.opcheck(torch.ops.torchcaps.column_conv.default, (x, w, 2))
+    assert set(found.values()) == {"SUCCESS"}
 
 
 def test_the_layer_takes_columns_in_mixed_precision_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,6 +36,7 @@ CONFIGS: dict[str, Any] = {
     "sparse": SMALL["sparse"],
     "sparse-shared": SMALL["sparse-small"],
     "sparse-frames": replace(SMALL["sparse"], frames=True),
+    "sparse-prototypes": replace(SMALL["sparse"], frames=True, prototypes=True, rank_by="reconstruction"),
     "sparse-matrix": replace(SMALL["sparse-matrix"], capsule_kernel=2),
     "poe": SMALL["poe"],
     "poe-routed": ROUTED,

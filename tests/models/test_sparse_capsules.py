@@ -403,6 +403,30 @@ def test_training_with_prototypes_changes_every_parameter_and_repeats() -> None:
     assert all(torch.equal(a, b) for a, b in zip(states[0].values(), states[1].values(), strict=True))
 
 
+def test_frames_and_restarts_go_on_from_the_state_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is switched on, and who restarts, is decided by buffers: a model with the same state ends the same."""
+    monkeypatch.setattr(sparse, "_RESTART_EVERY", 2)
+    one = build(PROTOTYPES)
+    train_steps(one, range(4))
+    other = build(PROTOTYPES, seed=1)
+    other.load_state_dict(one.state_dict())
+    for model in (one, other):
+        train_steps(model, range(4, 10))
+    assert int(one.mask.batches) == 10
+    assert all(torch.equal(a, b) for a, b in zip(one.state_dict().values(), other.state_dict().values(), strict=True))
+
+
+def train_steps(model: SparseCaps, steps: range) -> None:
+    """Plain gradient descent, which has no state of its own."""
+    for step in steps:
+        loss = model.objective(batch(b=8, seed=step), step)["loss"]
+        gradients = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
+        with torch.no_grad():
+            for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+                if gradient is not None:
+                    parameter -= 0.01 * gradient
+
+
 @pytest.mark.parametrize(
     ("settings", "named"),
     [

@@ -49,6 +49,7 @@ TABLES: dict[str, Any] = {
 }  # fmt: skip
 RUNS: dict[str, dict[str, Any]] = {
     "least-squares": {"energy": {"magnitudes": "bernoulli"}, "decoder": {"curvature": 2, "examples": 32}},
+    "covered": {"decoder": {"coverage": 0.8, "examples": 32}},
     "gradient": {
         "energy": {
             "chain": "persistent", "magnitudes": "bernoulli", "steps": 2, "gradient": "autograd",

@@ -32,7 +32,7 @@ PARTS = ("autoencoder", "energy", "decoder")
 MOMENTS = ("autoencoder:4", "capsules:prepare", "capsules:5", "decoder:4", "decoder:finish")
 TABLES: dict[str, Any] = {
     "name": "tiny",
-    "seed": 3,
+    "seed": 1,  # widths of principal axes differ: of equal ones the last digit decides the direction
     "data": {"name": "glyphs", "train": 64, "test": 16, "size": 14},
     "model": {
         "name": "poe", "capsules": 4, "dimension": 3, "child_dimension": 4,

@@ -85,12 +85,23 @@ export class Experts {
     return z.map((x, k) => on * (k < cut ? x / Math.sqrt(q || 1) : x));
   }
 
+  /** Products of every two coordinates of a hidden capsule along its principal axes, and the squares. @param {number} j @param {number[]} x */
+  products(j, x) {
+    const { data: A, shape: [, K, Q] } = this.weight("decoder.axes");
+    const y = Array.from({ length: Q }, (_, q) => x.reduce((sum, value, k) => sum + A[(j * K + k) * Q + q] * value, 0));
+    return y.flatMap((one, p) => y.slice(p).map((other) => one * other));
+  }
+
   /** The upright drawing of one expert in a pose, all others being off. @param {number} j @param {number[]} z */
   draw(j, z) {
     const x = this.hidden(z);
-    const { data: U, shape: [, I, D, K] } = this.weight("decoder.U");
+    const [, I, D] = this.weight("decoder.U").shape;
     const features = Float32Array.from(this.weight("decoder.intercept").data);
-    for (let n = 0; n < I * D; n++) for (let k = 0; k < K; k++) features[n] += U[(j * I * D + n) * K + k] * x[k];
+    const add = ({ data, shape: [, , , K] }, numbers) => {
+      for (let n = 0; n < I * D; n++) for (let k = 0; k < K; k++) features[n] += data[(j * I * D + n) * K + k] * numbers[k];
+    };
+    add(this.weight("decoder.U"), x);
+    if (this.weight("decoder.Q")) add(this.weight("decoder.Q"), this.products(j, x));
     // Children are d channels at a place: back to maps [c h w]
     const conv2 = this.weight("autoencoder.conv2.weight");
     const [c, , kernel] = conv2.shape;

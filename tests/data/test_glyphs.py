@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import colorsys
 import hashlib
 import math
 
@@ -10,7 +11,8 @@ import torch
 from torch import Tensor
 
 from torchcaps.data import glyphs as module
-from torchcaps.data.glyphs import RANGES, SEGMENTS, Factors, draw_factors, draw_jitter, glyphs, render
+from torchcaps.data.builtin import GlyphsConfig
+from torchcaps.data.glyphs import RANGES, SEGMENTS, Factors, draw_factors, draw_hue, draw_jitter, glyphs, paint, render
 from torchcaps.errors import DataError
 
 LABELS = [3, 4, 8, 0, 5, 0, 2, 7, 8, 8, 6, 5, 7, 9, 5, 5, 8, 4, 8, 5]
@@ -243,6 +245,41 @@ def test_float_and_uint8_agree_and_an_empty_batch_is_empty() -> None:
     assert ink.dtype == torch.float32 and ink.min() == 0 and ink.max() == 1
     assert torch.equal((ink * 255 + 0.5).floor().to(torch.uint8), images)  # half a gray level rounds up
     assert glyphs(4, index[:0], 16)[0].shape == (0, 1, 16, 16)
+
+
+def test_paint_is_the_color_of_the_hue_times_the_ink() -> None:
+    """Against the standard library, a pixel at a time; hues outside of one turn, too."""
+    images = glyphs(5, torch.arange(6), 12)[0]
+    hue = torch.tensor([0.0, 1.0, 2.5, -3.0, 7.0, 4 * math.pi / 3])
+    painted = paint(images, hue)
+    assert painted.shape == (6, 3, 12, 12) and painted.dtype == torch.uint8
+    for b in range(6):
+        color = colorsys.hsv_to_rgb(float(hue[b]) / (2 * math.pi) % 1, 1, 1)
+        for row in range(12):
+            for column in range(12):
+                ink = int(images[b, 0, row, column])
+                for c in range(3):
+                    assert int(painted[b, c, row, column]) == pytest.approx(ink * color[c], abs=0.51)
+    torch.testing.assert_close(painted.amax(1, keepdim=True), images, atol=1, rtol=0)
+
+
+def test_hues_are_even_and_tell_nothing_of_the_digit() -> None:
+    index = torch.arange(4000)
+    hue = draw_hue(2, index)
+    counts = torch.histc(hue, 8, -math.pi, math.pi)
+    assert (counts > 420).all() and (counts < 580).all() and float(counts.sum()) == 4000
+    factors = torch.stack([f.float() for f in draw_factors(2, index)])
+    assert float(torch.corrcoef(torch.cat([factors, hue[None]]))[-1, :-1].abs().max()) < 0.05
+    assert torch.equal(draw_hue(2, index[5:9]), hue[5:9])
+
+
+def test_the_colored_set_has_the_digits_of_the_gray_one_and_their_hues() -> None:
+    gray = GlyphsConfig(train=20, test=5, size=12).load()
+    colored = GlyphsConfig(train=20, test=5, size=12, color=True).load()
+    assert colored.train.images.shape == (20, 3, 12, 12)
+    torch.testing.assert_close(colored.test.images.amax(1, keepdim=True), gray.test.images, atol=1, rtol=0)
+    assert torch.equal(colored.train.labels, gray.train.labels)
+    assert set(colored.train.factors) == {*gray.train.factors, "hue"}
 
 
 def test_wrong_input_is_refused_in_one_line() -> None:

@@ -10,6 +10,8 @@ in a frame whose origin is the center of the image, with x to the right and y do
 
     ink = clip((thickness / 2 - distance) / softness + 1/2, 0, 1)
 
+`paint` gives the ink of each digit a hue, on black.
+
 Random numbers are hashes of (seed, index), and the arithmetic on pixels is of the kind that IEEE-754 rounds in
 one way only: an image is the same bytes in any batch and on any number of threads.
 """
@@ -25,7 +27,7 @@ from torch import Tensor
 from torchcaps.errors import DataError
 from torchcaps.utils.random import hash_counters, uniform
 
-__all__ = ["RANGES", "SEGMENTS", "Factors", "draw_factors", "draw_jitter", "glyphs", "render"]
+__all__ = ["RANGES", "SEGMENTS", "Factors", "draw_factors", "draw_hue", "draw_jitter", "glyphs", "paint", "render"]
 
 RANGES = {
     "x": (-0.08, 0.08),
@@ -36,7 +38,7 @@ RANGES = {
     "thickness": (0.06, 0.11),
 }  # even the outermost draw stays inside of the image, and from 28 pixels on leaves its border black
 
-_LABEL, _FACTORS, _JITTER = range(3)  # the first counter: what is drawn
+_LABEL, _FACTORS, _JITTER, _HUE = range(4)  # the first counter: what is drawn
 _WIDTH = 0.32
 _HEIGHT = 0.5  # half the box of a digit
 _BEND = 0.13  # size of the jitter; below 1/6 the bent box stays inside itself, without folds
@@ -120,6 +122,28 @@ def draw_jitter(seed: int, index: Tensor) -> Tensor:  # [b 2 3]
     """Draw the jitter of images `index` [b]: coefficients in [-1, 1) that bend x and y, see `_bend`."""
     _check_index(index)
     return (2 * uniform(seed, _JITTER, index, count=6) - 1).view(len(index), 2, 3)
+
+
+def draw_hue(seed: int, index: Tensor) -> Tensor:  # [b]
+    """Draw the hue of images `index` [b] in radians, uniform from -π to π and independent of the factors."""
+    _check_index(index)
+    return (uniform(seed, _HUE, index, count=1).squeeze(-1) - 0.5) * (2 * math.pi)
+
+
+def paint(images: Tensor, hue: Tensor) -> Tensor:
+    """Give each gray image a color on black.
+
+    Args:
+        images: uint8 [b 1 h w].
+        hue: [b] in radians; 0 is red, 2 π / 3 green and 4 π / 3 blue.
+
+    Returns:
+        Red, green and blue, uint8 [b 3 h w]; at every pixel at least one of them is 0, and the largest is the gray.
+    """
+    sixth = (hue / (math.pi / 3)).remainder(6)
+    red, green, blue = (sixth - 3).abs() - 1, 2 - (sixth - 2).abs(), 2 - (sixth - 4).abs()
+    color = torch.stack([red, green, blue], -1).clamp(0, 1)  # [b c]
+    return (images * color[:, :, None, None]).add_(0.5).to(torch.uint8)
 
 
 def render(factors: Factors, size: int = 28, jitter: Tensor | None = None) -> Tensor:

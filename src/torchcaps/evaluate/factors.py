@@ -40,8 +40,8 @@ PIXEL_CONTROLS = ("pixel components", "pixel directions")
 LEAST = 8
 """A class with fewer images is left out."""
 
-_PERIODS = {"rotation": 2 * math.pi, "azimuth": 36.0}
-"""Angles and their full turn: rotations of glyphs and affNIST in radians, smallNORB's azimuth in tens of degrees."""
+_PERIODS = {"rotation": 2 * math.pi, "hue": 2 * math.pi, "azimuth": 36.0}
+"""Angles and their full turn: of glyphs and affNIST in radians, smallNORB's azimuth in tens of degrees."""
 
 _UNORDERED = ("instance", "lighting", "familiar")
 """Factors that are names, not quantities: smallNORB's object instances and lamps, and what was trained on."""

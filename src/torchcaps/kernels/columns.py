@@ -6,7 +6,8 @@ each, W the kernels and G the derivative of the result,
     y = C Wᵀ        dC = G W, whose columns are added where they came from        dW = Gᵀ C
 
 torch's own convolution in bfloat16 is as fast forward, and several times slower backward if the kernel is large
-(`python -m benchmarks.crossover --what bfloat16`). So many images are worked on at a time that their columns stay in the cache.
+(`python -m benchmarks.crossover --what bfloat16`). So many images are worked on at a time that their columns stay in
+the cache.
 Products are of bfloat16 numbers; dx and dW are added up in float32.
 """
 

@@ -30,6 +30,7 @@ from torchcaps.models import Model
 from torchcaps.train.batches import BatchRequest, BatchSource, DatasetSource
 from torchcaps.train.checkpoint import DataFingerprints, decode, encode
 from torchcaps.train.journal import Journal
+from torchcaps.train.loss_watch import LossWatch
 from torchcaps.train.model_sizes import refusing_lack_of_memory
 from torchcaps.train.precision import check_precision
 from torchcaps.train.recipe import BatchShare, Recipe, TrainConfig, stage_names, stage_of
@@ -343,6 +344,7 @@ def _one_stage(job: _Job, training: TrainState) -> None:
     pixels = training.stage_model.uses_images
     request = BatchRequest(settings, seed, group, first=training.step, total=total, pixels=pixels)
     share = _share(job, settings)
+    watch = LossWatch(training.label)
     with (
         _display(job, training, settings.batch, total) as display,
         when_compiling(display.compiling),
@@ -374,6 +376,7 @@ def _one_stage(job: _Job, training: TrainState) -> None:
             # Journal, progress bar, checkpoint.
             if logs or saves or ends or checked:
                 values = _report(terms, training, group) | checked
+                watch.see(training.step, values["loss"])
                 display.update(training.step, values, is_last=ends)
                 _write_down(job.journal, training, values, epoch)
             if saves and not ends:

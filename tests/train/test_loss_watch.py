@@ -12,7 +12,7 @@ from torchcaps.train import train
 from torchcaps.train.loss_watch import LossWatch
 
 
-def notices(caplog: pytest.LogCaptureFixture, losses: list[float], label: str = "") -> list[str]:
+def notices(caplog: pytest.LogCaptureFixture, losses: list[float], label: str | None = None) -> list[str]:
     watch = LossWatch(label)
     with caplog.at_level(logging.WARNING, "torchcaps"):
         for step, loss in enumerate(losses, 1):

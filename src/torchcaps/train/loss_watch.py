@@ -16,10 +16,10 @@ class LossWatch:
     """Looks at the losses that a stage reports, and speaks at most once.
 
     Args:
-        label: Name of the stage, or "" if there is only one.
+        label: Name of the stage, if there are several.
     """
 
-    def __init__(self, label: str) -> None:
+    def __init__(self, label: str | None = None) -> None:
         self._where = f" of stage '{label}'" if label else ""
         self._seen = 0
         self._usual = 0.0

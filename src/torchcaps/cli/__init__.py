@@ -24,7 +24,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         # Inside the try, so that an import that fails, or Ctrl-C during it, also ends in one line
         from torchcaps.cli.parse import parse
+        from torchcaps.utils.memory import keep_freed_memory
 
+        keep_freed_memory()
         return parse(args).run()
     except BrokenPipeError:
         # The reader of a pipe, such as `head`, has left: nobody is there to be told

@@ -281,6 +281,17 @@ def test_the_band_is_the_papers_at_16_capsules_and_can_be_given() -> None:
     assert (SparseMask(5, band=(0.03, 0.12)).low, SparseMask(5, band=(0.03, 0.12)).high) == (0.03, 0.12)
 
 
+def test_capsules_that_come_first_too_seldom_share_the_images_of_the_busiest() -> None:
+    mask = SparseMask(4)
+    mask.frequency.copy_(torch.tensor([0.01, 0.6, 0.02, 0.37]))
+    mask.boost.copy_(torch.tensor([1.5, 1.0, 1.4, 1.2]))
+    # An even part is .25: below a fifth of it are the first and the third; the second halves, then the fourth leads
+    assert mask.pick_restarts(0.2) == [(0, 1), (2, 3)]
+    torch.testing.assert_close(mask.frequency, torch.tensor([0.3, 0.3, 0.185, 0.185]))
+    torch.testing.assert_close(mask.boost, torch.tensor([1.0, 1.0, 1.2, 1.2]))
+    assert mask.pick_restarts(0.2) == []
+
+
 def test_asking_for_a_mask_changes_no_statistics() -> None:
     layer = SparseMask(4, every=1)
     before = {name: value.clone() for name, value in layer.state_dict().items()}

@@ -11,13 +11,15 @@ than one does from image to image, one capsule would come first for all images, 
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor, nn
 
 from torchcaps.errors import RecipeError, ShapeError
 from torchcaps.layers.capsules import check_positive
 
-__all__ = ["SparseMask", "rank", "rank_mask", "update_boost", "update_frequency"]
+__all__ = ["Restart", "SparseMask", "rank", "rank_mask", "update_boost", "update_frequency"]
 
 
 def rank(support: Tensor) -> Tensor:
@@ -83,6 +85,18 @@ def update_boost(boost: Tensor, frequency: Tensor, low: float, high: float, delt
     # Not below 1: frequent winners only lose the boost that they were given
     raised = torch.where(frequency < low, boost + delta, boost)
     return torch.where(frequency > high, (raised - delta).clamp_min(1.0), raised)
+
+
+class Restart(NamedTuple):
+    """A capsule that is to become a noisy copy of another.
+
+    Attributes:
+        capsule: Which comes first too seldom.
+        source: Which comes first most often.
+    """
+
+    capsule: int
+    source: int
 
 
 class SparseMask(nn.Module):
@@ -197,3 +211,24 @@ class SparseMask(nn.Module):
         self.batches.add_(1)
         if int(self.batches) % self.every == 0:
             self.boost.copy_(update_boost(self.boost, self.frequency, self.low, self.high, self.delta))
+
+    @torch.no_grad()
+    def pick_restarts(self, share: float) -> list[Restart]:
+        """Pick the capsules that come first too seldom; each is counted as sharing its source's images from now on.
+
+        Args:
+            share: Of an even part of the images, below which a capsule is picked.
+
+        Returns:
+            The copies to make, in this order: a capsule that was just copied may be the next one's source.
+        """
+        picked = []
+        for j in range(len(self.frequency)):
+            source = int(self.frequency.argmax())
+            if j == source or float(self.frequency[j]) * len(self.frequency) >= share:
+                continue
+            picked.append(Restart(j, source))
+            self.frequency[source] /= 2
+            self.frequency[j] = self.frequency[source]
+            self.boost[j] = self.boost[source]
+        return picked

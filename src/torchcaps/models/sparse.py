@@ -400,17 +400,9 @@ class SparseCaps(SparseModel):
         Moments of the optimizer are left alone: those of a capsule without images have decayed to 0.
         """
         assert isinstance(self.decoder, PrototypeDecoder)
-        frequency = self.mask.frequency
-        for j in range(len(frequency)):
-            busiest = int(frequency.argmax())
-            if j == busiest or float(frequency[j]) * len(frequency) >= self.config.restart:
-                continue
-            self.latent.copy_parent(j, busiest, _noise(batches, j, self.latent.W[:, j]))
-            self.decoder.copy_capsule(j, busiest, _noise(batches, j, self.decoder.T[j]))
-            # Both are to share what one had
-            frequency[busiest] /= 2
-            frequency[j] = frequency[busiest]
-            self.mask.boost[j] = self.mask.boost[busiest]
+        for j, source in self.mask.pick_restarts(self.config.restart):
+            self.latent.copy_parent(j, source, _noise(batches, j, self.latent.W[:, j]))
+            self.decoder.copy_capsule(j, source, _noise(batches, j, self.decoder.T[j]))
 
 
 def _noise(batches: int, j: int, like: Tensor) -> Tensor:

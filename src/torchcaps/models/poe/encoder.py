@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.kernels import contrastive_ops
-from torchcaps.layers.rank_mask import SparseMask, rank, rank_mask
+from torchcaps.layers.rank_mask import Restart, SparseMask, rank, rank_mask
 from torchcaps.math.squash import norm, squash
 from torchcaps.models.poe import energy
 from torchcaps.models.poe.config import EnergyConfig
@@ -144,8 +144,8 @@ class CapsuleEnergy(nn.Module):
         self.register_buffer("near", torch.zeros(capsules, capsules) if joined else None)
         count = 0 if self.ranker is None else len(self.ranker.bias)
         self.register_buffer("owner", torch.full((count,), -1) if self.joins and count else None)
-        # Pairs (j, busiest) of the last step: j became a noisy copy
-        self.restarted: list[tuple[int, int]] = []
+        # Of the last step
+        self.restarted: list[Restart] = []
 
     def _build_ranker(self, children: int) -> CapsuleEnergy:
         """Build capsules over the ranking children: plain ones, whose gain is half the number of these children."""
@@ -286,8 +286,8 @@ class CapsuleEnergy(nn.Module):
         if self.ranker is not None:
             ranked = self.ranker.contrast(self._split(x)[1], step, draws)["loss"]
             if not self.joins:
-                for j, busiest in self.ranker.restarted:
-                    self._copy_capsule(j, busiest, step, draws.seed)
+                for j, source in self.ranker.restarted:
+                    self._copy_capsule(j, source, step, draws.seed)
             elif step == self.joins_at:
                 self._join()
         # Positive phase: what the images' children say.
@@ -392,18 +392,9 @@ class CapsuleEnergy(nn.Module):
         due = step > c.ramp and step < last and step % _RESTART_EVERY == 0
         if self.mask is None or not c.restart or not due:
             return
-        frequency = self.mask.frequency
-        J = len(frequency)
-        for j in range(J):
-            busiest = int(frequency.argmax())
-            if float(frequency[j]) * J >= c.restart or j == busiest:
-                continue
-            self._copy_capsule(j, busiest, step, seed)
-            self.restarted.append((j, busiest))
-            # Both are to share what one had
-            frequency[busiest] /= 2
-            frequency[j] = frequency[busiest]
-            self.mask.boost[j] = self.mask.boost[busiest]
+        self.restarted = self.mask.pick_restarts(c.restart)
+        for j, source in self.restarted:
+            self._copy_capsule(j, source, step, seed)
 
     @torch.no_grad()
     def _copy_capsule(self, j: int, source: int, step: int, seed: int) -> None:

@@ -15,6 +15,7 @@ import em_free_energy
 import held_out_instances
 import poe_decoders
 import poe_likelihood
+import poe_refined_frames
 import validation_table
 from support.easy_images import easy
 from support.tiny_recipe import tiny
@@ -127,21 +128,26 @@ def test_runs_are_compared_on_what_they_hold_out(tmp_path, monkeypatch):
     assert len(json.loads((tmp_path / "results" / "lab-choice.json").read_text())["rows"]) == 3
 
 
-def test_decoders_are_compared_on_the_same_capsules_beside_local_pca(tmp_path, monkeypatch):
-    monkeypatch.setattr(poe_decoders, "SAMPLES", 6)
-    recipe = recipe_of(
+def framed_recipe(**prototypes: int) -> Recipe:
+    """Expert capsules with frames and edges, trained in a second."""
+    return recipe_of(
         {
             "name": "framed",
             "data": {"name": "glyphs", "train": 256, "test": 64, "size": 16},
             "model": {
                 "name": "poe", "capsules": 4, "dimension": 4, "child_dimension": 4,
                 "autoencoder": {"channels": [8, 8], "kernel": 5},
-                "children": "edges", "frames": "moments", "energy": {"ramp": 10, "loosen": 20},
+                "children": "edges", "frames": "moments", "energy": {"ramp": 10, "loosen": 20, **prototypes},
             },
             "train": {"epochs": 3.0, "batch": 32},
             "optimizer": {"lr": 0.01},
         }
     )  # fmt: skip
+
+
+def test_decoders_are_compared_on_the_same_capsules_beside_local_pca(tmp_path, monkeypatch):
+    monkeypatch.setattr(poe_decoders, "SAMPLES", 6)
+    recipe = framed_recipe()
     splits = recipe.data.load()
     model = cast(PoE, train(recipe, tmp_path / "run", quiet=True).model)
     judge = CNN(CNNConfig(widths=(4,), hidden=(6,)), splits.train.spec).eval()
@@ -160,3 +166,23 @@ def test_decoders_are_compared_on_the_same_capsules_beside_local_pca(tmp_path, m
     table = poe_decoders.table([rows, rows])
     assert table[0][:2] == ["row", "mse"] and len(table) == 5 and len({len(line) for line in table}) == 1
     assert table[1][1] == f"{errors[0]:.5f}" and table[3][-1] == "-"
+
+
+def test_a_refined_frame_never_lowers_the_support_of_the_best_capsule(tmp_path):
+    recipe = framed_recipe(prototypes=2)
+    model = cast(PoE, train(recipe, tmp_path / "run", quiet=True).model.eval())
+    images = recipe.data.load().test.model_input()[:24]
+    before = poe_refined_frames.moments(model, images)
+    # Capsules are ranked as the model itself ranks them
+    state = model.infer(images)
+    assert state.ranks is not None and torch.equal(before.argmax(1), state.ranks.argmin(1))
+    after = poe_refined_frames.refined(model, images, 2)
+    assert (after.amax(1) >= before.amax(1) - 1e-6).all() and (after.amax(1) > before.amax(1) + 1e-3).any()
+    apart = poe_refined_frames.refined_apart(model, images, 1)
+    assert apart.shape == before.shape and (apart >= before - 1e-6).all()
+
+
+def test_the_search_finds_the_top_of_a_hill():
+    top = torch.tensor([[0.1, -0.2, 1.5, 0.4], [0.0, 0.1, -1.0, 2.0]])
+    found = poe_refined_frames.refine(lambda numbers: -(numbers - top).square().sum(1), torch.zeros(2, 4), rounds=6)
+    assert (found - top).abs().max() < 0.1

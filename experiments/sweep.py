@@ -53,6 +53,7 @@ from torchcaps.train.checkpoint import load as read_checkpoint
 from torchcaps.train.recipe import NOT_INHERITED, recipe_of
 from torchcaps.train.run import checkpoint_path
 from torchcaps.train.validation import validation_accuracy
+from torchcaps.utils.memory import keep_freed_memory
 
 ROOT = Path(__file__).parents[1]
 EXPERIMENTS = Path(__file__).parent
@@ -507,4 +508,5 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    keep_freed_memory()
     sys.exit(main())

@@ -157,6 +157,7 @@ STATED_PERCENT = {
         "0.25": "Sabour 2017, table 1",
         "5.2": "Sabour 2017, table 1",
     },
+    "docs/systems/sparse.md": {"97.9": "Monnier 2020"},
     "docs/systems/matrix.md": {"2.2": "Hinton 2018, table 1", "1.8": "Hinton 2018, table 1"},
     "docs/results/index.md": {"1.8": "Hinton 2018, table 1"},
 }

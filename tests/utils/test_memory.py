@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import pytest
 
+from torchcaps import cli
 from torchcaps.utils import memory
 
 PROGRAM = """
@@ -67,3 +68,11 @@ def test_other_systems_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         assert not memory.keep_freed_memory()
     monkeypatch.setattr(memory.ctypes, "CDLL", lambda name: object())
     assert not memory.keep_freed_memory()
+
+
+def test_a_program_that_calls_a_command_keeps_its_own_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[bool] = []
+    monkeypatch.setattr(memory, "keep_freed_memory", lambda: calls.append(True))
+    assert cli.main(["list"]) == 0 and not calls
+    monkeypatch.setattr(sys, "argv", ["torchcaps", "list"])
+    assert cli.main() == 0 and len(calls) == 1

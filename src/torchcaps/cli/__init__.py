@@ -12,7 +12,14 @@ __all__ = ["main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command. Exit codes: 0 done, 1 interrupted or failed, 2 bad input (one line says what)."""
+    """Run a command.
+
+    Args:
+        arguments: Words behind `torchcaps`; those of this process if none are given, which then keeps freed memory.
+
+    Returns:
+        The exit code: 0 done, 1 interrupted or failed, 2 bad input (one line says what).
+    """
     # --debug may stand anywhere, so it is taken out before a command parses its own flags
     args = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in args
@@ -26,7 +33,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from torchcaps.cli.parse import parse
         from torchcaps.utils.memory import keep_freed_memory
 
-        keep_freed_memory()
+        # A program that calls this function keeps its own choice: what is set holds for the whole process
+        if arguments is None:
+            keep_freed_memory()
         return parse(args).run()
     except BrokenPipeError:
         # The reader of a pipe, such as `head`, has left: nobody is there to be told

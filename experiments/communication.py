@@ -23,7 +23,7 @@ RECIPES = {
     "capsnet-mnist": ImageSpec(1, 28, 28, 10),
     "capsnet-mnist-small": ImageSpec(1, 28, 28, 10),
     "matrix-smallnorb": ImageSpec(2, 32, 32, 5),
-    "sparse-affnist": ImageSpec(1, 40, 40, 10),
+    "sparse-affnist-paper": ImageSpec(1, 40, 40, 10),
     "poe-mnist": ImageSpec(1, 28, 28, 10),
 }
 MACHINES = (2, 4, 16, 64)

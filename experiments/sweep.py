@@ -383,11 +383,11 @@ def commands(sweep: Sweep, out: Path, results: Path) -> Iterator[tuple[list[str]
 
 
 def _flags(options: Options) -> list[str]:
-    """Write a table of options as flags; a list is several words."""
+    """Write a table of options as flags; a list is several words, and true is the flag alone."""
     words = []
     for key, value in options.items():
         several = value if isinstance(value, tuple) else (value,)
-        words += [f"--{key.replace('_', '-')}", *map(str, several)]
+        words += [f"--{key.replace('_', '-')}", *(map(str, several) if value is not True else ())]
     return words
 
 

@@ -77,7 +77,7 @@ def moved(tmp_path_factory):
 
 def test_every_row_has_what_can_be_asked_of_it(result):
     assert list(result.metrics) == ["glyphs_svm", *READERS, *GROUPS, "capsules_in_band"]
-    assert list(result.controls) == ["all", *CONTROLS]
+    assert list(result.controls) == ["before the mask", "all", *(name for name in CONTROLS if "mask" not in name)]
     wanted = {
         "all": set(result.metrics), "untrained": set(result.metrics), "k-means": set(GROUPS),
         "before the mask": {"glyphs_svm", *READERS},
@@ -201,6 +201,33 @@ def test_before_the_mask_the_read_out_sees_all_capsules(run_folders, result):
     assert torch.equal(seen.codes, codes["test"]) and (seen.codes != 0).any(-1).all() and seen.groups is None
 
 
+def test_a_table_of_codes_before_the_mask_has_those_behind_it_as_rows(run_folders, result):
+    runs = [run_folders / "s0", run_folders / "s1"]
+    swapped = evaluate_runs(runs, [run_folders / "dense"], images=60, only=["behind the mask"], unmasked=True)
+    assert list(swapped.controls) == ["behind the mask", "all"], "the dense control has no mask"
+    for name in ("glyphs_svm", *READERS):
+        assert swapped.metrics[name] == result.controls["before the mask"][name]
+        assert swapped.controls["behind the mask"][name] == result.metrics[name]
+    for name in (*GROUPS, "capsules_in_band"):
+        assert swapped.metrics[name] == result.metrics[name] and name not in swapped.controls["behind the mask"]
+
+
+def test_other_masked_networks_have_two_rows_in_such_a_table(run_folders, result):
+    table = evaluate_runs(
+        [run_folders / "dense"], [run_folders / "s0"], images=60, only=["behind the mask"], unmasked=True
+    )
+    assert list(table.controls) == ["few", "few, behind the mask"]
+    for name in ("glyphs_svm", *READERS):
+        assert table.controls["few"][name] == result.controls["before the mask"][name][:1]
+        assert table.controls["few, behind the mask"][name] == result.metrics[name][:1]
+
+
+@pytest.mark.parametrize(("unmasked", "name"), [(True, "before the mask"), (False, "behind the mask")])
+def test_the_codes_of_the_table_are_no_control(run_folders, unmasked, name):
+    with pytest.raises(RecipeError, match=f"already; leave '{name}' out"):
+        evaluate_runs([run_folders / "s0"], images=60, only=[name], unmasked=unmasked)
+
+
 def test_protocols_learn_and_are_tested_on_what_their_names_say():
     """Placed digits have right codes, moved ones those of the next class: only (b), from one to the other, fails."""
     digits = GlyphsConfig(train=120, test=40, size=16).load()
@@ -230,7 +257,8 @@ def test_affnist_is_read_out_by_both_protocols(moved):
     _, found = moved
     assert list(found.metrics) == [*AFFNIST, *READERS, *GROUPS, "capsules_in_band"]
     assert found.paper == PAPER
-    assert list(found.controls) == ["dense", *CONTROLS] and found.budget["read_images"] == 60
+    rest = [name for name in CONTROLS if "mask" not in name]
+    assert list(found.controls) == ["before the mask", "dense", *rest] and found.budget["read_images"] == 60
 
 
 def test_the_command_prints_tables_1_and_2_with_ours_below(moved, capsys):
@@ -269,7 +297,7 @@ def test_deviations_stand_in_the_tables_and_others_have_none(result):
 
 
 def test_paper_size_recipes_have_the_settings_of_the_authors():
-    told = load_recipe("sparse-affnist")
+    told = load_recipe("sparse-affnist-paper")
     assert told.model == SparseConfig() and total_steps(told, 60_000) == 29_952
     assert (told.optimizer.name, told.optimizer.lr, told.train.batch, told.train.max_shift) == ("Adam", 1e-3, 128, 6)
     assert told.schedule.name == "StepLR" and told.schedule.options == {"step_size": 2000, "gamma": 0.96}

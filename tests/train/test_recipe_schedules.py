@@ -55,7 +55,7 @@ def test_the_schedule_of_a_recipe_ends_where_training_ends(name: str, times: flo
 
 
 def test_the_recipes_whose_rate_does_not_depend_on_their_length_are_those_meant() -> None:
-    for name in ("sparse-affnist", "matrix-smallnorb-paper"):
+    for name in ("sparse-affnist-paper", "matrix-smallnorb-paper"):
         assert not scheduled(name)
     for name in ("capsnet-folder", "capsnet-mnist-small", "poe-quick", "matrix-mnist-small"):
         assert scheduled(name)

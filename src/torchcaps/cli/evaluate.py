@@ -24,7 +24,7 @@ class Evaluate:
 
     Products of expert capsules: torchcaps evaluate runs/poe-quick --only paper "local PCA"
 
-    Sparse capsules: torchcaps evaluate runs/sparse-affnist-small-0 --control runs/dense-affnist-small-0
+    Sparse capsules: torchcaps evaluate runs/sparse-affnist-small-0 --control runs/dense-affnist-small-0 --unmasked
 
     Two processes that share the images; both read the runs: torchrun --nproc-per-node 2 -m torchcaps evaluate RUN
     """
@@ -46,6 +46,9 @@ class Evaluate:
     (beside the run)."""
     views: Annotated[int, tyro.conf.arg(metavar="1-13")] = 13
     """Classifiers of images that are larger than what they see: how many views of each to average, too."""
+    unmasked: bool = False
+    """Sparse capsules: measure codes before the mask, as the authors' code does; those behind it are rows of their
+    own."""
     json: bool = False
     """Print the result as JSON."""
 
@@ -72,6 +75,7 @@ class Evaluate:
                 only=KEYWORDS.get(self.only, self.only),
                 reference=self.reference,
                 views=self.views,
+                unmasked=self.unmasked,
             )
         # Every process has the whole result; process 0 says it
         if not group.is_main:

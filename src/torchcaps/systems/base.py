@@ -123,16 +123,18 @@ class EvaluationOptions:
         only: Names of the controls to measure.
         reference: Folder of the reference classifier that judges samples.
         views: How many views to average, of images that are larger than the model's input.
+        unmasked: Whether rows are of codes before the mask; of networks that have one.
     """
 
     images: int | None = None
     only: tuple[str, ...] | None = None
     reference: Path | None = None
     views: int = VIEWS
+    unmasked: bool | None = None
 
     def given(self) -> set[str]:
         """Return the names of the options, of those that only some systems have, that were given."""
-        return {name for name in ("images", "only", "reference") if getattr(self, name) is not None}
+        return {name for name in ("images", "only", "reference", "unmasked") if getattr(self, name) is not None}
 
 
 class EvaluatedRun(NamedTuple):

@@ -29,6 +29,7 @@ def evaluate_runs(
     only: Sequence[str] | None = None,
     reference: Path | None = None,
     views: int = VIEWS,
+    unmasked: bool = False,
 ) -> Result:
     """Measure runs of one recipe beside runs of others and the controls of their system.
 
@@ -41,6 +42,7 @@ def evaluate_runs(
         reference: Products of expert capsules: folder of the classifier that judges samples, trained there if it is
             not yet; None for a folder beside the first run.
         views: How many views to average, of images that are larger than the model's input; 1 for none.
+        unmasked: Sparse capsules: the rows are of codes before the mask.
 
     Returns:
         The result. Runs that are not trained to their end are counted in its budget, see `UNFINISHED`.
@@ -51,7 +53,8 @@ def evaluate_runs(
     if not 1 <= views <= VIEWS:
         raise RecipeError(f"{views} views of an image are to be averaged; ask for 1 to {VIEWS}")
     # Load and check everything before the first measurement.
-    options = EvaluationOptions(images, None if only is None else tuple(only), reference, views)
+    names = None if only is None else tuple(only)
+    options = EvaluationOptions(images, names, reference, views, unmasked=unmasked or None)
     runs = [_load(folder) for folder in folders]
     _check_one_recipe(runs)
     system = runs[0].system

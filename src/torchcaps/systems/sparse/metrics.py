@@ -15,6 +15,7 @@ A row of the table is an `ImageEncoder`: codes and groups of images. Metrics, wh
 The SVM learns from 10,000 images at most, unless told otherwise, and is tested on all. Controls: the same capsules
 before the mask, which the authors' code reads; the network untrained; pixels; as many principal components as a code
 has numbers; k-means with as many centers as there are capsules. The two last are fitted to augmented training images.
+A table may also be of codes before the mask. Codes behind it then have a row of their own.
 SVMs of trained networks with dynamic routing, whose capsules are below 1 in length, have the authors' kernel; the
 kernel of all others fits the size of their numbers.
 """
@@ -41,6 +42,8 @@ from torchcaps.train.train_state import build_model
 from torchcaps.utils.progress import progress
 
 __all__ = [
+    "BEFORE_MASK",
+    "BEHIND_MASK",
     "CONTROLS",
     "ImageCodes",
     "ImageEncoder",
@@ -55,7 +58,8 @@ __all__ = [
 ]
 
 BEFORE_MASK = "before the mask"
-CONTROLS = (BEFORE_MASK, "untrained", "pixels", "PCA", "k-means")
+BEHIND_MASK = "behind the mask"
+CONTROLS = (BEFORE_MASK, BEHIND_MASK, "untrained", "pixels", "PCA", "k-means")
 CHUNK = 250
 """Images that are encoded at once."""
 
@@ -74,8 +78,12 @@ class ImageCodes(NamedTuple):
     unmasked: Tensor | None = None
 
     def before_mask(self) -> ImageCodes:
-        """Return the codes before the mask, of which there are no groups."""
+        """Return the codes before the mask, without groups."""
         return ImageCodes(self.unmasked, None)
+
+    def behind_mask(self) -> ImageCodes:
+        """Return the codes behind the mask, without groups."""
+        return ImageCodes(self.codes, None)
 
 
 ImageEncoder = Callable[[Tensor], ImageCodes]
@@ -187,7 +195,12 @@ def count_in_band(model: SparseModel, images: Tensor) -> int:
 
 
 def rows_of_runs(
-    runs: Sequence[TrainedRun], others: Sequence[TrainedRun], data: ProbeData, names: Sequence[str] = CONTROLS
+    runs: Sequence[TrainedRun],
+    others: Sequence[TrainedRun],
+    data: ProbeData,
+    names: Sequence[str] = CONTROLS,
+    *,
+    unmasked: bool = False,
 ) -> TableRows:
     """Measure runs of one recipe, other runs, and controls.
 
@@ -195,39 +208,60 @@ def rows_of_runs(
         runs: Of one recipe, one a seed.
         others: Of other recipes; they make one row a recipe.
         data: The images to measure on.
-        names: Which controls.
+        names: Which controls. The codes that the rows are of anyway are no control.
+        unmasked: Rows are of codes before the mask. Those behind it are a control, also of other runs.
 
     Returns:
         All rows.
     """
-    # The runs; what they encode serves the control before the mask, too.
+    counterpart = BEHIND_MASK if unmasked else BEFORE_MASK
+    wanted = counterpart in names
+    # The runs; what they encode serves the other side of the mask, too.
     rows: list[Row] = []
-    unmasked_rows: list[Row] = []
+    named: dict[str, list[Row]] = {}
     for run in progress(runs, "measuring the runs"):
         encoded = _encode(run.model, data)
-        gamma = gamma_of(run)
-        rows.append(_measure_network(run.model, encoded, data, gamma))
-        if BEFORE_MASK in names:
-            unmasked = {name: found.before_mask() for name, found in encoded.items()}
-            unmasked_rows.append(measure(unmasked, data, gamma))
+        rows.append(_measure_network(run.model, encoded, data, gamma_of(run), unmasked=unmasked))
+        if wanted and _has_mask(run):
+            named.setdefault(counterpart, []).append(_measure_counterpart(encoded, data, gamma_of(run), unmasked))
     # Other runs, a row a recipe.
-    named: dict[str, list[Row]] = {}
     for run in progress(others, "measuring other runs"):
-        row = _measure_network(run.model, _encode(run.model, data), data, gamma_of(run))
+        encoded = _encode(run.model, data)
+        row = _measure_network(run.model, encoded, data, gamma_of(run), unmasked=unmasked)
         named.setdefault(run.recipe.name, []).append(row)
+        if wanted and unmasked and _has_mask(run):
+            row = _measure_counterpart(encoded, data, gamma_of(run), unmasked)
+            named.setdefault(f"{run.recipe.name}, {BEHIND_MASK}", []).append(row)
     # Controls.
     controls = {name: gather(found) for name, found in named.items()}
-    for name in progress(names, "measuring the controls"):
-        controls[name] = gather(unmasked_rows) if name == BEFORE_MASK else _measure_control(name, runs, data)
+    for name in progress([name for name in names if name not in (BEFORE_MASK, BEHIND_MASK)], "measuring the controls"):
+        controls[name] = _measure_control(name, runs, data, unmasked=unmasked)
     return TableRows(gather(rows), controls)
+
+
+def _has_mask(run: TrainedRun) -> bool:
+    """Return whether the run's capsules compete at all: its dense control has no mask."""
+    return cast(SparseModel, run.model).config.sparse
+
+
+def _measure_counterpart(
+    encoded: Mapping[str, ImageCodes], data: ProbeData, gamma: float | None, unmasked: bool
+) -> Row:
+    """Measure the codes on the side of the mask that is not the table's."""
+    sides = {n: found.behind_mask() if unmasked else found.before_mask() for n, found in encoded.items()}
+    return measure(sides, data, gamma)
 
 
 def _encode(model: Model, data: ProbeData) -> dict[str, ImageCodes]:
     return encode_sets(capsule_encoder(cast(SparseModel, model.eval())), data)
 
 
-def _measure_network(model: Model, encoded: Mapping[str, ImageCodes], data: ProbeData, gamma: float | None) -> Row:
+def _measure_network(
+    model: Model, encoded: Mapping[str, ImageCodes], data: ProbeData, gamma: float | None, *, unmasked: bool
+) -> Row:
     inside = count_in_band(cast(SparseModel, model), data.augmented)
+    if unmasked:
+        encoded = {name: found._replace(codes=found.unmasked) for name, found in encoded.items()}
     return measure(encoded, data, gamma) | {"capsules_in_band": float(inside)}
 
 
@@ -239,13 +273,13 @@ def gamma_of(run: TrainedRun) -> float | None:
     return None if model_name(run.recipe.model) == "sparse-matrix" else GAMMA
 
 
-def _measure_control(name: str, runs: Sequence[TrainedRun], data: ProbeData) -> Metrics:
+def _measure_control(name: str, runs: Sequence[TrainedRun], data: ProbeData, *, unmasked: bool) -> Metrics:
     """One row; what has no seed is measured once."""
     # Pixels, and what is fitted to them, are measured once, with the seed of the first run.
     if name != "untrained":
         return gather([measure(encode_sets(_fit_control(name, runs[0], data.augmented), data), data)])
     networks = (_untrained(run, data.augmented) for run in runs)
-    return gather(_measure_network(network, _encode(network, data), data, None) for network in networks)
+    return gather(_measure_network(one, _encode(one, data), data, None, unmasked=unmasked) for one in networks)
 
 
 @torch.no_grad()

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, cast
 from torch import Tensor
 
 from torchcaps.data import Dataset
+from torchcaps.errors import RecipeError
 from torchcaps.evaluate.results import Result
 from torchcaps.evaluate.svm_probe import MAX_TRAIN_IMAGES, build_probe_data, require_sklearn
 from torchcaps.models import Model
@@ -27,7 +28,7 @@ from torchcaps.systems.explorer_view import ExplorerView
 from torchcaps.systems.figure_context import ComparedRun, Figure, FigureOptions
 from torchcaps.systems.sparse import figures as sparse_figures
 from torchcaps.systems.sparse.explorer import SparseMatrixView, SparseView
-from torchcaps.systems.sparse.metrics import CONTROLS, rows_of_runs
+from torchcaps.systems.sparse.metrics import BEFORE_MASK, BEHIND_MASK, CONTROLS, rows_of_runs
 from torchcaps.systems.sparse.paper import BUDGET, rawlinson_tables
 from torchcaps.systems.sparse.svm_classifier import with_svm
 from torchcaps.train.run import TrainedRun
@@ -56,7 +57,7 @@ class SparseSystem(System):
         Metric("capsules_in_band", "higher", "count"),
     )
     controls = CONTROLS
-    evaluation_options = frozenset({"images", "only"})
+    evaluation_options = frozenset({"images", "only", "unmasked"})
     paper_budget = BUDGET
     figures: ClassVar[Mapping[str, Figure[Any]]] = {
         "parts": Figure(
@@ -93,10 +94,20 @@ class SparseSystem(System):
         """
         # Refuse what cannot be measured before data are loaded.
         names = self.select_controls(options.only)
+        own = BEFORE_MASK if options.unmasked else BEHIND_MASK
+        if options.only and own in options.only:
+            flag = "with --unmasked" if options.unmasked else "without --unmasked"
+            raise RecipeError(f"{flag} every row is of codes {own} already; leave '{own}' out of --only")
         require_sklearn()
         require_comparable(runs[0], others)
         data = build_probe_data(runs[0].run.recipe, MAX_TRAIN_IMAGES if options.images is None else options.images)
-        table = rows_of_runs([one.run for one in runs], [one.run for one in others], data, names)
+        table = rows_of_runs(
+            [one.run for one in runs],
+            [one.run for one in others],
+            data,
+            names,
+            unmasked=bool(options.unmasked),
+        )
         return Measurements(table.runs, table.controls, {"read_images": data.train_count, **peak_memory()})
 
     def paper_tables(self, result: Result) -> list[Table]:

@@ -117,7 +117,7 @@ class DecoderConfig:
             quadratic decoder. 0 = a linear one, as in the paper.
         examples: Poses of training images that are stored of each capsule, at most; samples are drawn near these.
         coverage: Share of a capsule's images that its distribution of poses is measured on and its stored poses are
-            taken from: those that it reconstructs best. The others are often images of another kind. 1 = all.
+            taken from: those that it supports most. The others are often images of another kind. 1 = all.
 
     Raises:
         RecipeError: If a setting is out of range, or the paper's rule is to have products.

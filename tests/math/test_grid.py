@@ -45,6 +45,19 @@ def test_the_grid_of_capsnet() -> None:
     assert (grid.height, grid.width, grid.places) == (6, 6, 36)
 
 
+def test_padding_adds_places_outside_of_the_image() -> None:
+    """As many as torch's convolution has; and the image's own pixels keep their coordinates."""
+    plain = Grid.of_image(9, 11)
+    padded = Grid.of_image(9, 11, padding=2)
+    made = torch.nn.functional.conv2d(torch.zeros(1, 1, 9, 11), torch.zeros(1, 1, 3, 3), stride=2, padding=2)
+    out = padded.window(3, 2).out
+    assert (out.height, out.width) == tuple(made.shape[2:])
+    inside = padded.centers().view(13, 15, 2)[2:-2, 2:-2]
+    torch.testing.assert_close(inside, plain.centers().view(9, 11, 2))
+    with pytest.raises(ShapeError, match="images of at least 16x16 pixels"):
+        padded.window(20, 1)
+
+
 # --- Centers ------------------------------------------------------------------------------------------------
 
 

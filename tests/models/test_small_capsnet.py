@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
+from torch import Tensor
 
 from sweep import find_recipe
 from torchcaps.config import to_dict
-from torchcaps.errors import RecipeError
+from torchcaps.errors import RecipeError, ShapeError
 from torchcaps.models import CapsNet, CapsNetConfig, SmallCapsNetConfig
-from torchcaps.routing import VB
+from torchcaps.routing import VB, Uniform
 from torchcaps.train import load_recipe
 from torchcaps.types import ImageSpec
 
@@ -80,3 +83,36 @@ def test_a_norm_brings_saturated_activations_back():
 def test_a_norm_is_refused_where_activations_are_lengths():
     with pytest.raises(RecipeError, match="norm = true does not go with the router Dynamic"):
         SmallCapsNetConfig(norm=True)
+
+
+PADDED = SmallCapsNetConfig(
+    channels=4, types=2, primary_stride=2, decoder=(8,), shared=True, coordinates=0.0, padding=16, routing=Uniform()
+)
+"""Uniform coupling of all places, which share one W and say nothing of themselves; every stroke is seen whole."""
+
+
+def stroke(row: int, column: int) -> Tensor:
+    """An image [1 1 h w] that is empty but for a stroke of four by four pixels."""
+    image = torch.zeros(1, 1, 24, 24)
+    image[0, 0, row : row + 4, column : column + 4] = torch.arange(1.0, 17.0).view(4, 4) / 16
+    return image
+
+
+@torch.no_grad()
+def test_with_padding_a_stroke_at_the_border_counts_as_one_in_the_middle() -> None:
+    """Moved by whole steps of the primary capsules; without padding the border is seen by fewer of them."""
+    torch.manual_seed(0)
+    model = PADDED.build(ImageSpec(1, 24, 24, 3)).double()
+    middle, corner = (model.scores(stroke(*place).double()) for place in ((8, 8), (0, 20)))
+    torch.testing.assert_close(corner, middle)
+    plain = replace(PADDED, padding=0).build(ImageSpec(1, 24, 24, 3)).double()
+    plain.load_state_dict(model.state_dict())
+    middle, corner = (plain.scores(stroke(*place).double()) for place in ((8, 8), (0, 20)))
+    assert not torch.allclose(corner, middle, rtol=1e-3)
+
+
+def test_padding_lets_smaller_images_through() -> None:
+    with pytest.raises(ShapeError, match="too small"):
+        replace(PADDED, padding=0).build(ImageSpec(1, 12, 12, 3))
+    model = PADDED.build(ImageSpec(1, 12, 12, 3))
+    assert model.scores(torch.rand(2, 1, 12, 12)).shape == (2, 3)

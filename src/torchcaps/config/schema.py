@@ -70,6 +70,8 @@ Seed = Annotated[int, Range(0, limit=2**64 - 1)]
 """Random numbers depend on a seed modulo 2^64 (`utils.random`), so larger ones would repeat smaller ones."""
 Size = Annotated[int, Range(1, limit=2**16)]
 """One axis of a layer: channels, units, capsules, pixels."""
+Padding = Annotated[int, Range(0, limit=2**10)]
+"""Pixels added on each side of an image."""
 Sizes = Annotated[tuple[Size, ...], Length(64)]
 """The units of consecutive layers."""
 Iterations = Annotated[int, Range(1, limit=100)]

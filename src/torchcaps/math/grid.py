@@ -47,9 +47,12 @@ class Grid:
             raise ShapeError(f"a grid of {self.height}x{self.width} places has none; at least 1x1 is needed")
 
     @staticmethod
-    def of_image(height: int, width: int) -> Grid:
-        """Return the grid of the pixels themselves; the center of the first one is at (.5, .5)."""
-        return Grid(height, width)
+    def of_image(height: int, width: int, padding: int = 0) -> Grid:
+        """Return the grid of the pixels themselves, with `padding` more on each side.
+
+        The center of the image's first pixel is at (.5, .5), whatever the padding.
+        """
+        return Grid(height + 2 * padding, width + 2 * padding, start=0.5 - padding)
 
     @property
     def places(self) -> int:

@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple, Protocol
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
-from torchcaps.config import NonNegativeFloat, Size, Sizes, check
+from torchcaps.config import NonNegativeFloat, Padding, Size, Sizes, check
 from torchcaps.errors import ShapeError
 from torchcaps.layers import (
     CapsuleBatchNorm,
@@ -66,6 +66,8 @@ class CapsNetConfig:
 
     Attributes:
         channels: Of the first convolution, whose side is `kernel` and whose step is `stride`.
+        padding: Zero pixels that the first convolution adds on each side, so that as many capsules see what stands at
+            the border of an image as what stands in its middle.
         types: Primary capsules at one place, of `type_dimension` numbers each, made by a convolution with
             `primary_kernel` and `primary_stride`.
         dimension: Numbers of a class capsule's pose.
@@ -85,6 +87,7 @@ class CapsNetConfig:
     channels: Size = 256
     kernel: Size = 9
     stride: Size = 1
+    padding: Padding = 0
     types: Size = 32
     type_dimension: Size = 8
     primary_kernel: Size = 9
@@ -106,7 +109,7 @@ class CapsNetConfig:
         return CapsNet(self, spec)
 
     def build_layers(self, spec: ImageSpec) -> CapsNetLayers:
-        conv, primary = build_stem(self, spec, self.start)
+        conv, primary = build_stem(self, spec, self.start, self.padding)
         norm = CapsuleBatchNorm(spec.classes, poses=False) if self.norm else nn.Identity()
         return CapsNetLayers(conv, primary, build_routed_layer(self, primary, spec.classes), norm)
 

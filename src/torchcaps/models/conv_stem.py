@@ -45,7 +45,7 @@ class StemConfig(Protocol):
 
 
 def build_stem(
-    config: StemConfig, spec: ImageSpec, start: Literal["torch", "authors"] = "torch"
+    config: StemConfig, spec: ImageSpec, start: Literal["torch", "authors"] = "torch", padding: int = 0
 ) -> tuple[Convolution, PrimaryCapsules]:
     """Build the two layers for images of a shape.
 
@@ -55,14 +55,15 @@ def build_stem(
         start: Initial values. "torch": those of `nn.Conv2d`. "authors": those of the authors' code of Sabour 2017,
             where primary capsules are the mean over their types: weights of N(0, .1) whose convolution is divided by
             the number of types, biases of .1.
+        padding: Zero pixels that the convolution adds on each side of an image.
 
     Returns:
         The convolution and the primary capsules.
     """
-    check_spec(spec, smallest=config.kernel + config.stride * (config.primary_kernel - 1))
+    check_spec(spec, smallest=max(1, config.kernel + config.stride * (config.primary_kernel - 1) - 2 * padding))
     # The capsules stand on the grid of the convolution's output
-    below = Grid.of_image(spec.height, spec.width).window(config.kernel, config.stride)
-    conv = Convolution(spec.channels, config.channels, config.kernel, config.stride)
+    below = Grid.of_image(spec.height, spec.width, padding).window(config.kernel, config.stride)
+    conv = Convolution(spec.channels, config.channels, config.kernel, config.stride, padding)
     primary = PrimaryCapsules(
         below.out,
         config.channels,

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import activation_statistics
+import affnist_held_out
 import early_training_table
 import em_free_energy
 import held_out_instances
@@ -20,7 +21,7 @@ import validation_table
 from support.easy_images import easy
 from support.tiny_recipe import tiny
 from torchcaps.config import from_dict
-from torchcaps.data import Dataset
+from torchcaps.data import AffnistConfig, Dataset, Splits
 from torchcaps.evaluate.reference_classifier import reference_features
 from torchcaps.models import CNN, CNNConfig, PoE
 from torchcaps.routing import EM
@@ -186,3 +187,36 @@ def test_the_search_finds_the_top_of_a_hill():
     top = torch.tensor([[0.1, -0.2, 1.5, 0.4], [0.0, 0.1, -1.0, 2.0]])
     found = poe_refined_frames.refine(lambda numbers: -(numbers - top).square().sum(1), torch.zeros(2, 4), rounds=6)
     assert (found - top).abs().max() < 0.1
+
+
+class LeftHalf(CNN):
+    """Says 1 of an image with more ink in its left half, else 0."""
+
+    def scores(self, images: torch.Tensor) -> torch.Tensor:
+        left, right = (half.sum((1, 2, 3)) for half in images.split(images.shape[-1] // 2, -1))
+        return torch.stack((right, left), -1)
+
+
+def test_held_out_digits_are_transformed_and_told_apart_by_their_shift(monkeypatch):
+    """Dots instead of digits, and a model that says on which side of the canvas the ink lies."""
+    images = torch.zeros(40, 1, 28, 28, dtype=torch.uint8)
+    images[:, :, 12:16, 12:16] = 255
+    digits = Dataset(images, torch.arange(40) % 2, 2)
+    monkeypatch.setattr(affnist_held_out.MnistConfig, "load", lambda self: Splits(digits, digits))
+    data = AffnistConfig(train=40, validation=10)
+    found = affnist_held_out.transform_held_out(data, largest_shift=6, count=300)
+    # The last ten digits, again and again
+    assert found.data.images.shape == (300, 1, 40, 40) and found.data.labels.tolist() == [0, 1] * 150
+    # A dot of four pixels may go anywhere on 40x40: most of that is further than six pixels from the middle
+    place = found.data.images.float()[:, 0]
+    columns = (place.sum(1) * torch.arange(40)).sum(-1) / place.sum((1, 2)) - 19.5
+    rows = (place.sum(2) * torch.arange(40)).sum(-1) / place.sum((1, 2)) - 19.5
+    far = torch.maximum(columns.abs(), rows.abs())
+    assert (far[found.beyond] > 5.5).all() and (far[~found.beyond] < 6.5).all()
+    # What is said of each part is its share of right answers
+    model = LeftHalf(CNNConfig(), found.data.spec)
+    right = ((columns < 0).long() == found.data.labels).double() * 100
+    accuracies = affnist_held_out.measure(model, found.data, found)
+    assert accuracies.transformed == accuracies.shifted == pytest.approx(float(right.mean()), abs=1)
+    assert accuracies.within == pytest.approx(float(right[~found.beyond].mean()), abs=2)
+    assert accuracies.beyond == pytest.approx(float(right[found.beyond].mean()), abs=2)

@@ -73,14 +73,14 @@ class HeldOut:
         model: The run's model.
         train: The images that it learned from.
         images: [n c h w] images that it held out.
-        judge: A classifier that learned from the images of `train`.
-        real: [m p] the judge's features of held-out images, as many as there are samples.
+        reference: The reference classifier, which learned from the images of `train`.
+        real: [m p] its features of held-out images, as many as there are samples.
     """
 
     model: PoE
     train: Dataset
     images: Tensor
-    judge: CNN
+    reference: CNN
     real: Tensor
 
     @classmethod
@@ -95,17 +95,17 @@ class HeldOut:
         if splits.validation is None:
             raise RecipeError(f"'{folder}' holds out no images; train it with --data.validation 10000")
         model = cast(PoE, run.model.eval())
-        judge = train_reference_classifier(run.recipe.data, reference_folder(run.recipe, folder))
+        reference = train_reference_classifier(run.recipe.data, reference_folder(run.recipe, folder))
         images = splits.validation.model_input(torch.arange(min(MEASURED, len(splits.validation))))
-        real = reference_features(judge, images[: model.capsules * SAMPLES])
-        return cls(model, splits.train, images, judge, real)
+        real = reference_features(reference, images[: model.capsules * SAMPLES])
+        return cls(model, splits.train, images, reference, real)
 
-    def judged(self, samples: Tensor) -> dict[str, float]:
-        """Return what the judge says of samples [j n c h w]."""
+    def measure_samples(self, samples: Tensor) -> dict[str, float]:
+        """Return what the reference classifier says of samples [j n c h w]."""
         drawn = samples.flatten(0, 1)
-        verdicts = reference_probabilities(self.judge, drawn).view(*samples.shape[:2], -1)
+        verdicts = reference_probabilities(self.reference, drawn).view(*samples.shape[:2], -1)
         found = sample_confidence(verdicts)
-        distance = frechet(reference_features(self.judge, drawn), self.real)
+        distance = frechet(reference_features(self.reference, drawn), self.real)
         return {"confident": found["confident_fraction"], "consistency": found["consistency"], "frechet": distance}
 
 
@@ -132,7 +132,7 @@ def measure_capsules(data: HeldOut, curvature: int, examples: int, coverage: flo
     numbers = {"mse": float((model.reconstruct(data.images) - data.images).square().mean())}
     for domain in DOMAINS:
         samples = torch.stack([model.sample(j, SAMPLES, domain) for j in range(model.capsules)])
-        found = data.judged(samples)
+        found = data.measure_samples(samples)
         prefix = "" if domain == "empirical" else f"{domain} "
         numbers |= {f"{prefix}{name}": value for name, value in found.items()}
     return Row(f"capsules, curvature {curvature}, {examples} stored poses{_covered(coverage)}", numbers)
@@ -190,7 +190,7 @@ def measure_local_pca(data: HeldOut, curvature: int, fitted: int, coverage: floa
         numbers = resample_near(frames[winners == j], 0, j, which)
         features = decode(resample_near(pca.scores[j], 0, j, which)).view(SAMPLES, -1, d)
         samples.append(model.draw_images(features, Frame.of_numbers(numbers) if model.framed else None))
-    numbers = {"mse": error / data.images.numel(), **data.judged(torch.stack(samples))}
+    numbers = {"mse": error / data.images.numel(), **data.measure_samples(torch.stack(samples))}
     return Row(f"local PCA, curvature {curvature}, {fitted} images{_covered(coverage)}", numbers)
 
 

@@ -1,12 +1,12 @@
-"""Draw figure 2 of Hauser 2019, (a) to (d), for several models, with a judge's figures for every panel.
+"""Draw figure 2 of Hauser 2019, (a) to (d), for several models, with the reference classifier's numbers.
 
 python experiments/poe_figure2.py runs/poe-mnist-0 runs/poe-mnist-slab-0
 python experiments/poe_figure2.py runs/poe-fashion-0 runs/poe-fashion-slab-0
 
 The first folder is an evaluated run: the printed algorithm and "offset only" are among its controls, which
-`torchcaps evaluate` trains, and its judge is beside it. Then it and every further run are drawn. There is one picture
-a domain, docs/pictures/poe-figure2-DATA-DOMAIN.png, with a block of four rows a model and a column a capsule, all 80
-samples drawn at once; and one table, results/lab-poe-figure2-DATA.json.
+`torchcaps evaluate` trains, and the reference classifier is beside it. Then it and every further run are drawn. There
+is one picture a domain, docs/pictures/poe-figure2-DATA-DOMAIN.png, with a block of four rows a model and a column a
+capsule, all 80 samples drawn at once; and one table, results/lab-poe-figure2-DATA.json.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ DOMAINS: tuple[Domain, ...] = ("complete", "restricted", "gaussian", "empirical"
 PICTURED: tuple[Domain, ...] = ("complete", "restricted")
 """Panels (a, c) and (b, d) of the paper."""
 SHOWN = 4
-JUDGED = 50
-"""Samples of a capsule that are drawn, as in the paper, and that the judge sees."""
+CLASSIFIED = 50
+"""Samples of a capsule that are drawn, as in the paper, and that the reference classifier sees."""
 PICTURES = Path(__file__).parents[1] / "docs" / "pictures"
 
 
@@ -69,10 +69,10 @@ def collect(folders: Sequence[Path]) -> list[Subject]:
 
 
 @torch.no_grad()
-def judge_samples(model: PoE, judge: CNN, domain: Domain) -> dict[str, float]:
-    """Summarize what the judge says of samples of every capsule from a domain."""
-    samples = capsule_samples(model, JUDGED, domain).transpose(0, 1)  # [j n c h w]
-    verdicts = reference_probabilities(judge, samples.flatten(0, 1)).view(*samples.shape[:2], -1)
+def measure_samples(model: PoE, reference: CNN, domain: Domain) -> dict[str, float]:
+    """Summarize what the reference classifier says of samples of every capsule from a domain."""
+    samples = capsule_samples(model, CLASSIFIED, domain).transpose(0, 1)  # [j n c h w]
+    verdicts = reference_probabilities(reference, samples.flatten(0, 1)).view(*samples.shape[:2], -1)
     return sample_confidence(verdicts)
 
 
@@ -83,13 +83,13 @@ def main(words: Sequence[str] | None = None) -> None:
     folders = parser.parse_args(words).runs
     subjects = collect(folders)
     recipe = load_run(folders[0]).recipe
-    judge = train_reference_classifier(recipe.data, reference_folder(recipe, folders[0]))
+    reference = train_reference_classifier(recipe.data, reference_folder(recipe, folders[0]))
     data = recipe.name.removeprefix("poe-")
     # One table for all domains
     rows = [["model", "domain", "confident fraction", "classes covered", "consistency"]]
     for subject in subjects:
         for domain in DOMAINS:
-            found = judge_samples(subject.model, judge, domain)
+            found = measure_samples(subject.model, reference, domain)
             numbers = (found["confident_fraction"], found["classes_covered"], found["consistency"])
             rows.append([subject.title, domain, f"{numbers[0]:.3f}", f"{numbers[1]:.0f}", f"{numbers[2]:.3f}"])
     write_rows(f"poe-figure2-{data}", rows)

@@ -28,7 +28,7 @@ def folder(tmp_path_factory) -> Path:
     train(replace(short, seed=4), path / "s4", quiet=True)
     train(tiny(name="other", model=CNN, train={"epochs": 0.5}), path / "cnn", quiet=True)
     train(short, path / "demo" / "tiny", quiet=True)
-    train(short, path / "demo" / "judge-glyphs-0", quiet=True)
+    train(short, path / "demo" / "reference-classifier-glyphs-0", quiet=True)
     return path
 
 

@@ -29,18 +29,18 @@ def cnn() -> CNN:
     return CNN(CNNConfig(widths=(4,), hidden=(6,)), ImageSpec(1, 12, 12, 3))
 
 
-def test_the_judge_is_trained_once_and_then_taken_from_its_folder(tmp_path):
-    first = train_reference_classifier(SMALL, tmp_path / "judge", epochs=2.0, quiet=True)
-    written = (tmp_path / "judge" / "checkpoint.safetensors").stat().st_mtime_ns
-    run = load_run(tmp_path / "judge")
-    again = train_reference_classifier(SMALL, tmp_path / "judge", epochs=2.0, quiet=True)
+def test_the_classifier_is_trained_once_and_then_taken_from_its_folder(tmp_path):
+    first = train_reference_classifier(SMALL, tmp_path / "reference", epochs=2.0, quiet=True)
+    written = (tmp_path / "reference" / "checkpoint.safetensors").stat().st_mtime_ns
+    run = load_run(tmp_path / "reference")
+    again = train_reference_classifier(SMALL, tmp_path / "reference", epochs=2.0, quiet=True)
     assert not first.training and not again.training
     assert run.step == 2 and run.recipe.seed == 1000 and isinstance(run.recipe.model, CNNConfig)
     assert torch.equal(first(images(3)), again(images(3)))
-    assert (tmp_path / "judge" / "checkpoint.safetensors").stat().st_mtime_ns == written
+    assert (tmp_path / "reference" / "checkpoint.safetensors").stat().st_mtime_ns == written
 
 
-def test_the_judge_of_other_data_or_another_seed_is_refused(tmp_path):
+def test_a_classifier_of_other_data_or_another_seed_is_refused(tmp_path):
     train_reference_classifier(SMALL, tmp_path, epochs=1.0, quiet=True)
     with pytest.raises(TrainingError, match=r"data\.train = 40, now it is 48"):
         train_reference_classifier(replace(SMALL, train=48), tmp_path, epochs=1.0, quiet=True)
@@ -50,11 +50,11 @@ def test_the_judge_of_other_data_or_another_seed_is_refused(tmp_path):
         train_reference_classifier(SMALL, tmp_path, epochs=3.0, quiet=True)
 
 
-def test_the_judge_learns_the_labels(tmp_path):
+def test_the_classifier_learns_the_labels(tmp_path):
     data = GlyphsConfig(train=640, test=200, size=12)
-    judged = train_reference_classifier(data, tmp_path, epochs=8.0, quiet=True)
+    classifier = train_reference_classifier(data, tmp_path, epochs=8.0, quiet=True)
     test = data.load().test
-    verdicts = reference_probabilities(judged, test.images.float() / 255).argmax(-1)
+    verdicts = reference_probabilities(classifier, test.images.float() / 255).argmax(-1)
     assert (verdicts == test.labels).float().mean() > 0.5
 
 
@@ -66,11 +66,11 @@ def test_one_label_an_image_is_wanted(tmp_path):
             return SMALL.load()._replace(train=replace(train, labels=train.labels[:, None].repeat(1, 2)), test=test)
 
     with pytest.raises(DataError, match=r"labels of shape \[40, 2\]"):
-        train_reference_classifier(Two(), tmp_path / "judge")
-    assert not (tmp_path / "judge").exists()
+        train_reference_classifier(Two(), tmp_path / "reference")
+    assert not (tmp_path / "reference").exists()
 
 
-def test_an_interrupted_judge_is_not_handed_out(tmp_path, monkeypatch):
+def test_an_interrupted_classifier_is_not_handed_out(tmp_path, monkeypatch):
     whole = reference_classifier.train
     monkeypatch.setattr(reference_classifier, "train", lambda *a, **k: replace(whole(*a, **k), finished=False))
     with pytest.raises(TrainingError, match="run the command again"):

@@ -151,9 +151,11 @@ def test_decoders_are_compared_on_the_same_capsules_beside_local_pca(tmp_path, m
     recipe = framed_recipe()
     splits = recipe.data.load()
     model = cast(PoE, train(recipe, tmp_path / "run", quiet=True).model)
-    judge = CNN(CNNConfig(widths=(4,), hidden=(6,)), splits.train.spec).eval()
+    reference = CNN(CNNConfig(widths=(4,), hidden=(6,)), splits.train.spec).eval()
     images = splits.test.model_input()
-    data = poe_decoders.HeldOut(model.eval(), splits.train, images, judge, reference_features(judge, images[:24]))
+    data = poe_decoders.HeldOut(
+        model.eval(), splits.train, images, reference, reference_features(reference, images[:24])
+    )
     rows = [poe_decoders.measure_capsules(data, curvature, 16) for curvature in (0, 4)]
     rows += [poe_decoders.measure_local_pca(data, curvature, 200) for curvature in (0, 4)]
     covered = [poe_decoders.measure_capsules(data, 4, 16, 0.7), poe_decoders.measure_local_pca(data, 0, 200, 0.7)]

@@ -59,8 +59,8 @@ def experts(**over) -> Recipe:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _short_judge():
-    """A judge of a few steps: what it thinks is of no matter here."""
+def _short_reference():
+    """Train the reference classifier for a few steps: its answers do not matter here."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(poe_system, "REFERENCE_STEPS", 20)
         yield
@@ -101,7 +101,9 @@ def test_every_row_has_every_metric(result):
             assert row["autoencoder_mse"] == result.metrics["autoencoder_mse"]
     assert result.seeds == [0, 1] and result.recipe == "experts"
     assert result.config == to_dict(experts())
-    assert result.budget["steps"] == 48 and result.budget["memory"] > 50 and 0 <= result.budget["judge_accuracy"] <= 1
+    assert (
+        result.budget["steps"] == 48 and result.budget["memory"] > 50 and 0 <= result.budget["reference_accuracy"] <= 1
+    )
 
 
 def test_results_do_not_say_where_a_machine_keeps_its_data():
@@ -115,7 +117,7 @@ def test_a_repetition_trains_nothing_and_finds_the_same(run_folders, result):
     assert {str(path.parent.relative_to(run_folders)) for path in kept} >= {
         "s0", "s1", "s0/controls/paper", "s0/controls/offset", "s1/controls/paper", "s1/controls/offset",
     }  # fmt: skip
-    assert len([path for path in kept if path.parent.name.startswith("judge-glyphs-")]) == 1
+    assert len([path for path in kept if path.parent.name.startswith("reference-classifier-glyphs-")]) == 1
     again = evaluate_runs([run_folders / "s1"], only=[*TRAINED, "random W", "k-means"])
     assert {path: path.stat().st_mtime_ns for path in run_folders.rglob("checkpoint.safetensors")} == kept
     assert list(again.controls) == [*TRAINED, "random W", "k-means", "real images"]
@@ -195,7 +197,7 @@ class Knows:
 
 
 class Sure(CNN):
-    """A judge that is sure of the class of images that it has been told, and unsure of all others."""
+    """A reference classifier that is sure of the class of known images, and unsure of all others."""
 
     def __init__(self, spec, images, labels):
         super().__init__(CNNConfig(widths=(4,), hidden=(6,)), spec)
@@ -208,15 +210,15 @@ class Sure(CNN):
 
 
 def test_an_encoder_that_knows_the_classes_has_known_numbers(measured):
-    judge = Sure(ImageSpec(1, 16, 16, 10), measured.images, measured.labels)
+    reference = Sure(ImageSpec(1, 16, 16, 10), measured.images, measured.labels)
     knows = Knows(measured)
-    row = measure(knows, replace(measured, reference=judge))
+    row = measure(knows, replace(measured, reference=reference))
     assert knows.asked == [SAMPLES]
     for name in ("confident_fraction", "consistency", "argmax_nmi", "purity", "knn", "linear_probe"):
         assert row[name] == pytest.approx(1.0), name
     assert row["classes_covered"] == 10 and row["capsules_used"] == len(measured.labels.unique())
     assert row["bottleneck_mse"] == pytest.approx(row["autoencoder_mse"]) and "tied_mse" not in row
-    blind = measure(Knows(measured, torch.zeros_like(measured.labels)), replace(measured, reference=judge))
+    blind = measure(Knows(measured, torch.zeros_like(measured.labels)), replace(measured, reference=reference))
     assert blind["argmax_nmi"] == 0 and blind["capsules_used"] == 1
 
 
@@ -296,10 +298,10 @@ def test_names_of_controls_are_checked_before_any_work(monkeypatch, run_folders)
 def test_a_run_of_another_recipe_is_a_row_and_the_run_itself_is_none(run_folders, tmp_path):
     own = experts(name="plain", energy={"mode": "offset"})
     train(own, tmp_path / "plain", quiet=True)
-    judge = next(run_folders.glob("judge-*")) if list(run_folders.glob("judge-*")) else run_folders / "judge"
-    result = evaluate_runs([tmp_path / "plain"], [run_folders / "s0"], only=["offset only", "PCA"], reference=judge)
+    reference = next(run_folders.glob("reference-classifier-*"), run_folders / "reference")
+    result = evaluate_runs([tmp_path / "plain"], [run_folders / "s0"], only=["offset only", "PCA"], reference=reference)
     assert list(result.controls) == ["experts", "PCA", "real images"]  # "offset only" would be the run itself
-    assert not (tmp_path / "plain" / "controls").exists() and not list(tmp_path.glob("judge-*"))
+    assert not (tmp_path / "plain" / "controls").exists() and not list(tmp_path.glob("reference-classifier-*"))
 
 
 def test_what_cannot_be_compared_is_refused(run_folders, tmp_path):
@@ -323,9 +325,9 @@ def test_a_run_that_was_cut_off_is_refused(run_folders, monkeypatch):
         evaluate_runs([run_folders / "s0"])
 
 
-def test_the_judge_belongs_to_the_data_not_to_the_run(tmp_path):
+def test_the_reference_classifier_belongs_to_the_data_not_to_the_run(tmp_path):
     here = poe_system.reference_folder(experts(), tmp_path / "a")
-    assert here.parent == tmp_path and here.name.startswith("judge-glyphs-")
+    assert here.parent == tmp_path and here.name.startswith("reference-classifier-glyphs-")
     assert here == poe_system.reference_folder(experts(name="b", seed=4), tmp_path / "b")
     data = {**to_dict(experts())["data"], "test": 32}
     assert here != poe_system.reference_folder(experts(data=data), tmp_path / "a")

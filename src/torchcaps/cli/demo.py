@@ -25,7 +25,7 @@ _TEXT = (
     "each, and every capsule learned from those it won. "
     "Below, each column is one capsule drawing on its own. Most draw one form of one digit in varying shapes; a few "
     "may be undecided.",
-    "Pictures alone prove little, so an independent judge, a network that did learn the labels, looks at {samples} "
+    "Pictures alone prove little, so a reference classifier, a network that did learn the labels, looks at {samples} "
     "drawings of each capsule. {confident:.0%} of them it recognizes with certainty (confident fraction), and those "
     "of one capsule agree on the digit {consistent:.0%} of the time (consistency). Beside it stand controls on the "
     "same features: the paper's algorithm as printed, which collapses to the mean picture; no competition; random "

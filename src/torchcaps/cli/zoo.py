@@ -53,7 +53,7 @@ class Zoo:
     only: tuple[str, ...] = ("all",)
     """build: controls to measure, as for torchcaps evaluate."""
     reference: Path | None = None
-    """build: products of expert capsules, folder of the classifier that judges samples."""
+    """build: products of expert capsules, folder of the reference classifier."""
     images: int = 100
     """build: how many test images go along."""
     json: bool = False

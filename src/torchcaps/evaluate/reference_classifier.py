@@ -1,4 +1,4 @@
-"""The reference classifier: a CNN, trained on the labels, that judges samples of other models."""
+"""The reference classifier: a CNN, trained on the labels, that classifies samples of other models."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def train_reference_classifier(
     # An ordinary recipe, so that its folder is a run like any other.
     settings = TrainConfig(epochs=epochs, batch=min(128, len(labels)))
     recipe = Recipe(
-        name="judge",
+        name="reference-classifier",
         seed=seed,
         data=data,
         model=CNNConfig(kernel=3),

@@ -121,7 +121,7 @@ class EvaluationOptions:
     Attributes:
         images: How many images to measure on; which ones, the system says.
         only: Names of the controls to measure.
-        reference: Folder of the reference classifier that judges samples.
+        reference: Folder of the reference classifier, which classifies samples.
         views: How many views to average, of images that are larger than the model's input.
         unmasked: Whether rows are of codes before the mask; of networks that have one.
     """

@@ -39,8 +39,8 @@ def evaluate_runs(
         images: How many images to measure on. Products of expert capsules: test images (2000). Sparse capsules:
             training images of the SVM (10,000).
         only: Names of the controls to measure; None for all.
-        reference: Products of expert capsules: folder of the classifier that judges samples, trained there if it is
-            not yet; None for a folder beside the first run.
+        reference: Products of expert capsules: folder of the reference classifier, trained there if it is not
+            yet; None for a folder beside the first run.
         views: How many views to average, of images that are larger than the model's input; 1 for none.
         unmasked: Sparse capsules: the rows are of codes before the mask.
 

@@ -9,7 +9,7 @@ from torchcaps.train.run import weights_path
 
 __all__ = ["REFERENCE_PREFIX", "find_run"]
 
-REFERENCE_PREFIX = "judge-"
+REFERENCE_PREFIX = "reference-classifier-"
 """How the folders of reference classifiers begin; they stand beside runs and are no runs to evaluate."""
 
 

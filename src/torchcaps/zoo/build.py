@@ -45,7 +45,7 @@ class BuildSettings:
         images: How many test images ship with the weights.
         result: A file that `torchcaps evaluate` wrote of these very weights; None to measure now.
         only: Names of the controls to measure; None for all that the system has.
-        reference: Products of experts: folder of the classifier that judges samples.
+        reference: Products of expert capsules: folder of the reference classifier.
     """
 
     summary: str

@@ -3,8 +3,8 @@
 Every row of the table is an `Encoder` on the features f [n i d] of one and the same autoencoder, so that a difference
 between rows is a difference between capsules. Metrics, where j counts capsules and K numbers make a pose:
 
-    confident_fraction, classes_covered, consistency   of 50 samples of each single capsule, as a reference classifier
-                     judges them ("empirical" poses; all J capsules count, unused ones too); see `sample_confidence`
+    confident_fraction, classes_covered, consistency   of 50 samples of each single capsule, by the reference classifier
+                     ("empirical" poses; all J capsules count, unused ones too); see `sample_confidence`
     mixture_confident, mixture_consistency   the same of samples without kept poses, from a mixture of eight Gaussians
                      a capsule; gaussian_confident, gaussian_consistency from one with each capsule's mean and
                      covariance; and restricted_confident, complete_confident from N(0, 1) on the paper's domains
@@ -227,7 +227,7 @@ class EvaluationData:
 
     Attributes:
         model: The run's model.
-        reference: The classifier that judges samples.
+        reference: The reference classifier, which classifies samples.
         fitted: [n i d] features of training images, which controls and probes are fitted to.
         fitted_labels: [n] their labels.
         grouped: [g i d] features of more training images, which baselines that group images are fitted to.
@@ -265,7 +265,7 @@ def build_evaluation_data(model: PoE, splits: Splits, reference: CNN, images: in
     Args:
         model: Whose autoencoder computes the features.
         splits: Its data.
-        reference: The classifier that judges samples.
+        reference: The reference classifier, which classifies samples.
         images: How many test images to measure on.
     """
     model.eval()

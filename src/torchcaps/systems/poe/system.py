@@ -122,7 +122,7 @@ class PoESystem(System):
     ) -> Measurements:
         """Measure capsules, their samples and their codes beside controls on the same features.
 
-        A reference classifier, trained on the labels, judges the samples. Its accuracy on test images and the peak
+        A reference classifier, trained on the labels, classifies the samples. Its accuracy on test images and the peak
         memory (MB) are in the budget.
         """
         # Refuse what cannot be measured before the reference classifier is trained.
@@ -160,7 +160,7 @@ class PoESystem(System):
         verdicts = reference_probabilities(reference, data.images)
         confident = sample_confidence(verdicts.unsqueeze(0))["confident_fraction"]
         table["real images"] = {"confident_fraction": [confident]}
-        budget = {"judge_accuracy": accuracy(verdicts, data.labels), **peak_memory()}
+        budget = {"reference_accuracy": accuracy(verdicts, data.labels), **peak_memory()}
         return Measurements(gather(rows), table, budget)
 
     def select_controls(self, only: Sequence[str] | None) -> tuple[str, ...]:

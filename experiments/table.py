@@ -65,6 +65,7 @@ def results_table(name: str, metrics: Sequence[str] = ()) -> str:
     made = result.versions
     seeds = _count(len(result.seeds), "seed")
     read = f"; the SVM probe learned from {budget['read_images']:,.0f} images" if "read_images" in budget else ""
+    read += ", of codes before the mask unless a row says behind" if "before_mask" in budget else ""
     lines += [
         "",
         f"{seeds}, {budget['steps']:.0f} steps, {budget['seconds']:.0f} s each "

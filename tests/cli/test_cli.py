@@ -19,14 +19,14 @@ import pytest
 from support.cli import is_suggestion
 from support.easy_images import easy
 from support.processes import Forked, command
-from support.tiny_recipe import tiny_toml
+from support.tiny_recipe import tiny, tiny_toml
 from torchcaps.cli import main
 from torchcaps.cli.data import Data
 from torchcaps.cli.demo import Demo
 from torchcaps.cli.parse import COMMANDS
 from torchcaps.cli.zoo import Task
 from torchcaps.errors import DataError
-from torchcaps.train import load_run, recipe_names
+from torchcaps.train import load_run, recipe_names, train
 
 
 def run(capsys, *words: str) -> tuple[int, str, str]:
@@ -392,3 +392,17 @@ def test_commands_on_a_run_say_what_to_do_next(capsys, tmp_path):
     for following, words in chain.items():
         code, _, err = run(capsys, *words)
         assert code == 0 and f"next: torchcaps {following.strip()} {folder}" in err.splitlines()[-1], (words, err)
+
+
+def test_a_setting_that_no_stage_reads_is_refused_with_the_keys_that_they_read(capsys):
+    said = refused(capsys, "train", "poe-quick", "--train.epochs", "1", "--dry-run")
+    assert "--train.epochs changes nothing" in said and "--stages.capsules.train.epochs" in said
+
+
+@pytest.mark.parametrize("command", ["predict", "generate"])
+def test_an_unfinished_run_is_named_before_anything_is_made_of_it(capsys, tmp_path, command):
+    train(tiny(), tmp_path / "run", quiet=True, callback=lambda *_: signal.raise_signal(signal.SIGINT))
+    assert not load_run(tmp_path / "run").finished
+    words = {"predict": [str(tmp_path / "none.png")], "generate": ["--what", "curves", "--out", str(tmp_path / "out")]}
+    _, _, err = run(capsys, command, str(tmp_path / "run"), *words[command])
+    assert "is not trained to its end: it stands at step" in err and "--resume" in err

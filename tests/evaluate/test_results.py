@@ -184,3 +184,25 @@ def test_threads_are_those_of_training_not_of_evaluation(tmp_path):
     finally:
         torch.set_num_threads(before)
     assert before != 2 and evaluate_runs([tmp_path / "run"]).budget["threads"] == 2
+
+
+def test_a_row_of_the_table_is_of_one_setting(tmp_path):
+    small = {"name": "cnn", "widths": [4], "hidden": [8]}
+    train(tiny(train={"epochs": 0.5}), tmp_path / "run", quiet=True)
+    train(tiny(model=small, train={"epochs": 0.5}), tmp_path / "same-name", quiet=True)
+    with pytest.raises(RecipeError, match=r"both runs of .* train one of them under another \(--name\)"):
+        evaluate_runs([tmp_path / "run"], [tmp_path / "same-name"])
+    for name, epochs in (("one", 0.5), ("two", 1.0)):
+        train(tiny(name="other", model=small, train={"epochs": epochs}), tmp_path / name, quiet=True)
+    with pytest.raises(RecipeError, match="both runs of 'other'"):
+        evaluate_runs([tmp_path / "run"], [tmp_path / "one", tmp_path / "two"])
+
+
+def test_a_result_of_other_settings_is_not_replaced_without_a_word(tmp_path, caplog):
+    first = some(config={"model": {"name": "cnn", "hidden": 4}, "seed": 0})
+    write_result(tmp_path, first)
+    write_result(tmp_path, replace(first, config={"model": {"name": "cnn", "hidden": 4}, "seed": 1}))
+    assert caplog.messages == []
+    write_result(tmp_path, replace(first, config={"model": {"name": "cnn", "hidden": 8}, "seed": 0}))
+    (said,) = caplog.messages
+    assert "model.hidden = 4, now 8" in said and "is replaced" in said

@@ -24,6 +24,7 @@ from torchcaps.train import load_run, total_steps, train
 from torchcaps.train.checkpoint import load as read_checkpoint
 from torchcaps.train.journal import read_journal
 from torchcaps.train.recipe import StageConfig, load_recipe, stage_of, with_all_stages
+from torchcaps.train.run import recipe_in
 from torchcaps.train.train_state import build_model, shrink_batches, stage_seed
 from torchcaps.utils.distributed import ProcessGroup, mean_over_processes
 from torchcaps.utils.random import permutation, seed_of
@@ -294,6 +295,22 @@ def test_the_last_stage_goes_on_after_its_end_and_finishes_again(tmp_path, whole
     assert train(staged(), tmp_path, resume=True, quiet=True).step == 32
     assert events.count(("moments", "finish")) == 2
     instrument._assert_same(whole, tmp_path)
+
+
+def test_the_recipe_keeps_the_epochs_of_what_is_over(tmp_path, caplog):
+    """Of a finished run: earlier stages for good, the last one unless it gets more; file and checkpoint agree."""
+    train(staged(), tmp_path, quiet=True)
+    asked = staged(stages={"code": {"train": {"epochs": 7.0}}, "moments": {"train": {"epochs": 0.5}}})
+    assert train(asked, tmp_path, resume=True, quiet=True).step == 32
+    assert any("stage 'code' is over" in said and "7 are not trained" in said for said in caplog.messages)
+    kept = {name: stage_of(recipe_in(tmp_path), name).train.epochs for name in STAGES}
+    assert kept == {name: stage_of(staged(), name).train.epochs for name in STAGES}
+    assert {name: stage_of(load_run(tmp_path).recipe, name).train.epochs for name in STAGES} == kept
+    # More epochs of the last stage are said and trained
+    caplog.clear()
+    train(staged(stages={"moments": {"train": {"epochs": 3.0}}}), tmp_path, resume=True, quiet=True)
+    assert any("it goes on to 3" in said for said in caplog.messages)
+    assert stage_of(load_run(tmp_path).recipe, "moments").train.epochs == 3
 
 
 def test_fewer_epochs_end_the_stage_properly(tmp_path):

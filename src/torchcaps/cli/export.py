@@ -41,14 +41,14 @@ class Export:
     def run(self) -> int:
         from torchcaps.errors import RecipeError
         from torchcaps.systems.prediction import class_names
-        from torchcaps.train import load_run
+        from torchcaps.systems.run_folders import load_and_report
         from torchcaps.train.export import TOLERANCE, WEIGHTS, check_target, export_onnx, export_weights
 
         if not 0 <= self.examples <= MOST:
             raise RecipeError(f"--examples {self.examples} is asked for; 0 to {MOST} is wanted")
         # Check the file before the run is loaded
         check_target(self.file, force=self.force)
-        run = load_run(self.folder)
+        run = load_and_report(self.folder)
         names = class_names(run.recipe.data, run.model.spec.classes) if run.model.is_classifier else ()
         # Weights alone
         if self.file.suffix == WEIGHTS:

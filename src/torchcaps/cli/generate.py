@@ -65,15 +65,14 @@ class Generate:
         from torchcaps.evaluate.figures import require_matplotlib
         from torchcaps.systems.figure_context import FigureOptions
         from torchcaps.systems.figure_registry import figures_of
-        from torchcaps.systems.run_folders import find_run
-        from torchcaps.train import load_run
+        from torchcaps.systems.run_folders import find_run, load_and_report
 
         # Check the flags, load the run, and plan every figure before the first is drawn
         require_matplotlib()
         self._check()
         folder = find_run(self.folder)
         options = FigureOptions(self.capsule, self.count, self.domain, self.seed)
-        figures = figures_of(folder, load_run(folder), options, self.what, self.beside)
+        figures = figures_of(folder, load_and_report(folder), options, self.what, self.beside)
         self._draw(figures, self.out or folder / "pictures")
         suggest_next("explore", folder)
         return 0

@@ -54,13 +54,12 @@ class Predict:
         from torchcaps.evaluate.classification import require_classifier
         from torchcaps.systems import system_of
         from torchcaps.systems.prediction import read_pictures
-        from torchcaps.systems.run_folders import find_run
-        from torchcaps.train.run import load_run
+        from torchcaps.systems.run_folders import find_run, load_and_report
 
         # Refuse what can be refused before pictures are read
         self._check()
         folder = find_run(self.folder)
-        run = load_run(folder)
+        run = load_and_report(folder)
         system = system_of(run.recipe)
         if system.predicts == "class":
             require_classifier(run, folder)

@@ -40,8 +40,7 @@ class Report:
         from torchcaps.evaluate.results import read_result
         from torchcaps.systems.figure_context import FigureOptions
         from torchcaps.systems.report import report_of
-        from torchcaps.systems.run_folders import find_run
-        from torchcaps.train import load_run
+        from torchcaps.systems.run_folders import find_run, load_and_report
         from torchcaps.train.run import shipped_models, weights_path
         from torchcaps.utils.files import make_folder, write_atomically
         from torchcaps.zoo.card import RESULT
@@ -52,7 +51,7 @@ class Report:
             raise RecipeError(f"--count {self.count} is asked for; 1 to {MAX_COUNT} is wanted")
         folder = find_run(self.folder)
         # Load, draw and write one page
-        run = load_run(folder)
+        run = load_and_report(folder)
         # The name of a shipped model is no folder yet
         path = self.out or (folder if folder.exists() else make_folder(folder)) / "report.html"
         # With a shipped model comes its result

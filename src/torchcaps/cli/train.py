@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from torchcaps.cli.next_steps import suggest_next
-from torchcaps.config import flatten, merge, parse_overrides, to_dict
+from torchcaps.config import Table, flatten, merge, parse_overrides, to_dict
 from torchcaps.errors import RecipeError
 
 if TYPE_CHECKING:
@@ -99,6 +99,7 @@ class Train:
         # The recipe by its name; the folder has a default then
         if self.recipe is not None:
             recipe = load_recipe(self.recipe, changes)
+            _check_effect(self.recipe, recipe, changes)
             return recipe, folder or Path("runs") / f"{recipe.name}-{recipe.seed}"
         # Without a name, the recipe must come out of a folder with a run
         if self.resume in (None, "auto") or folder is None:
@@ -113,6 +114,17 @@ TRAIN_FLAGS = {"--help"} | {
     "--" + field.name.replace("_", "-") for field in fields(Train) if field.name not in ("recipe", "overrides")
 }
 """The flags of the command itself; all others are settings of the recipe."""
+
+
+def _check_effect(name: str, recipe: Recipe, changes: Table) -> None:
+    """Refuse a setting of training that every stage of the recipe sets for itself, so that it would change nothing."""
+    from torchcaps.train.recipe import stage_names, stages_that_set
+
+    stages = stage_names(recipe.model)
+    for key in flatten(changes):
+        if len(stages) > 1 and stages_that_set(name, key) == set(stages):
+            options = " or ".join(f"--stages.{stage}.{key}" for stage in stages)
+            raise RecipeError(f"--{key} changes nothing, since every stage of '{name}' has its own; say {options}")
 
 
 def _tested(score: FinalScore | None) -> str:

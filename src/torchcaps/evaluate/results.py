@@ -18,8 +18,10 @@ from typing import Any
 import torch
 
 from torchcaps import __version__
+from torchcaps.config import flatten
 from torchcaps.errors import DataError
 from torchcaps.utils.files import make_folder, parse_json, read_regular, write_atomically
+from torchcaps.utils.notices import notice
 
 __all__ = ["UNFINISHED", "UNFINISHED_LABEL", "Metrics", "Result", "gather", "read_result", "versions", "write_result"]
 
@@ -87,11 +89,29 @@ def write_result(folder: Path, result: Result) -> Path:
         result: What to write.
 
     Returns:
-        The path of the file.
+        The path of the file. One that is there is replaced, which is said if it was of other settings.
     """
     path = make_folder(folder) / f"{result.recipe}.json"
+    if path.exists():
+        _report_replacement(path, result)
     write_atomically(path, [(json.dumps(asdict(result), indent=2) + "\n").encode()])
     return path
+
+
+def _report_replacement(path: Path, result: Result) -> None:
+    """Say so if the file is of runs with other settings, so that no result is lost unnoticed."""
+    try:
+        before = flatten(read_result(path).config)
+    except DataError:
+        return
+    after = flatten(result.config)
+    changed = [
+        f"{key} = {before[key]}, now {after[key]}"
+        for key in sorted(before.keys() & after.keys() - {"seed", "about"})
+        if before[key] != after[key]
+    ]
+    if changed:
+        notice(f"{path} is replaced; it was of runs with other settings: {'; '.join(changed)}")
 
 
 def read_result(path: Path) -> Result:

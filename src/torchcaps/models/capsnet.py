@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import relu
 
 from torchcaps.config import NonNegativeFloat, Padding, Size, Sizes, check
-from torchcaps.errors import ShapeError
+from torchcaps.errors import RecipeError, ShapeError
 from torchcaps.layers import (
     CapsuleBatchNorm,
     DenseCapsules,
@@ -81,7 +81,8 @@ class CapsNetConfig:
             for routers whose activations are not lengths.
 
     Raises:
-        RecipeError: If a setting is out of range, or `norm` does not go with the router.
+        RecipeError: If a setting is out of range, `norm` does not go with the router, or `padding` is not below
+            `kernel`.
     """
 
     channels: Size = 256
@@ -104,6 +105,11 @@ class CapsNetConfig:
     def __post_init__(self) -> None:
         check(self)
         check_norm(self.norm, self.routing)
+        if self.padding >= self.kernel:
+            raise RecipeError(
+                f"padding = {self.padding} is not below kernel = {self.kernel}; windows at the border would see none of"
+                " the image"
+            )
 
     def build(self, spec: ImageSpec) -> CapsNet:
         return CapsNet(self, spec)

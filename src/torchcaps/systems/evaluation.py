@@ -8,14 +8,13 @@ from pathlib import Path
 
 import torch
 
-from torchcaps.config import to_dict
 from torchcaps.errors import RecipeError
 from torchcaps.evaluate.results import UNFINISHED, UNFINISHED_LABEL, Result, versions
 from torchcaps.evaluate.viewpoints import VIEWS
 from torchcaps.systems.base import EvaluatedRun, EvaluationOptions, Measurements
 from torchcaps.systems.registry import SYSTEMS, system_of
 from torchcaps.systems.run_folders import find_run
-from torchcaps.train.recipe import Recipe
+from torchcaps.train.recipe import Recipe, without_folders
 from torchcaps.train.run import load_run
 
 __all__ = ["evaluate_runs"]
@@ -60,6 +59,7 @@ def evaluate_runs(
     system = runs[0].system
     _check_options(options, runs[0])
     others = [_load(folder) for folder in controls]
+    _check_rows(runs[0], others)
     # The system knows what its models are measured by.
     found = system.evaluate(runs, others, options)
     return _result(runs, _with_marked_controls(found, others))
@@ -82,8 +82,7 @@ def _check_one_recipe(runs: Sequence[EvaluatedRun]) -> None:
                 f"'{one.folder}' is a run of '{recipe.name}', not of '{first.name}'; evaluate one recipe at a time, "
                 "or name the other run with --control"
             )
-        # The text about a recipe has no influence on a run.
-        if replace(recipe, seed=first.seed, about=first.about) != first:
+        if _differs(recipe, first):
             raise RecipeError(
                 f"'{one.folder}' and '{runs[0].folder}' differ in more than the seed; evaluate them apart"
             )
@@ -91,6 +90,24 @@ def _check_one_recipe(runs: Sequence[EvaluatedRun]) -> None:
     seeds = [one.run.recipe.seed for one in runs]
     if len(set(seeds)) < len(seeds):
         raise RecipeError(f"the runs have the seeds {seeds}; name one run of each seed")
+
+
+def _check_rows(first: EvaluatedRun, others: Sequence[EvaluatedRun]) -> None:
+    """Refuse runs that would share a row of the table although they differ in more than the seed."""
+    known = {first.run.recipe.name: first}
+    for one in others:
+        recipe = one.run.recipe
+        same = known.setdefault(recipe.name, one)
+        if same is first or _differs(recipe, same.run.recipe):
+            raise RecipeError(
+                f"'{one.folder}' and '{same.folder}' are both runs of '{recipe.name}', and a row has one name; train "
+                "one of them under another (--name)"
+            )
+
+
+def _differs(recipe: Recipe, other: Recipe) -> bool:
+    """Whether two runs differ in more than the seed; the text about a recipe has no influence on a run."""
+    return replace(recipe, seed=other.seed, about=other.about) != other
 
 
 def _check_options(options: EvaluationOptions, first: EvaluatedRun) -> None:
@@ -130,7 +147,7 @@ def _result(evaluated: Sequence[EvaluatedRun], found: Measurements) -> Result:
         budget[UNFINISHED] = unfinished
     return Result(
         recipe=first.name,
-        config=_portable_config(first),
+        config=without_folders(first),
         seeds=[run.recipe.seed for run in runs],
         metrics=found.metrics,
         controls=found.controls,
@@ -138,12 +155,3 @@ def _result(evaluated: Sequence[EvaluatedRun], found: Measurements) -> Result:
         budget=budget,
         versions=versions(),
     )
-
-
-def _portable_config(recipe: Recipe) -> dict[str, object]:
-    """Return a recipe as plain data, without the folder in which this machine stores the data."""
-    config = to_dict(recipe)
-    # Results are published, and other machines have other folders.
-    if "data_dir" in config["data"]:
-        config["data"]["data_dir"] = "none"
-    return config

@@ -1,13 +1,14 @@
-"""Find the run that a path on the command line means."""
+"""Find and load the run that a path on the command line means."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from torchcaps.errors import CheckpointError
-from torchcaps.train.run import weights_path
+from torchcaps.train.run import TrainedRun, load_run, weights_path
+from torchcaps.utils.notices import notice
 
-__all__ = ["REFERENCE_PREFIX", "find_run"]
+__all__ = ["REFERENCE_PREFIX", "find_run", "load_and_report"]
 
 REFERENCE_PREFIX = "reference-classifier-"
 """How the folders of reference classifiers begin; they stand beside runs and are no runs to evaluate."""
@@ -35,3 +36,19 @@ def find_run(folder: Path) -> Path:
     if len(runs) > 1:
         raise CheckpointError(f"'{folder}' holds {len(runs)} runs; name one: {', '.join(map(str, runs))}")
     return runs[0] if runs else folder
+
+
+def load_and_report(folder: Path) -> TrainedRun:
+    """Load a run, and say so if it is not trained to its end: what it shows or answers may then mean nothing.
+
+    Args:
+        folder: What `find_run` returns.
+    """
+    run = load_run(folder)
+    if not run.finished:
+        where = "" if run.stage == "all" else f" of stage '{run.stage}'"
+        notice(
+            f"'{folder}' is not trained to its end: it stands at step {run.step:,}{where}; go on with: torchcaps train "
+            f"--resume {folder}"
+        )
+    return run

@@ -13,7 +13,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,7 +33,7 @@ from torchcaps.train.journal import Journal
 from torchcaps.train.loss_watch import LossWatch
 from torchcaps.train.model_sizes import refusing_lack_of_memory
 from torchcaps.train.precision import check_precision
-from torchcaps.train.recipe import BatchShare, Recipe, TrainConfig, stage_names, stage_of
+from torchcaps.train.recipe import BatchShare, Recipe, TrainConfig, stage_names, stage_of, with_absolute_path
 from torchcaps.train.run import Resume, Run, load_run, open_run
 from torchcaps.train.running_statistics import (
     has_running_statistics,
@@ -44,6 +44,7 @@ from torchcaps.train.train_state import (
     TrainState,
     build_training,
     flushed_denormals,
+    keep_past_epochs,
     load_stage,
     restore_training,
     shrink_batches,
@@ -174,7 +175,7 @@ def train(
     """
     with flushed_denormals(), refusing_lack_of_memory(), process_group() as group:
         # Process 0 decides what is trained; a process that would train something else is refused.
-        recipe = _agreed_recipe(recipe, group)
+        recipe = with_absolute_path(_agreed_recipe(recipe, group))
         with group.raising_together():
             # Data, and whatever can be refused before anything is written.
             for name in stage_names(recipe.model):
@@ -202,7 +203,8 @@ def train(
         group.check_same(_data_facts(source, training.fingerprints.train))
 
         # The weights as the last checkpoint of this run or the run to start from left them.
-        training = _starting_state(training, recipe, run, group, weights)
+        training, recipe, changed = _starting_state(training, recipe, run, group, weights)
+        run = replace(run, recipe=recipe)
         group.check_same({"the stage": training.stage, "the step": training.steps})
 
         # The steps, with the folder locked.
@@ -212,6 +214,9 @@ def train(
             run.journal(training.steps, tensorboard, write=group.is_main) as journal,
         ):
             job = _Job(recipe, run, source, validation, test, group, stop, journal, quiet, callback)
+            # A run that is finished takes no step that would store what was changed
+            if changed:
+                _save(job, training)
             return _all_stages(job, training, given)
 
 
@@ -256,14 +261,32 @@ def _check_micro_batches(recipe: Recipe, training: TrainState) -> None:
             )
 
 
+class _Start(NamedTuple):
+    """What a run goes on with.
+
+    Attributes:
+        training: The state.
+        recipe: What is trained, with the epochs that are over as they were.
+        changed: True if the checkpoint has another recipe.
+    """
+
+    training: TrainState
+    recipe: Recipe
+    changed: bool
+
+
 def _starting_state(
     training: TrainState, recipe: Recipe, run: Run, group: ProcessGroup, weights: nn.Module | None
-) -> TrainState:
+) -> _Start:
     """Let process 0 restore the last checkpoint or the run to start from, and give its whole state to the others."""
     state = b""
+    changed = False
     with group.raising_together():
         if group.is_main and run.has_checkpoint:
-            training = restore_training(training, recipe, run.checkpoint(training.fingerprints))
+            checkpoint = run.checkpoint(training.fingerprints)
+            training = restore_training(training, recipe, checkpoint)
+            recipe = keep_past_epochs(training, checkpoint.meta.recipe, recipe)
+            changed = recipe != checkpoint.meta.recipe
         elif group.is_main and recipe.start is not None:
             before = load_run(recipe.start)
             warm_start(training, before.model, steps=before.step, seconds=before.seconds)
@@ -275,7 +298,7 @@ def _starting_state(
     # Nothing was sent where every process starts with the same weights, those of the seed.
     if state and not group.is_main:
         training = restore_training(training, recipe, decode(state))
-    return training
+    return _Start(training, recipe, changed)
 
 
 @contextmanager

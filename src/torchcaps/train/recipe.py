@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from importlib import resources
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Annotated, Literal, NamedTuple
 
 from torchcaps.config import (
@@ -18,6 +18,7 @@ from torchcaps.config import (
     Seed,
     Share,
     Table,
+    flatten,
     from_dict,
     merge,
     read_toml,
@@ -42,8 +43,11 @@ __all__ = [
     "recipe_of",
     "stage_names",
     "stage_of",
+    "stages_that_set",
     "total_steps",
+    "with_absolute_path",
     "with_all_stages",
+    "without_folders",
 ]
 
 
@@ -211,6 +215,40 @@ def stage_names(model: ModelConfig) -> tuple[str, ...]:
 def stage_of(recipe: Recipe, name: str) -> StageConfig:
     """How a stage is trained: by its own settings, or by the recipe's if it has none."""
     return recipe.stages.get(name) or StageConfig(recipe.optimizer, recipe.schedule, recipe.train)
+
+
+def stages_that_set(name: str, key: str) -> set[str]:
+    """Return the stages whose own tables in a recipe set a key, so that the recipe's own value is not theirs.
+
+    Args:
+        name: Of a recipe, or the path of its file.
+        key: Such as `train.epochs`.
+    """
+    stages = _read(find_recipe(name)).get("stages", {})
+    return {stage for stage, table in stages.items() if isinstance(table, Mapping) and key in flatten(table)}
+
+
+def with_absolute_path(recipe: Recipe) -> Recipe:
+    """Return a recipe whose own data have an absolute path, so that commands on its run work in any folder."""
+    settings = to_dict(recipe)
+    path = settings["data"].get("path")
+    if not path:
+        return recipe
+    settings["data"]["path"] = str(Path(path).expanduser().absolute())
+    return from_dict(Recipe, settings)
+
+
+def without_folders(recipe: Recipe) -> Table:
+    """Return a recipe as plain data to publish: of folders and files of this machine, no more than their names."""
+    settings = to_dict(recipe)
+    data = settings["data"]
+    if "data_dir" in data:
+        data["data_dir"] = "none"
+    if "path" in data:
+        data["path"] = PurePath(data["path"]).name
+    if recipe.start is not None:
+        settings["start"] = PurePath(recipe.start).name
+    return settings
 
 
 def total_steps(recipe: Recipe, images: int) -> int:

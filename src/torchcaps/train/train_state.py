@@ -29,6 +29,7 @@ __all__ = [
     "build_training",
     "check_sizes",
     "flushed_denormals",
+    "keep_past_epochs",
     "load_stage",
     "load_weights",
     "restore_training",
@@ -279,6 +280,38 @@ def restore_training(training: TrainState, recipe: Recipe, checkpoint: Checkpoin
         restored.restore(checkpoint)
     restored.fingerprints = training.fingerprints
     return restored
+
+
+def keep_past_epochs(training: TrainState, before: Recipe, after: Recipe) -> Recipe:
+    """Return the recipe to go on by, with the epochs that stages which are over have had, and say what is changed.
+
+    Args:
+        training: Where the run stands.
+        before: Its recipe so far.
+        after: The recipe that was asked for.
+    """
+    for index, name in enumerate(list(training.stages)[: training.stage_index + 1]):
+        stage = stage_of(after, name)
+        epochs = stage_of(before, name).train.epochs
+        is_over = index < training.stage_index or training.finished
+        if not is_over or stage.train.epochs == epochs:
+            continue
+        # The last stage may go on after its end
+        is_present = index == training.stage_index
+        goes_on = is_present and training.is_last and not training.stopped_early
+        if goes_on and stage.train.steps(training.images) > training.step:
+            notice(f"the run was finished after {epochs:g} epochs; it goes on to {stage.train.epochs:g}")
+            continue
+        kept = replace(stage.train, epochs=epochs)
+        if len(training.stages) == 1:
+            after = replace(after, train=kept)
+        else:
+            after = replace(after, stages={**after.stages, name: replace(stage, train=kept)})
+        where = f"stage '{name}'" if training.label else "the run"
+        notice(
+            f"{where} is over after {epochs:g} epochs, which stay in its recipe; {stage.train.epochs:g} are not trained"
+        )
+    return after
 
 
 def check_sizes(checkpoint: Checkpoint) -> None:

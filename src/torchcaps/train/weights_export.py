@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import PurePath
 
 import torch
 from torch import Tensor
 
-from torchcaps.config import from_dict, to_dict
+from torchcaps.config import from_dict
 from torchcaps.train.checkpoint import Checkpoint
-from torchcaps.train.recipe import Recipe
+from torchcaps.train.recipe import Recipe, without_folders
 
 __all__ = ["EXAMPLES", "FACTOR_PREFIX", "strip_to_weights"]
 
@@ -57,7 +56,7 @@ def strip_to_weights(
     model = skeleton["model"] if isinstance(skeleton, dict) else None
     meta = replace(
         checkpoint.meta,
-        recipe=_anonymous(checkpoint.meta.recipe),
+        recipe=from_dict(Recipe, without_folders(checkpoint.meta.recipe)),
         weights_only=True,
         class_names=tuple(names),
         data_fingerprint=None,
@@ -66,13 +65,3 @@ def strip_to_weights(
     )
     state = {"model": model, "optimizer": None, "schedule": None}
     return Checkpoint(kept | dict(zip(EXAMPLES, examples or (), strict=False)), meta, state)
-
-
-def _anonymous(recipe: Recipe) -> Recipe:
-    """The recipe without folders of one's own: where data lie, and all but the name of the run it started from."""
-    # Through plain tables, since not every data set has a data_dir.
-    settings = to_dict(recipe)
-    settings["data"].pop("data_dir", None)
-    if recipe.start is not None:
-        settings["start"] = PurePath(recipe.start).name
-    return from_dict(Recipe, settings)

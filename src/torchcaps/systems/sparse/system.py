@@ -90,7 +90,8 @@ class SparseSystem(System):
     ) -> Measurements:
         """Measure codes by an SVM and simpler probes, and how capsules share the images.
 
-        How many images the SVM learned from and the peak memory (MB) are in the budget.
+        How many images the SVM learned from, the peak memory (MB), and that codes are of before the mask, if they are,
+        stand in the budget.
         """
         # Refuse what cannot be measured before data are loaded.
         names = self.select_controls(options.only)
@@ -108,7 +109,8 @@ class SparseSystem(System):
             names,
             unmasked=bool(options.unmasked),
         )
-        return Measurements(table.runs, table.controls, {"read_images": data.train_count, **peak_memory()})
+        side = {"before_mask": 1} if options.unmasked else {}
+        return Measurements(table.runs, table.controls, {"read_images": data.train_count, **side, **peak_memory()})
 
     def paper_tables(self, result: Result) -> list[Table]:
         """Return tables 1 and 2 of Rawlinson 2018 with our rows below."""

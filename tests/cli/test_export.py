@@ -108,30 +108,6 @@ def test_weights_alone_load_as_a_run_and_name_no_folder(capsys, tmp_path, folder
         assert any(torch.equal(image, other) for other in test.images[test.labels == label])
     assert to_dict(given.meta.recipe)["data"].get("data_dir") is None
     assert load_run(path).class_names == tuple(str(digit) for digit in range(10))
-
-
-def test_weights_do_not_say_where_own_pictures_were(capsys, tmp_path, monkeypatch):
-    pictures = tmp_path / "private" / "pictures.npz"
-    pictures.parent.mkdir()
-    images = torch.randint(256, (20, 12, 12), dtype=torch.uint8).numpy()
-    np.savez(pictures, images=images, labels=torch.arange(20).numpy() % 2)
-    monkeypatch.chdir(pictures.parent)
-    recipe = recipe_of(
-        {
-            "name": "own",
-            "data": {"name": "npz", "path": "pictures.npz"},
-            "model": {"name": "cnn", "widths": [2], "kernel": 3, "hidden": [4]},
-            "train": {"epochs": 1.0, "batch": 8},
-        }
-    )
-    train(recipe, tmp_path / "own", quiet=True)
-    # The run works from any folder, the file that is given away names none
-    monkeypatch.chdir(tmp_path)
-    assert load_run(tmp_path / "own").recipe.data.path == str(pictures)
-    path = tmp_path / "model.safetensors"
-    assert run(capsys, tmp_path / "own", path)[0] == 0
-    assert b"private" not in path.read_bytes()
-    assert load_run(path).recipe.data.path == "pictures.npz"
     assert path.stat().st_size < (folder / "checkpoint.safetensors").stat().st_size
 
 
@@ -158,3 +134,27 @@ def test_what_does_not_go_together_is_refused(capsys, tmp_path, folder):
     assert "weights" in refused(capsys, folder, tmp_path / "model.onnx", "--half")
     assert "0 to 1000" in refused(capsys, folder, tmp_path / "model.safetensors", "--examples", "-1")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_weights_do_not_say_where_own_pictures_were(capsys, tmp_path, monkeypatch):
+    pictures = tmp_path / "private" / "pictures.npz"
+    pictures.parent.mkdir()
+    images = torch.randint(256, (20, 12, 12), dtype=torch.uint8).numpy()
+    np.savez(pictures, images=images, labels=torch.arange(20).numpy() % 2)
+    monkeypatch.chdir(pictures.parent)
+    recipe = recipe_of(
+        {
+            "name": "own",
+            "data": {"name": "npz", "path": "pictures.npz"},
+            "model": {"name": "cnn", "widths": [2], "kernel": 3, "hidden": [4]},
+            "train": {"epochs": 1.0, "batch": 8},
+        }
+    )
+    train(recipe, tmp_path / "own", quiet=True)
+    # The run works from any folder, the file that is given away names none
+    monkeypatch.chdir(tmp_path)
+    assert load_run(tmp_path / "own").recipe.data.path == str(pictures)
+    path = tmp_path / "model.safetensors"
+    assert run(capsys, tmp_path / "own", path)[0] == 0
+    assert b"private" not in path.read_bytes()
+    assert load_run(path).recipe.data.path == "pictures.npz"

@@ -134,7 +134,8 @@ def export_weights(
     checkpoint = find_checkpoint(folder)
     run = run_of(checkpoint)
     images_and_labels = _examples(run.recipe.data, examples) if examples else None
-    small = strip_to_weights(checkpoint, half=half, examples=images_and_labels, names=names)
+    sums = run.model.training_sums
+    small = strip_to_weights(checkpoint, half=half, examples=images_and_labels, names=names, sums=sums)
     # Load them as a user would, and compare with the run on random images.
     given = build_model(run.recipe, run.model.spec).eval()
     load_weights(given, small)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 import torch
@@ -31,6 +31,7 @@ def strip_to_weights(
     half: bool = False,
     examples: tuple[Tensor, Tensor] | None = None,
     names: Sequence[str] = (),
+    sums: Collection[str] = (),
 ) -> Checkpoint:
     """Return the state of the model that is evaluated; it loads as any run does, but cannot be resumed.
 
@@ -39,6 +40,7 @@ def strip_to_weights(
         half: Store weights in half precision.
         examples: Images, bytes [n c h w], and labels [n] to show the model without its data.
         names: Names of the classes.
+        sums: Names of the model's tensors that only training reads (`Model.training_sums`); their rows are left out.
     """
     # Tensors of the model; whole numbers, such as counters, are not rounded.
     # A moving average of the weights takes the place of the weights themselves.
@@ -49,6 +51,8 @@ def strip_to_weights(
         for name, value in checkpoint.tensors.items()
         if name.startswith(prefix)
     }
+    for name in kept.keys() & {_MODEL + name for name in sums}:
+        kept[name] = kept[name][:0].clone()
     if half:
         kept = {name: value.half() if value.dtype == torch.float32 else value for name, value in kept.items()}
     # The record: no optimizer, no folders of this machine.

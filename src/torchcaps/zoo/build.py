@@ -84,8 +84,7 @@ def build_model_folder(run_folder: Path, folder: Path, settings: BuildSettings) 
         names = test.names
         own = {"examples.images": test.images, "examples.labels": test.labels}
         own |= {FACTOR_PREFIX + name: values for name, values in test.factors.items()}
-    small = strip_to_weights(checkpoint, half=True, names=names)
-    small.tensors.update({name: value[:0].clone() for name, value in small.tensors.items() if _is_sum(name, run)})
+    small = strip_to_weights(checkpoint, half=True, names=names, sums=run.model.training_sums)
     small.tensors.update(own)
     make_folder(folder)
     save(folder / GIVEN_AWAY, small)
@@ -98,11 +97,6 @@ def build_model_folder(run_folder: Path, folder: Path, settings: BuildSettings) 
     write_atomically(folder / CARD, [encode_card(card)])
     write_atomically(folder / README, [card_text(card, result).encode()])
     return card
-
-
-def _is_sum(name: str, run: TrainedRun) -> bool:
-    """Return whether a tensor of a checkpoint is a sum that only training reads, which needs no room here."""
-    return name.removeprefix("state.model.") in run.model.training_sums
 
 
 def choose_examples(test: Dataset, count: int) -> Dataset:

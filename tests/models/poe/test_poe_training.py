@@ -23,6 +23,7 @@ from torchcaps.testing import resume as instrument
 from torchcaps.train import load, load_run, train
 from torchcaps.train.checkpoint import load as read_checkpoint
 from torchcaps.train.checkpoint import save as write_checkpoint
+from torchcaps.train.export import export_weights
 from torchcaps.train.journal import read_journal
 from torchcaps.train.recipe import Recipe, recipe_of
 from torchcaps.types import Batch, ImageSpec
@@ -149,6 +150,26 @@ def test_the_second_stage_needs_no_pixels_and_draws_by_the_seed_of_the_run() -> 
     assert not CapsuleStage.uses_images
     assert torch.equal(contrasted(images, 1), contrasted(images, 1))  # as after a resumption
     assert not torch.equal(contrasted(images, 1), contrasted(images, 2))
+
+
+def test_capsules_without_images_are_counted_aloud(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """One image again and again has one winner."""
+    images = np.zeros((64, 14, 14), np.uint8)
+    images[:, 3:9, 4:7] = 255
+    images[::2, 3:9, 4:7] = 250
+    train(recipe(data=own(tmp_path, images)), tmp_path / "run", quiet=True)
+    unused = int((load(tmp_path / "run").decoder.weight == 0).sum())
+    assert unused
+    assert any(f"{unused} of 4 capsules took part in no training image" in said for said in caplog.messages)
+
+
+def test_weights_that_are_given_away_leave_out_sums_of_training(tmp_path: Path, whole: Path) -> None:
+    folder = whole / next(iter(RUNS))
+    export_weights(folder, tmp_path / "model.safetensors")
+    assert not len(read_checkpoint(tmp_path / "model.safetensors").tensors["state.model.decoder.gram"])
+    assert len(read_checkpoint(folder / "checkpoint.safetensors").tensors["state.model.decoder.gram"])
+    drawn = [load(path).sample(capsule=1, n=3, seed=0) for path in (folder, tmp_path / "model.safetensors")]
+    torch.testing.assert_close(*drawn)
 
 
 def test_training_teaches(tmp_path: Path) -> None:

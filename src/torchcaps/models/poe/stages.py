@@ -253,8 +253,14 @@ class DecoderStage(Model):
         return {"loss": -(update * U).sum(), "error": error}
 
     def finish(self) -> None:
-        """Solve the normal equations, if that is the rule."""
+        """Solve the normal equations, if that is the rule; say so if there are capsules without images."""
         self._images = None
+        unused = int((self.decoder.weight == 0).sum())
+        if unused:
+            notice(
+                f"{unused} of {len(self.decoder.weight)} capsules took part in no training image and draw nothing of "
+                "use; try a smaller model.capsules"
+            )
         if self.decoder.config.rule == "least squares":
             self._solve()
 

@@ -267,3 +267,20 @@ def test_a_run_that_sees_a_view_is_shown_the_middle_and_standardized_if_it_was_t
     both = as_data(stereo, tmp_path / "c.png", fit=True)
     assert both.model_input().shape == (1, 2, 32, 32) and both.names[1] == "human"
     assert abs(float(both.model_input().mean())) < 1e-6 and len(classify(stereo, both)) == 1
+
+
+def test_sparse_capsules_name_the_one_that_comes_first(capsys, tmp_path, digits):
+    recipe = recipe_of(
+        {
+            "name": "sparse-tiny",
+            "data": {"name": "glyphs", "train": 40, "test": 20, "size": 16},
+            "model": {"name": "sparse-small", "channels": 4, "kernel": 3, "types": 2, "capsules": 5, "decoder": [8]},
+            "train": {"epochs": 1.0, "batch": 20},
+        }
+    )
+    train(recipe, tmp_path / "run", quiet=True)
+    found = answers(capsys, tmp_path / "run", *digits, "--all")
+    with torch.no_grad():
+        ranks = load_run(tmp_path / "run").model(DIGITS.images[:3].float() / 255).ranks  # [n j]
+    assert [one["capsules"] for one in found] == [[{"capsule": str(int(row.argmin())), "score": 1.0}] for row in ranks]
+    assert [list(one["scores"].values()) for one in found] == (1 - ranks / 4).tolist()

@@ -36,7 +36,7 @@ class Predict:
     pictures: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="PICTURE ...")]
     """PNG, JPEG, GIF, WebP or BMP files."""
     all: bool = False
-    """Print the scores of all classes: of capsules, their lengths, or how active each is."""
+    """Print the scores of all classes: of capsules, their lengths, how active each is, or 1 to 0 by rank."""
     threshold: float | None = None
     """Name every class whose score is above this, from 0 to 1, instead of the best one; 0.5 where images show several
     things (MultiMNIST)."""

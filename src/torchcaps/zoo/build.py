@@ -195,8 +195,8 @@ def _picture(run: TrainedRun, examples: Dataset) -> Picture:
     """Draw samples of a model that draws without an image, or choose some of its test images."""
     system = system_of(run.recipe)
     pixels = examples.pixels(torch.linspace(0, len(examples) - 1, _PICTURE_IMAGES).long())[:, :1]  # [n 1 h w]
-    if system.predicts == "capsule" and system.explorer_view is not None:
-        view = system.explore(run.model, (), None)
+    view = None if system.explorer_view is None else system.explore(run.model, (), None)
+    if view is not None and view.domains:
         grid = view.sample_grid(1, view.domains[0], 0)
         pixels = grid.images[0, :_PICTURE_IMAGES, :1]
     data = to_bytes(pixels).contiguous()

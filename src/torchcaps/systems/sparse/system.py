@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
+import torch
 from torch import Tensor
 
 from torchcaps.data import Dataset
@@ -13,7 +14,7 @@ from torchcaps.errors import RecipeError
 from torchcaps.evaluate.results import Result
 from torchcaps.evaluate.svm_probe import MAX_TRAIN_IMAGES, build_probe_data, require_sklearn
 from torchcaps.models import Model
-from torchcaps.models.sparse import SparseModel
+from torchcaps.models.sparse import SparseModel, SparseOutput
 from torchcaps.systems.base import (
     EvaluatedRun,
     EvaluationOptions,
@@ -26,6 +27,7 @@ from torchcaps.systems.base import (
 from torchcaps.systems.comparison import peak_memory, require_comparable
 from torchcaps.systems.explorer_view import ExplorerView
 from torchcaps.systems.figure_context import ComparedRun, Figure, FigureOptions
+from torchcaps.systems.prediction import Prediction, name_above
 from torchcaps.systems.sparse import figures as sparse_figures
 from torchcaps.systems.sparse.explorer import SparseMatrixView, SparseView
 from torchcaps.systems.sparse.metrics import BEFORE_MASK, BEHIND_MASK, CONTROLS, rows_of_runs
@@ -43,6 +45,7 @@ class SparseSystem(System):
     title = "sparse capsules"
     paper = "Rawlinson, Ahmed and Kowadlo 2018, Sparse Unsupervised Capsules Generalize Better"
     models = ("sparse", "sparse-small", "sparse-matrix")
+    predicts = "capsule"
     metrics = (
         Metric("mnist_svm", "higher", "percent"),
         Metric("affnist_svm_a", "higher", "percent"),
@@ -134,6 +137,22 @@ class SparseSystem(System):
     def classifier(self, run: TrainedRun) -> TrainedRun:
         """Return the run with an SVM on its codes, which has scores of classes."""
         return with_svm(run)
+
+    @torch.no_grad()
+    def predict(self, run: TrainedRun, data: Dataset, threshold: float | None = None) -> list[Prediction]:
+        """Say which capsule comes first in each image or, with a threshold, which come before the others.
+
+        Args:
+            run: A run of sparse capsules, or of their dense control.
+            data: Images in the format of the run's own.
+            threshold: From 0 to 1; None for the first capsule alone.
+
+        Returns:
+            One prediction an image; its scores [j] fall evenly with the rank, from 1 for the first capsule to 0.
+        """
+        out: SparseOutput = run.model.eval()(data.model_input())
+        last = max(1, out.ranks.shape[1] - 1)
+        return name_above(1 - out.ranks / last, threshold)
 
     def explore(
         self, model: Model, names: Sequence[str] = (), examples: Tensor | None = None

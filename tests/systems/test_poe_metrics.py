@@ -9,7 +9,7 @@ import torch
 
 from support.tiny_recipe import tiny
 from torchcaps.config import to_dict
-from torchcaps.data import MnistConfig
+from torchcaps.data import MnistConfig, NpzConfig
 from torchcaps.errors import RecipeError, TrainingError
 from torchcaps.evaluate.baselines import fit_kmeans, fit_local_pca
 from torchcaps.evaluate.reference_classifier import reference_probabilities
@@ -22,7 +22,7 @@ from torchcaps.systems.poe import system as poe_system
 from torchcaps.systems.poe.metrics import CONTROLS, SAMPLES, EncodedFeatures, PoEEncoder, build_evaluation_data, measure
 from torchcaps.systems.report import rows_of, text_table
 from torchcaps.train import Recipe, load, load_run, train
-from torchcaps.train.recipe import OptimizerConfig, recipe_of
+from torchcaps.train.recipe import OptimizerConfig, recipe_of, without_folders
 from torchcaps.train.train_state import build_model
 from torchcaps.types import ImageSpec
 
@@ -108,8 +108,10 @@ def test_every_row_has_every_metric(result):
 
 def test_results_do_not_say_where_a_machine_keeps_its_data():
     recipe = replace(experts(), data=MnistConfig(data_dir="somewhere"))
-    assert evaluation._portable_config(recipe) == to_dict(replace(recipe, data=MnistConfig()))
-    assert evaluation._portable_config(experts()) == to_dict(experts())
+    assert without_folders(recipe) == to_dict(replace(recipe, data=MnistConfig()))
+    assert without_folders(experts()) == to_dict(experts())
+    mine = replace(experts(), data=NpzConfig(path="/home/me/pictures.npz"), start="/home/me/runs/first")
+    assert without_folders(mine) == to_dict(replace(mine, data=NpzConfig(path="pictures.npz"), start="first"))
 
 
 def test_a_repetition_trains_nothing_and_finds_the_same(run_folders, result):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import io
 import json
 import os
 import re
@@ -157,6 +158,32 @@ def test_wrong_settings_are_refused_and_write_nothing(capsys, tmp_path, words, t
     out = tmp_path / "run"
     assert text in refused(capsys, "train", str(tiny_toml(tmp_path)), "--quiet", "--out", str(out), *words)
     assert not (out / "checkpoint.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ("generate", "no RUN is given; write it as in: torchcaps generate runs/"),
+        ("export runs/cg", "no FILE is given; write it as in: torchcaps export runs/capsnet-glyphs-0 model.onnx"),
+        ("average A B", "no --out PATH is given; write it as in: torchcaps average "),
+        ("data", "no {list,fetch,check,show,clean} is given"),
+        ("evaluate R --images ten", "--images ten came; wanted: whole number\n"),
+        ("generate R --capsule 1 x --seed 1", "--capsule 1 x came; wanted: whole numbers\n"),
+        ("generate R -n=x", "--count x came; wanted: whole number\n"),
+        ("predict R --threshold high", "--threshold high came; wanted: number\n"),
+        ("generate R --domain foo", "--domain foo is unknown; known: complete, empirical"),
+        ("attack R --attacks fgsm squar", "--attacks squar is unknown; did you mean 'square'?"),
+        ("zoo lst", "task lst is unknown; did you mean 'list'?"),
+        ("generate R --what --count 3", "--what has no value; write --what VALUE"),
+    ],
+)
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_words_that_cannot_be_parsed_get_one_line(capsys, monkeypatch, words, text, encoding):
+    """tyro draws boxes, in color on a terminal and without a frame where the output is not UTF-8."""
+    monkeypatch.setattr("tyro._fmtlib._FORCE_ANSI", encoding == "utf-8", raising=False)
+    monkeypatch.setattr("tyro._fmtlib._FORCE_UTF8_BOXES", encoding == "utf-8", raising=False)
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(io.BytesIO(), encoding))
+    assert text in refused(capsys, *words.split())
 
 
 def test_wrong_recipe_files_are_refused_by_name(capsys, tmp_path):

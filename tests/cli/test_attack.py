@@ -113,7 +113,8 @@ def test_wrong_input_gets_one_line(capsys, folders, tmp_path):
     assert not (tmp_path / "out").exists()
     assert "is the source itself" in refused(capsys, cnn, "--attacks", "transfer", "--source", cnn, *out)
     (tmp_path / "file").write_text("x")
-    assert "cannot make the folder" in refused(capsys, capsules, "--out", tmp_path / "file")
+    assert "is a file; choose another --out" in refused(capsys, capsules, "--out", tmp_path / "file")
+    assert "is a file; choose another --results" in refused(capsys, capsules, "--results", tmp_path / "file")
 
 
 def test_runs_that_cannot_be_attacked_together_are_refused(capsys, folders, tmp_path):

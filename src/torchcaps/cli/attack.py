@@ -67,7 +67,9 @@ class Attack:
         # Load the runs, and make the folders now: an attack takes minutes, too long to fail at the end
         folder = find_run(self.folder)
         attacked = load_attack_runs((folder, *self.against), self.source)
-        outputs = [make_folder(path) for path in (self.out or folder / "attacks", self.results) if path]
+        outputs = [make_folder(self.out or folder / "attacks")]
+        if self.results:
+            outputs.append(make_folder(self.results, "--results"))
         # Attack, and write the same data to every folder
         curves = attack_runs(attacked, settings)
         recipe = next(iter(attacked.runs.values())).run.recipe.name

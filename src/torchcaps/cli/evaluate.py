@@ -62,12 +62,16 @@ class Evaluate:
         from torchcaps.systems.report import rows_of, text_table
         from torchcaps.systems.run_folders import find_run
         from torchcaps.utils.distributed import process_group, sharing_rows
+        from torchcaps.utils.files import make_folder
 
         if not self.runs:
             raise RecipeError(
                 "no run to evaluate; name the folder of one, as in: torchcaps evaluate runs/capsnet-glyphs-0"
             )
         with process_group() as group, sharing_rows():
+            # Made now: measuring takes minutes, too long to fail at the end
+            if self.results and group.is_main:
+                make_folder(self.results, "--results")
             result = evaluate_runs(
                 self.runs,
                 self.control,

@@ -51,6 +51,11 @@ def test_a_results_folder_that_cannot_be_made_is_refused_before_anything_is_meas
     assert f"'{file}' is a file; choose another --results" in line
 
 
+@pytest.mark.parametrize("model", ["poe-mnist", "sparse-digits"])
+def test_views_are_refused_where_none_is_averaged(capsys, model):
+    assert "--views is for CapsNets and matrix capsules and" in refused(capsys, model, "--views", 3)
+
+
 def test_no_message_suggests_what_fails(capsys):
     assert "runs/demo" not in refused(capsys)
     assert "runs/demo" not in run(capsys, "--help")[1]

@@ -129,6 +129,7 @@ def test_wrong_input_gets_one_line(capsys, folder, tmp_path):
     assert "names one twice" in refused(capsys, folder, "--capsule", 1, 1)
     for count in (0, -1, 65):
         assert "1 to 64" in refused(capsys, folder, "--count", count)
+    assert "seed = -1 must be at least 0" in refused(capsys, folder, "--seed", -1)
     assert "two capsules" in refused(capsys, folder, "--what", "pairs", "--capsule", 1, "--out", tmp_path)
     assert "needs 2 images" in refused(capsys, folder, "--what", "interpolation", "-n", 1, "--out", tmp_path)
     assert "did you mean '--domain'" in refused(capsys, folder, "--domian", "complete")
@@ -195,6 +196,27 @@ def test_what_sparse_capsules_do_not_draw_is_refused(capsys, sparse, classes, fo
     assert "a name of its own" in refused(capsys, sparse, "--beside", classes, sparse, *out)
     assert "checkpoint" in refused(capsys, sparse, "--beside", tmp_path, *out)
     assert not list(tmp_path.glob("*.png"))
+
+
+@pytest.mark.parametrize(
+    ("what", "option", "wanted"),
+    [
+        ("reconstructions", ("--domain", "mixture"), "--domain changes samples and pairs and wins, and"),
+        ("sweeps", ("--domain", "complete"), "--domain changes samples and pairs and wins, and"),
+        ("routing", ("--capsule", 1), "--capsule changes samples and pairs and sweeps and wins, and"),
+        ("curves", ("--capsule", 1), "--capsule changes samples and pairs and sweeps and wins, and"),
+        ("curves", ("--domain", "complete"), "--domain changes samples and pairs and wins, and"),
+    ],
+)
+def test_an_option_that_changes_nothing_in_a_figure_is_refused(capsys, folder, tmp_path, what, option, wanted):
+    line = refused(capsys, folder, "--what", what, *option, "--out", tmp_path / "out")
+    assert f"{wanted} {what} is drawn; leave it out" in line
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_unknown_kind_gets_the_list_of_all(capsys, folder, classes):
+    for run_folder in (folder, classes):
+        assert refused(capsys, run_folder, "--what", "foo").endswith(", curves, all\n")
 
 
 def test_a_run_of_another_model_is_refused(capsys, tmp_path):

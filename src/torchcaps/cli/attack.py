@@ -83,6 +83,8 @@ class Attack:
         from torchcaps.evaluate.attacks.curves import select_attacks, sorted_epsilons
         from torchcaps.systems.attack_runs import AttackSettings
 
+        if self.seed < 0:
+            raise RecipeError(f"--seed {self.seed} came; 0 or more is wanted")
         if self.images < 1 or self.queries < 1:
             raise RecipeError(f"--images {self.images} --queries {self.queries} came; at least 1 is wanted of each")
         if "transfer" in self.attacks and self.source is None:

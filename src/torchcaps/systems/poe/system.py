@@ -79,10 +79,12 @@ class PoESystem(System):
         "samples": Figure(
             "Every column is one capsule that draws on its own. A good one draws one kind of thing in many variants.",
             poe_figures.draw_samples,
+            options=("capsule", "domain"),
         ),
         "pairs": Figure(
             "Two capsules that draw one image together.",
             poe_figures.draw_pairs,
+            options=("capsule", "domain"),
             by_default=False,
             obstacle=poe_figures.needs_two_capsules,
         ),
@@ -90,10 +92,12 @@ class PoESystem(System):
             "The capsule that wins most. In each row one number of its pose changes from -2 to 2 standard deviations: "
             "along the principal axes of its poses, or along one coordinate. A good row changes one property.",
             poe_figures.draw_sweeps,
+            options=("capsule",),
         ),
         "wins": Figure(
             "Left, the mean of the test images that a capsule wins; right, what it draws. Both should be alike.",
             poe_figures.draw_wins,
+            options=("capsule", "domain"),
         ),
         "reconstructions": Figure(
             "Test images, in their frames if the model has any, and what it redraws from their capsules.",
@@ -113,7 +117,6 @@ class PoESystem(System):
             poe_figures.draw_routing,
         ),
     }
-    figure_options = frozenset({"domain"})
     max_figure_images = None
     explorer_view = PoEView
 

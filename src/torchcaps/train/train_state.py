@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from torchcaps.config import Table
-from torchcaps.errors import CheckpointError, DataError, RecipeError, TorchcapsError, TrainingError, suggestion
+from torchcaps.errors import CheckpointError, DataError, TorchcapsError, TrainingError
 from torchcaps.models import Model
 from torchcaps.train.checkpoint import Checkpoint, CheckpointMeta, DataFingerprints
 from torchcaps.train.model_sizes import check_memory, check_stored, model_outline
@@ -29,13 +29,11 @@ __all__ = [
     "build_training",
     "check_sizes",
     "flushed_denormals",
-    "load_stage",
     "load_weights",
     "restore_training",
     "shrink_batches",
     "stage_seed",
     "start_stage",
-    "warm_start",
 ]
 
 
@@ -328,31 +326,6 @@ def _refusing_foreign() -> Iterator[None]:
         # torch lists every key that does not fit; the first ones are enough for a line.
         reason = " ".join(str(error).split())[:300]
         raise CheckpointError(f"the checkpoint belongs to another kind of run: {reason}") from None
-
-
-def warm_start(training: TrainState, model: nn.Module, *, steps: int, seconds: float) -> None:
-    """Begin with the weights of a model trained before, whose steps and seconds count as spent."""
-    _fill(training.model, model, "the run to start from")
-    if training.average:
-        training.average.restart()
-    training.steps_before = steps
-    training.seconds = seconds
-
-
-def load_stage(stages: Mapping[str, Model], given: Mapping[str, nn.Module]) -> None:
-    """Fill stages with the state of modules of the same kind that were trained elsewhere."""
-    for name, module in given.items():
-        if name not in stages:
-            raise RecipeError(f"a module was given for the stage '{name}'{suggestion(name, stages)}")
-        _fill(stages[name], module, f"what was given for the stage '{name}'")
-
-
-def _fill(target: nn.Module, source: nn.Module, what: str) -> None:
-    try:
-        target.load_state_dict(source.state_dict())
-    except RuntimeError as error:
-        reason = " ".join(str(error).split())[:300]
-        raise TrainingError(f"{what} does not fit: {reason}") from None
 
 
 def stage_seed(seed: int, number: int) -> int:

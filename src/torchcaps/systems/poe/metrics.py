@@ -50,8 +50,9 @@ from torchcaps.models.poe.stages import DecoderStage
 from torchcaps.routing import Dynamic
 from torchcaps.systems.poe.generation import Domain
 from torchcaps.train import Recipe, train
+from torchcaps.train.initial_weights import load_stage
 from torchcaps.train.recipe import OptimizerConfig, StageConfig, stage_of
-from torchcaps.train.train_state import build_model, load_stage
+from torchcaps.train.train_state import build_model
 from torchcaps.types import Batch
 from torchcaps.utils.progress import progress
 from torchcaps.utils.random import resample_near

@@ -18,6 +18,7 @@ from torchcaps.systems import figure_registry
 from torchcaps.systems.capsnet.system import CapsNetSystem
 from torchcaps.systems.poe.system import PoESystem
 from torchcaps.train import load_run, train
+from torchcaps.train.export import export_weights
 from torchcaps.train.recipe import recipe_of
 
 ALL = {
@@ -91,6 +92,22 @@ def test_all_pictures_go_beside_the_run(capsys, folder):
     sweeps = {name for name in names if name.startswith("sweeps-")}
     assert names - sweeps == ALL and len(sweeps) == 2
     assert {path.name for path in (folder / "pictures").iterdir()} == {f"{name}.png" for name in names}
+
+
+def test_what_commands_make_of_a_file_of_weights_goes_beside_it(capsys, classes, folder, tmp_path):
+    weights = {}
+    for name, run_folder in {"capsnet": classes, "experts": folder}.items():
+        weights[name] = tmp_path / f"{name}.safetensors"
+        export_weights(run_folder, weights[name])
+    assert run(capsys, weights["capsnet"], "--what", "calibration")[0] == 0
+    assert talk("report")[0](capsys, weights["capsnet"], "-n", 1)[0] == 0
+    attack = ("--attacks", "fgsm", "--epsilons", 0.1, "--images", 4)
+    assert talk("attack")[0](capsys, weights["capsnet"], *attack)[0] == 0
+    made = {path.name for path in (tmp_path / "capsnet").iterdir()}
+    assert made == {"pictures", "report.html", "attacks"}
+    only = ("--only", "offset only", "--images", 12, "--reference", tmp_path / "judge")
+    assert talk("evaluate")[0](capsys, weights["experts"], *only)[0] == 0
+    assert [path.name for path in (tmp_path / "experts").iterdir()] == ["controls"]
 
 
 def test_one_kind_into_a_folder_of_one_s_own(capsys, folder, tmp_path):

@@ -58,7 +58,7 @@ class Attack:
     def run(self) -> int:
         from torchcaps.evaluate.figures import require_matplotlib
         from torchcaps.systems.attack_runs import attack_runs, load_attack_runs, to_plain_data
-        from torchcaps.systems.run_folders import find_run
+        from torchcaps.systems.run_folders import find_run, output_folder
         from torchcaps.utils.files import make_folder
 
         # Refuse what can be refused before anything is loaded
@@ -67,7 +67,7 @@ class Attack:
         # Load the runs, and make the folders now: an attack takes minutes, too long to fail at the end
         folder = find_run(self.folder)
         attacked = load_attack_runs((folder, *self.against), self.source)
-        outputs = [make_folder(self.out or folder / "attacks")]
+        outputs = [make_folder(self.out or output_folder(folder) / "attacks")]
         if self.results:
             outputs.append(make_folder(self.results, "--results"))
         # Attack, and write the same data to every folder

@@ -33,7 +33,7 @@ class Generate:
     folder: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
     """Folder of the run, or the name of a shipped model (`torchcaps zoo`)."""
     out: Path | None = None
-    """Folder to draw into; RUN/pictures if not given."""
+    """Folder to draw into; RUN/pictures if not given, of a file of weights beside it."""
     what: Annotated[str, tyro.conf.arg(metavar="KIND")] = "all"
     """all: every kind that the run's model has, but pairs.
     Of any run - curves: how training went.
@@ -65,7 +65,7 @@ class Generate:
         from torchcaps.evaluate.figures import require_matplotlib
         from torchcaps.systems.figure_context import FigureOptions
         from torchcaps.systems.figure_registry import figures_of
-        from torchcaps.systems.run_folders import find_run
+        from torchcaps.systems.run_folders import find_run, output_folder
         from torchcaps.train import load_run
 
         # Check the flags, load the run, and plan every figure before the first is drawn
@@ -74,7 +74,7 @@ class Generate:
         folder = find_run(self.folder)
         options = FigureOptions(self.capsule, self.count, self.domain, self.seed)
         figures = figures_of(folder, load_run(folder), options, self.what, self.beside)
-        self._draw(figures, self.out or folder / "pictures")
+        self._draw(figures, self.out or output_folder(folder) / "pictures")
         suggest_next("explore", folder)
         return 0
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from torchcaps.errors import CheckpointError
 from torchcaps.train.run import weights_path
 
-__all__ = ["REFERENCE_PREFIX", "find_run"]
+__all__ = ["REFERENCE_PREFIX", "find_run", "output_folder"]
 
 REFERENCE_PREFIX = "judge-"
 """How the folders of reference classifiers begin; they stand beside runs and are no runs to evaluate."""
@@ -35,3 +35,12 @@ def find_run(folder: Path) -> Path:
     if len(runs) > 1:
         raise CheckpointError(f"'{folder}' holds {len(runs)} runs; name one: {', '.join(map(str, runs))}")
     return runs[0] if runs else folder
+
+
+def output_folder(run: Path) -> Path:
+    """Return the folder for what commands make of a run: its own or, of a file of weights, one beside it of its name.
+
+    >>> output_folder(Path("runs/first")).as_posix()
+    'runs/first'
+    """
+    return run.with_suffix("") if run.is_file() else run

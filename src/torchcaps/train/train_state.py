@@ -148,7 +148,7 @@ class TrainState:
             self.average.model.load_state_dict(_unpack_entry(checkpoint, "average"))
         if self.optimizer:
             if meta.weights_only:
-                raise ValueError("it holds weights alone; to train further, name its run as `start` of another")
+                raise ValueError("it holds weights alone; to train further, start another run from it (--start)")
             self.optimizer.load_state_dict(_unpack_entry(checkpoint, "optimizer"))
             _lay_out_like_parameters(self.optimizer)
         if self.schedule:

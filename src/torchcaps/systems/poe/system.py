@@ -43,6 +43,10 @@ REFERENCE_EPOCHS = 5.0
 """How long a reference classifier is trained: so many epochs, but of few images at least so many steps of 128."""
 
 
+REAL_IMAGES = "real images"
+"""Row of the table: what the reference classifier says of test images."""
+
+
 class PoESystem(System):
     """Capsules that learn without labels, as the factors of a product of experts over features."""
 
@@ -162,13 +166,14 @@ class PoESystem(System):
         # What the reference classifier says of real images: those of the last run, since all runs share them.
         verdicts = reference_probabilities(reference, data.images)
         confident = sample_confidence(verdicts.unsqueeze(0))["confident_fraction"]
-        table["real images"] = {"confident_fraction": [confident]}
+        table[REAL_IMAGES] = {"confident_fraction": [confident]}
         budget = {"judge_accuracy": accuracy(verdicts, data.labels), **peak_memory()}
         return Measurements(gather(rows), table, budget)
 
     def select_controls(self, only: Sequence[str] | None) -> tuple[str, ...]:
         """Return the names of the controls to measure; refuse those that need scikit-learn where it is missing."""
-        names = super().select_controls(only)
+        # That row of the table is always measured
+        names = super().select_controls(None if only is None else [name for name in only if name != REAL_IMAGES])
         require_controls(names)
         return names
 

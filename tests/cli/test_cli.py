@@ -28,6 +28,7 @@ from torchcaps.cli.parse import COMMANDS
 from torchcaps.cli.zoo import Task
 from torchcaps.errors import DataError
 from torchcaps.train import load_run, recipe_names
+from torchcaps.utils.notices import notice
 
 
 def run(capsys, *words: str) -> tuple[int, str, str]:
@@ -221,6 +222,17 @@ def test_unexpected_errors_are_one_line_unless_debug(capsys, monkeypatch):
     assert code == 1 and "ZeroDivisionError" in err and err.count("\n") == 1
     with pytest.raises(ZeroDivisionError):
         main(["list", "--debug"])
+
+
+def test_a_command_gives_each_notice_once_and_the_next_command_gives_it_again(capsys, monkeypatch):
+    def load(self):
+        for text in ("3 files cannot be read", "pictures differ", "3 files cannot be read"):
+            notice(text)
+        return 0
+
+    monkeypatch.setattr(COMMANDS["list"], "run", load)
+    for _ in range(2):
+        assert run(capsys, "list") == (0, "", "torchcaps: 3 files cannot be read\ntorchcaps: pictures differ\n")
 
 
 def test_ctrl_c_says_how_to_go_on_and_that_command_finishes(tmp_path):

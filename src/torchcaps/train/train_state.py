@@ -230,7 +230,7 @@ def shrink_batches(recipe: Recipe, images: int, processes: int = 1) -> Recipe:
         DataError: if there are fewer images than processes.
     """
 
-    def shrunk(train: TrainConfig, where: str) -> TrainConfig:
+    def shrunk(train: TrainConfig) -> TrainConfig:
         unit = train.micro_batch or 1
         largest = images // unit * unit
         if largest < processes * unit:
@@ -238,15 +238,22 @@ def shrink_batches(recipe: Recipe, images: int, processes: int = 1) -> Recipe:
             raise DataError(
                 f"{images} training images are fewer than {needed} {processes} processes; use fewer processes"
             )
-        if train.batch <= largest:
-            return train
-        notice(f"{where}train.batch = {train.batch} is more than the {images} training images; {largest} is used")
-        return replace(train, batch=largest)
+        return train if train.batch <= largest else replace(train, batch=largest)
 
     # The recipe's own settings are those of every stage that has none.
     own = any(name not in recipe.stages for name in stage_names(recipe.model))
-    stages = {name: replace(s, train=shrunk(s.train, f"stages.{name}.")) for name, s in recipe.stages.items()}
-    return replace(recipe, train=shrunk(recipe.train, "") if own else recipe.train, stages=stages)
+    before = {"": recipe.train} if own else {}
+    before |= {f"stages.{name}.": stage.train for name, stage in recipe.stages.items()}
+    after = {where: shrunk(train) for where, train in before.items()}
+    # One line for all stages: they train on the same images.
+    changed = [where for where in before if after[where] != before[where]]
+    if changed:
+        given = ", ".join(f"{where}train.batch = {before[where].batch}" for where in changed)
+        used = " and ".join(str(size) for size in sorted({after[where].batch for where in changed}))
+        verb = "is" if len(changed) == 1 else "are"
+        notice(f"{given} {verb} more than the {images} training images; {used} is used")
+    stages = {name: replace(stage, train=after[f"stages.{name}."]) for name, stage in recipe.stages.items()}
+    return replace(recipe, train=after.get("", recipe.train), stages=stages)
 
 
 def build_training(recipe: Recipe, spec: ImageSpec, images: int, device: torch.device | None = None) -> TrainState:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import io
 import json
@@ -27,7 +28,7 @@ from torchcaps.cli.demo import Demo
 from torchcaps.cli.parse import COMMANDS
 from torchcaps.cli.zoo import Task
 from torchcaps.errors import DataError
-from torchcaps.train import load_run, recipe_names
+from torchcaps.train import load_recipe, load_run, recipe_names
 from torchcaps.utils.notices import notice
 
 
@@ -194,7 +195,11 @@ def test_wrong_recipe_files_are_refused_by_name(capsys, tmp_path):
     assert "bad.toml" in refused(capsys, "train", str(bad))
     bad.write_bytes(b"\xff\xfe\x00")
     assert "bad.toml" in refused(capsys, "train", str(bad))
-    assert "sed" in refused(capsys, "train", str(tiny_toml(tmp_path, "sed = 4")))
+    unknown = tiny_toml(tmp_path, "sed = 4")
+    assert f"recipe '{unknown}': unknown key 'sed'" in refused(capsys, "train", str(unknown))
+    unknown.write_text('base = "nowhere"\n')
+    assert f"recipe '{unknown}': base: unknown recipe 'nowhere'" in refused(capsys, "train", str(unknown))
+    assert "recipe 'capsnet-glyphs.toml': seed" in refused(capsys, "train", "capsnet-glyphs", "--seed", "x")
 
 
 def test_what_is_not_a_run_is_refused_by_name(capsys, tmp_path):
@@ -301,8 +306,12 @@ def test_dry_run_shows_what_would_be_trained_and_trains_nothing(capsys, tmp_path
     words = ["train", str(tiny_toml(tmp_path)), "--out", str(out), "--dry-run"]
     code, text, _ = run(capsys, *words, "--train.epochs", "3")
     assert code == 0 and not out.exists()
-    for line in ("train.epochs = 3.0", "optimizer.name = Adam", "parameters, 80 images", "stage all: 30 steps"):
+    for line in ("train.epochs = 3.0", 'optimizer.name = "Adam"', "parameters, 80 images", "# stage all: 30 steps"):
         assert line in text
+    # What is printed is a recipe
+    printed = tmp_path / "printed.toml"
+    printed.write_text(text)
+    assert load_recipe(str(printed)) == load_recipe(words[1], {"train": {"epochs": 3}})
     _, out, err = run(capsys, *words, "--train.batch", "99")
     assert "torchcaps: train.batch = 99 is more than the 80 training images; 80 is used" in err
     assert "train.batch = 80" in out
@@ -316,6 +325,15 @@ def test_help_is_quick_and_does_not_import_torch():
         code += "\nassert not {'torch', 'numpy', 'numba'} & sys.modules.keys()"
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_breaks_no_line_inside_a_phrase(name):
+    """tyro keeps the line breaks of the options' docstrings, so these stand where a phrase ends."""
+    body = ast.parse(inspect.getsource(COMMANDS[name])).body[0].body
+    texts = [node.value.value for node in body[1:] if isinstance(node, ast.Expr)]
+    lines = [line for text in texts for line in text.splitlines()]
+    assert lines and not [line for line in lines if line[-1] not in ".,;:)"]
 
 
 @pytest.mark.parametrize("name", COMMANDS)

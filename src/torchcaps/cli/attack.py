@@ -34,8 +34,8 @@ class Attack:
     against: tuple[Path, ...] = ()
     """Folders of other runs, tested on the same images, to compare with."""
     attacks: tuple[Name, ...] = ()
-    """fgsm, bim, pgd: along the gradient; square: by questions only; transfer: images made on --source; targeted: FGSM
-    towards every other class, whose success counts. All of them if not given."""
+    """fgsm, bim, pgd: along the gradient; square: by questions only; transfer: images made on --source;
+    targeted: FGSM towards every other class, whose success counts. All of them if not given."""
     epsilons: tuple[float, ...] = (0.0, 0.025, 0.05, 0.1, 0.15, 0.2, 0.3)
     """The largest changes of a pixel, whose values lie in 0 to 1."""
     images: int = 500

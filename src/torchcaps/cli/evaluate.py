@@ -30,8 +30,8 @@ class Evaluate:
     """
 
     runs: tyro.conf.Positional[tuple[Path, ...]]
-    """Folders of runs of the same recipe, one a seed, or the name of a shipped model (`torchcaps zoo`). A run that is
-    not trained to its end is marked."""
+    """Folders of runs of the same recipe, one a seed, or the name of a shipped model (`torchcaps zoo`).
+    A run that is not trained to its end is marked."""
     control: tuple[Path, ...] = ()
     """Folders of runs of other recipes, to compare with."""
     results: Path | None = None
@@ -42,13 +42,13 @@ class Evaluate:
     only: tuple[str, ...] = ("all",)
     """Products of expert capsules, sparse capsules: controls to measure, by the names in the table, or none."""
     reference: Path | None = None
-    """Products of expert capsules: folder of the classifier that judges samples, trained there if it is not
-    (beside the run)."""
+    """Products of expert capsules: folder of the classifier that judges samples, beside the run if not given;
+    it is trained there if there is none."""
     views: Annotated[int, tyro.conf.arg(metavar="1-13")] = 13
     """Classifiers of images that are larger than what they see: how many views of each to average, too."""
     unmasked: bool = False
-    """Sparse capsules: measure codes before the mask, as the authors' code does; those behind it are rows of their
-    own."""
+    """Sparse capsules: measure codes before the mask, as the authors' code does;
+    those behind it are rows of their own."""
     json: bool = False
     """Print the result as JSON."""
 

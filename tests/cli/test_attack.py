@@ -106,6 +106,7 @@ def test_wrong_input_gets_one_line(capsys, folders, tmp_path):
     assert "add transfer" in refused(capsys, capsules, "--attacks", "fgsm", "--source", cnn, *out)
     assert "epsilon = 2" in refused(capsys, capsules, "--epsilons", 2, *out)
     assert "at least 1" in refused(capsys, capsules, "--images", 0, *out)
+    assert "0 or more" in refused(capsys, capsules, "--seed", -1, *out)
     assert "each once" in refused(capsys, capsules, "--attacks", "bim", "bim", *out)
     assert "attacked once" in refused(capsys, capsules, "--against", capsules, *out)
     assert "checkpoint" in refused(capsys, tmp_path, *out)
@@ -113,7 +114,8 @@ def test_wrong_input_gets_one_line(capsys, folders, tmp_path):
     assert not (tmp_path / "out").exists()
     assert "is the source itself" in refused(capsys, cnn, "--attacks", "transfer", "--source", cnn, *out)
     (tmp_path / "file").write_text("x")
-    assert "cannot make the folder" in refused(capsys, capsules, "--out", tmp_path / "file")
+    assert "is a file; choose another --out" in refused(capsys, capsules, "--out", tmp_path / "file")
+    assert "is a file; choose another --results" in refused(capsys, capsules, "--results", tmp_path / "file")
 
 
 def test_runs_that_cannot_be_attacked_together_are_refused(capsys, folders, tmp_path):

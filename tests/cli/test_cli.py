@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
+import io
 import json
 import os
 import re
@@ -26,7 +28,8 @@ from torchcaps.cli.demo import Demo
 from torchcaps.cli.parse import COMMANDS
 from torchcaps.cli.zoo import Task
 from torchcaps.errors import DataError
-from torchcaps.train import load_run, recipe_names, train
+from torchcaps.train import load_recipe, load_run, recipe_names, train
+from torchcaps.utils.notices import notice
 
 
 def run(capsys, *words: str) -> tuple[int, str, str]:
@@ -159,6 +162,32 @@ def test_wrong_settings_are_refused_and_write_nothing(capsys, tmp_path, words, t
     assert not (out / "checkpoint.safetensors").exists()
 
 
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ("generate", "no RUN is given; write it as in: torchcaps generate runs/"),
+        ("export runs/cg", "no FILE is given; write it as in: torchcaps export runs/capsnet-glyphs-0 model.onnx"),
+        ("average A B", "no --out PATH is given; write it as in: torchcaps average "),
+        ("data", "no {list,fetch,check,show,clean} is given"),
+        ("evaluate R --images ten", "--images ten came; wanted: whole number\n"),
+        ("generate R --capsule 1 x --seed 1", "--capsule 1 x came; wanted: whole numbers\n"),
+        ("generate R -n=x", "--count x came; wanted: whole number\n"),
+        ("predict R --threshold high", "--threshold high came; wanted: number\n"),
+        ("generate R --domain foo", "--domain foo is unknown; known: complete, empirical"),
+        ("attack R --attacks fgsm squar", "--attacks squar is unknown; did you mean 'square'?"),
+        ("zoo lst", "task lst is unknown; did you mean 'list'?"),
+        ("generate R --what --count 3", "--what has no value; write --what VALUE"),
+    ],
+)
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_words_that_cannot_be_parsed_get_one_line(capsys, monkeypatch, words, text, encoding):
+    """tyro draws boxes, in color on a terminal and without a frame where the output is not UTF-8."""
+    monkeypatch.setattr("tyro._fmtlib._FORCE_ANSI", encoding == "utf-8", raising=False)
+    monkeypatch.setattr("tyro._fmtlib._FORCE_UTF8_BOXES", encoding == "utf-8", raising=False)
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(io.BytesIO(), encoding))
+    assert text in refused(capsys, *words.split())
+
+
 def test_wrong_recipe_files_are_refused_by_name(capsys, tmp_path):
     assert "missing.toml" in refused(capsys, "train", str(tmp_path / "missing.toml"))
     bad = tmp_path / "bad.toml"
@@ -166,7 +195,11 @@ def test_wrong_recipe_files_are_refused_by_name(capsys, tmp_path):
     assert "bad.toml" in refused(capsys, "train", str(bad))
     bad.write_bytes(b"\xff\xfe\x00")
     assert "bad.toml" in refused(capsys, "train", str(bad))
-    assert "sed" in refused(capsys, "train", str(tiny_toml(tmp_path, "sed = 4")))
+    unknown = tiny_toml(tmp_path, "sed = 4")
+    assert f"recipe '{unknown}': unknown key 'sed'" in refused(capsys, "train", str(unknown))
+    unknown.write_text('base = "nowhere"\n')
+    assert f"recipe '{unknown}': base: unknown recipe 'nowhere'" in refused(capsys, "train", str(unknown))
+    assert "recipe 'capsnet-glyphs.toml': seed" in refused(capsys, "train", "capsnet-glyphs", "--seed", "x")
 
 
 def test_what_is_not_a_run_is_refused_by_name(capsys, tmp_path):
@@ -194,6 +227,17 @@ def test_unexpected_errors_are_one_line_unless_debug(capsys, monkeypatch):
     assert code == 1 and "ZeroDivisionError" in err and err.count("\n") == 1
     with pytest.raises(ZeroDivisionError):
         main(["list", "--debug"])
+
+
+def test_a_command_gives_each_notice_once_and_the_next_command_gives_it_again(capsys, monkeypatch):
+    def load(self):
+        for text in ("3 files cannot be read", "pictures differ", "3 files cannot be read"):
+            notice(text)
+        return 0
+
+    monkeypatch.setattr(COMMANDS["list"], "run", load)
+    for _ in range(2):
+        assert run(capsys, "list") == (0, "", "torchcaps: 3 files cannot be read\ntorchcaps: pictures differ\n")
 
 
 def test_ctrl_c_says_how_to_go_on_and_that_command_finishes(tmp_path):
@@ -262,8 +306,12 @@ def test_dry_run_shows_what_would_be_trained_and_trains_nothing(capsys, tmp_path
     words = ["train", str(tiny_toml(tmp_path)), "--out", str(out), "--dry-run"]
     code, text, _ = run(capsys, *words, "--train.epochs", "3")
     assert code == 0 and not out.exists()
-    for line in ("train.epochs = 3.0", "optimizer.name = Adam", "parameters, 80 images", "stage all: 30 steps"):
+    for line in ("train.epochs = 3.0", 'optimizer.name = "Adam"', "parameters, 80 images", "# stage all: 30 steps"):
         assert line in text
+    # What is printed is a recipe
+    printed = tmp_path / "printed.toml"
+    printed.write_text(text)
+    assert load_recipe(str(printed)) == load_recipe(words[1], {"train": {"epochs": 3}})
     _, out, err = run(capsys, *words, "--train.batch", "99")
     assert "torchcaps: train.batch = 99 is more than the 80 training images; 80 is used" in err
     assert "train.batch = 80" in out
@@ -277,6 +325,15 @@ def test_help_is_quick_and_does_not_import_torch():
         code += "\nassert not {'torch', 'numpy', 'numba'} & sys.modules.keys()"
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_breaks_no_line_inside_a_phrase(name):
+    """tyro keeps the line breaks of the options' docstrings, so these stand where a phrase ends."""
+    body = ast.parse(inspect.getsource(COMMANDS[name])).body[0].body
+    texts = [node.value.value for node in body[1:] if isinstance(node, ast.Expr)]
+    lines = [line for text in texts for line in text.splitlines()]
+    assert lines and not [line for line in lines if line[-1] not in ".,;:)"]
 
 
 @pytest.mark.parametrize("name", COMMANDS)

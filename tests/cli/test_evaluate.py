@@ -44,6 +44,18 @@ def test_the_single_run_below_a_folder_is_found(capsys, folder):
     assert "holds 3 runs; name one" in line and str(folder / "cnn") in line
 
 
+def test_a_results_folder_that_cannot_be_made_is_refused_before_anything_is_measured(capsys, folder, monkeypatch):
+    monkeypatch.setattr("torchcaps.systems.evaluate_runs", lambda *_, **__: pytest.fail("measured"))
+    file = folder / "s3" / "recipe.json"
+    line = refused(capsys, folder / "s3", "--results", file)
+    assert f"'{file}' is a file; choose another --results" in line
+
+
+@pytest.mark.parametrize("model", ["poe-mnist", "sparse-digits"])
+def test_views_are_refused_where_none_is_averaged(capsys, model):
+    assert "--views is for CapsNets and matrix capsules and" in refused(capsys, model, "--views", 3)
+
+
 def test_no_message_suggests_what_fails(capsys):
     assert "runs/demo" not in refused(capsys)
     assert "runs/demo" not in run(capsys, "--help")[1]

@@ -18,6 +18,7 @@ from torchcaps.systems import figure_registry
 from torchcaps.systems.capsnet.system import CapsNetSystem
 from torchcaps.systems.poe.system import PoESystem
 from torchcaps.train import load_run, train
+from torchcaps.train.export import export_weights
 from torchcaps.train.recipe import recipe_of
 
 ALL = {
@@ -93,6 +94,22 @@ def test_all_pictures_go_beside_the_run(capsys, folder):
     assert {path.name for path in (folder / "pictures").iterdir()} == {f"{name}.png" for name in names}
 
 
+def test_what_commands_make_of_a_file_of_weights_goes_beside_it(capsys, classes, folder, tmp_path):
+    weights = {}
+    for name, run_folder in {"capsnet": classes, "experts": folder}.items():
+        weights[name] = tmp_path / f"{name}.safetensors"
+        export_weights(run_folder, weights[name])
+    assert run(capsys, weights["capsnet"], "--what", "calibration")[0] == 0
+    assert talk("report")[0](capsys, weights["capsnet"], "-n", 1)[0] == 0
+    attack = ("--attacks", "fgsm", "--epsilons", 0.1, "--images", 4)
+    assert talk("attack")[0](capsys, weights["capsnet"], *attack)[0] == 0
+    made = {path.name for path in (tmp_path / "capsnet").iterdir()}
+    assert made == {"pictures", "report.html", "attacks"}
+    only = ("--only", "offset only", "--images", 12, "--reference", tmp_path / "judge")
+    assert talk("evaluate")[0](capsys, weights["experts"], *only)[0] == 0
+    assert [path.name for path in (tmp_path / "experts").iterdir()] == ["controls"]
+
+
 def test_one_kind_into_a_folder_of_one_s_own(capsys, folder, tmp_path):
     words = (folder, "--what", "samples", "--domain", "complete", "-n", 2)
     first = drawn(capsys, *words, "--out", tmp_path / "a" / "b")
@@ -129,6 +146,7 @@ def test_wrong_input_gets_one_line(capsys, folder, tmp_path):
     assert "names one twice" in refused(capsys, folder, "--capsule", 1, 1)
     for count in (0, -1, 65):
         assert "1 to 64" in refused(capsys, folder, "--count", count)
+    assert "seed = -1 must be at least 0" in refused(capsys, folder, "--seed", -1)
     assert "two capsules" in refused(capsys, folder, "--what", "pairs", "--capsule", 1, "--out", tmp_path)
     assert "needs 2 images" in refused(capsys, folder, "--what", "interpolation", "-n", 1, "--out", tmp_path)
     assert "did you mean '--domain'" in refused(capsys, folder, "--domian", "complete")
@@ -195,6 +213,27 @@ def test_what_sparse_capsules_do_not_draw_is_refused(capsys, sparse, classes, fo
     assert "a name of its own" in refused(capsys, sparse, "--beside", classes, sparse, *out)
     assert "checkpoint" in refused(capsys, sparse, "--beside", tmp_path, *out)
     assert not list(tmp_path.glob("*.png"))
+
+
+@pytest.mark.parametrize(
+    ("what", "option", "wanted"),
+    [
+        ("reconstructions", ("--domain", "mixture"), "--domain changes samples and pairs and wins, and"),
+        ("sweeps", ("--domain", "complete"), "--domain changes samples and pairs and wins, and"),
+        ("routing", ("--capsule", 1), "--capsule changes samples and pairs and sweeps and wins, and"),
+        ("curves", ("--capsule", 1), "--capsule changes samples and pairs and sweeps and wins, and"),
+        ("curves", ("--domain", "complete"), "--domain changes samples and pairs and wins, and"),
+    ],
+)
+def test_an_option_that_changes_nothing_in_a_figure_is_refused(capsys, folder, tmp_path, what, option, wanted):
+    line = refused(capsys, folder, "--what", what, *option, "--out", tmp_path / "out")
+    assert f"{wanted} {what} is drawn; leave it out" in line
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_unknown_kind_gets_the_list_of_all(capsys, folder, classes):
+    for run_folder in (folder, classes):
+        assert refused(capsys, run_folder, "--what", "foo").endswith(", curves, all\n")
 
 
 def test_a_run_of_another_model_is_refused(capsys, tmp_path):

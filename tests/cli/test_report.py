@@ -66,5 +66,7 @@ def test_large_numbers_have_one_decimal_and_the_best_is_bold():
 def test_wrong_input_gets_one_line(capsys, folder, tmp_path):
     assert "1 to 64" in refused(capsys, folder, "--count", 0)
     assert "checkpoint" in refused(capsys, tmp_path)
-    assert "results" in refused(capsys, folder, "--result", tmp_path / "none.json")
+    line = refused(capsys, folder, "--result", tmp_path / "none.json")
+    assert f"cannot read results '{tmp_path / 'none.json'}': No such file or directory; name a file" in line
+    assert "Errno" not in line and line.count("none.json") == 1
     assert list(tmp_path.iterdir()) == []

@@ -147,6 +147,7 @@ def drawn(context: object) -> dict[str, bytes]:
         ({"controls": ("a", "a")}, "declares a control twice"),
         ({"figures": {"one": Figure("", drawn)}}, "is no sentence"),
         ({"figures": {"one": Figure("Nothing.", lambda context: {})}}, "draws nothing"),
+        ({"figures": {"one": Figure("Text.", drawn, options=("capsules",))}}, "unknown options {'capsules'}"),
         ({"figures": {"one": Figure("Text.", lambda context: {"one": b"text"})}}, "is no PNG"),
         ({"figures": {"one": Figure("Never.", drawn, obstacle=lambda context: "is never drawn")}}, "is never drawn"),
         ({"redraws": True, "draw_prediction": lambda *_: b""}, "gave no PNG"),

@@ -179,6 +179,17 @@ def test_locate_gives_all_paths_by_published_name(places):
     assert state("sample") == [(IMAGES, None), (PLAIN, plain)]
 
 
+def test_files_that_the_named_folder_lacks_are_read_from_elsewhere_with_a_notice(places, caplog):
+    put(places / "d" / "images", INSIDE)
+    put(cache_dir() / "sample" / "labels.bin", LABELS)
+    locate("sample", places / "d")
+    where = f"'{places / 'd'}' does not hold sample: labels.bin is read from {cache_dir() / 'sample'}"
+    assert caplog.messages == [where]
+    put(places / "d" / "labels.bin", LABELS)
+    locate("sample", places / "d")
+    assert caplog.messages == [where]
+
+
 def test_what_is_missing_or_unknown_is_explained_in_one_line():
     with pytest.raises(DataError) as caught:
         locate("mnist")

@@ -175,8 +175,8 @@ def test_samples_are_near_the_rows_that_their_capsules_win(three):
         assert np.allclose(rows[winners == j].mean(0), own.mean(0), atol=0.5 * own.std() + 1e-9)
     # A capsule's samples belong to it
     assert (capsules.predict(rows) == winners).mean() > 0.8
-    for wrong in (0, 1.5):
-        with pytest.raises(ShapeError, match="n_samples"):
+    for wrong in (0, 1.5, "3"):
+        with pytest.raises(ShapeError, match=f"n_samples = {wrong!r}; a whole number"):
             capsules.sample(wrong)
 
 
@@ -227,6 +227,7 @@ def test_values_far_beyond_training_are_finite(three):
         ({"learning_rate": -1.0}, "learning_rate"),
         ({"learning_rate": 1e300}, "learning_rate"),
         ({"gain": "much"}, "gain"),
+        ({"gain": 0}, "gain = 0.0 must be above 0 or None"),
     ],
 )
 def test_a_wrong_setting_is_named_in_one_line(setting, line):
@@ -249,6 +250,15 @@ def test_capsules_that_diverge_say_at_which_rate(monkeypatch):
     monkeypatch.setattr(CapsuleEnergy, "contrast", lambda *given: {"loss": contrast(*given)["loss"] * float("nan")})
     with pytest.raises(TrainingError, match="diverged at learning_rate"):
         PoECapsules(2, 2, epochs=1, learning_rate=0.1).fit(planted(30)[0])
+
+
+@pytest.mark.parametrize("mode", ["competition", "offset", "paper"])
+def test_capsules_whose_weights_explode_say_so(mode, recwarn):
+    X, _ = load_iris(return_X_y=True)
+    PoECapsules(3, 4, mode=mode, epochs=5).fit(X)
+    assert not recwarn.list
+    with pytest.warns(ConvergenceWarning, match=r"learning_rate=1e\+30 the weights grew to \d.* try a smaller one"):
+        PoECapsules(3, 4, mode=mode, epochs=5, learning_rate=1e30).fit(X)
 
 
 def test_scikit_learn_is_asked_for_only_when_needed():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import itertools
+from typing import Any
 
 import pytest
 import torch
@@ -34,6 +36,18 @@ def test_a_grid_shows_colors_and_shades_where_they_belong():
     assert picture.convert("RGB").getpixel((margin + 165, height // 4)) == (0, 255, 0)
     assert picture.convert("RGB").getpixel((margin + 55, 3 * height // 4))[0] in (127, 128)
     assert picture.convert("RGB").getpixel((margin + 165, 3 * height // 4)) == (255, 255, 255)
+
+
+@pytest.mark.parametrize("word", ["capsule 10", "number 12\ncapsule 100", "four-legged animal", "3"])
+def test_notes_beside_each_other_do_not_touch_and_are_not_cut_off(monkeypatch, word):
+    seen: list[Any] = []
+    monkeypatch.setattr(figures, "png", lambda figure: seen.append(figure) or b"")
+    figures.image_grid([("image", torch.rand(16, 8, 8))], 0.5, {0: [word] * 16})
+    figure = seen[0]
+    boxes = [text.get_window_extent(figure.canvas.get_renderer()) for text in figure.axes[0].texts[1:]]
+    assert len(boxes) == 16 and boxes[-1].x1 <= figure.bbox.x1
+    assert all(left.x1 + 2 < right.x0 for left, right in itertools.pairwise(boxes))
+    figures.pyplot().close(figure)
 
 
 def test_learning_curves():

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
@@ -42,12 +43,23 @@ def test_the_classifier_is_trained_once_and_then_taken_from_its_folder(tmp_path)
 
 def test_a_classifier_of_other_data_or_another_seed_is_refused(tmp_path):
     train_reference_classifier(SMALL, tmp_path, epochs=1.0, quiet=True)
-    with pytest.raises(TrainingError, match=r"data\.train = 40, now it is 48"):
-        train_reference_classifier(replace(SMALL, train=48), tmp_path, epochs=1.0, quiet=True)
-    with pytest.raises(TrainingError, match="seed = 1000, now it is 7"):
-        train_reference_classifier(SMALL, tmp_path, epochs=1.0, seed=7, quiet=True)
-    with pytest.raises(TrainingError, match=r"train\.epochs = 1\.0, now it is 3\.0"):
-        train_reference_classifier(SMALL, tmp_path, epochs=3.0, quiet=True)
+    changes: dict[str, dict[str, Any]] = {
+        "data.train = 40, now it is 48": {"data": replace(SMALL, train=48)},
+        "seed = 1000, now it is 7": {"seed": 7},
+        "train.epochs = 1.0, now it is 3.0": {"epochs": 3.0},
+    }
+    for difference, change in changes.items():
+        settings = {"data": SMALL, "epochs": 1.0, **change}
+        with pytest.raises(TrainingError, match="no reference classifier for glyphs, or one that was") as told:
+            train_reference_classifier(folder=tmp_path, quiet=True, **settings)
+        assert difference in str(told.value.__cause__)
+
+
+def test_a_folder_of_something_else_is_refused_and_the_option_is_named(tmp_path):
+    (tmp_path / "notes").write_text("mine")
+    for folder in (tmp_path, tmp_path / "notes"):
+        with pytest.raises(TrainingError, match=r"no reference classifier for glyphs.*another folder \(--reference\)"):
+            train_reference_classifier(SMALL, folder, quiet=True)
 
 
 def test_the_classifier_learns_the_labels(tmp_path):

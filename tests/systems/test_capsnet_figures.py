@@ -197,9 +197,11 @@ def test_labels_decide_what_can_be_drawn(single, pairs):
     assert {"perturbations-3", "perturbations"} == set(
         picture("perturbations", pairs[0], FigureOptions((3,)), pairs[1])
     )
-    with pytest.raises(RecipeError, match="ask for: reconstructions"):
+    with pytest.raises(
+        RecipeError, match="needs a run on images of two digits, as MultiMNIST; ask for: reconstructions"
+    ):
         picture("multimnist", *single[:1], FigureOptions(), single[1])
-    with pytest.raises(RecipeError, match="ask for: perturbations"):
+    with pytest.raises(RecipeError, match="needs a run on images that have one label each; ask for: perturbations"):
         picture("calibration", pairs[0], FigureOptions(), pairs[1])
     with pytest.raises(RecipeError, match="did you mean 'routing'"):
         picture("routin", single[0], FigureOptions(), single[1])

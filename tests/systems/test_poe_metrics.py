@@ -129,6 +129,14 @@ def test_a_repetition_trains_nothing_and_finds_the_same(run_folders, result):
         assert row == {metric: values[1:] for metric, values in result.controls[name].items()}, name
 
 
+def test_the_row_of_real_images_may_be_named_and_is_always_there(run_folders, result):
+    for only in (["real images"], ["random W", "real images"], []):
+        found = evaluate_runs([run_folders / "s1"], only=only)
+        assert list(found.controls) == [*only[:-1], "real images"]
+    with pytest.raises(RecipeError, match="unknown control 'real image'"):
+        SYSTEMS["poe"].select_controls(["real image"])
+
+
 def test_controls_stand_on_the_autoencoder_of_the_run_and_train_a_quarter_as_long(run_folders, result):
     own = load_run(run_folders / "s0")
     for name, mode in (("paper", "paper"), ("offset", "offset")):

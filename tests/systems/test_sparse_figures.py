@@ -226,6 +226,16 @@ def test_winners_are_images_in_which_the_capsule_is_first_above_what_is_redrawn(
             torch.testing.assert_close(below[1][j], redrawn[row])
 
 
+def test_winners_are_as_many_images_as_are_asked_for(data, monkeypatch):
+    grids: list[Any] = []
+    monkeypatch.setattr(s, "image_grid", lambda *given: grids.append(given) or b"")
+    most = int(s.rank_sparse(made(data), data).ranks.argmin(-1).bincount().max())
+    assert most > 4
+    for count in (1, 4, most):
+        picture("winners", context(data, count=count))
+        assert len(grids[-1][0]) == 2 * count
+
+
 def test_the_overview_takes_the_number_that_changes_most(data, monkeypatch):
     strips = torch.rand(4, 11, 1, 16, 16) / 100
     strips[2, :, 0, :8] = torch.linspace(0, 1, 11).view(11, 1, 1)

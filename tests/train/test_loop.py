@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import threading
 import time
@@ -146,9 +147,17 @@ def test_a_run_may_start_from_the_weights_of_another(tmp_path, monkeypatch):
 
 def test_a_start_that_does_not_fit_is_refused_before_anything_is_written(tmp_path):
     train(tiny(), tmp_path / "first", quiet=True)
-    small = tiny(model={"decoder": [8, 8]})
-    with pytest.raises(TrainingError, match="the run to start from does not fit"):
-        train(replace(small, start=str(tmp_path / "first")), tmp_path / "second", quiet=True)
+    first = str(tmp_path / "first")
+    differences = {
+        "model.types = 2 and model.decoder = [8], this run 3 and [8, 8];": {"model": {"decoder": [8, 8], "types": 3}},
+        "images of 1x16x16 in 10 classes, this run images of 1x20x20 in 10 classes;": {"data": {"size": 20}},
+        "model.name = capsnet, this run cnn;": {"model": {"name": "cnn"}},
+    }
+    for difference, change in differences.items():
+        recipe = tiny(**change, start=first)
+        wanted = f"the run to start from does not fit: '{first}' has {difference} take those settings, or start from"
+        with pytest.raises(TrainingError, match=re.escape(wanted)):
+            train(recipe, tmp_path / "second", quiet=True)
     with pytest.raises(CheckpointError, match="nowhere"):
         train(replace(tiny(), start=str(tmp_path / "nowhere")), tmp_path / "second", quiet=True)
     assert not (tmp_path / "second").exists()

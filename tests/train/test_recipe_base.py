@@ -85,21 +85,21 @@ def test_stages_are_inherited_too(write):
 
 
 def test_a_circle_is_refused(write):
-    assert "'self.toml': the bases of this recipe lead back to it" in refusal(write("self", 'base = "self.toml"'))
+    assert "self.toml': the bases of this recipe lead back to it" in refusal(write("self", 'base = "self.toml"'))
     write("b", 'base = "folder/c.toml"')
     write("folder/c", 'base = "../b.toml"')
-    assert "'b.toml': the bases of this recipe lead back to it" in refusal(write("a", 'base = "b.toml"'))
+    assert "b.toml': the bases of this recipe lead back to it" in refusal(write("a", 'base = "b.toml"'))
 
 
 @pytest.mark.parametrize(
     ("base", "text"),
     [
-        ('"poe-quik"', "recipe 'x.toml': base: unknown recipe 'poe-quik'; did you mean 'poe-quick'"),
+        ('"poe-quik"', "x.toml': base: unknown recipe 'poe-quik'; did you mean 'poe-quick'"),
         ('"tiny"', "a file must end in .toml"),
         ('"absent.toml"', "no such file"),
         ('"a\\nb"', "unknown recipe 'a b'"),
         ('"a\\u0000.toml"', "cannot be read"),
-        ("3", "recipe 'x.toml': base is int; the name or path of a recipe is wanted"),
+        ("3", "x.toml': base is int; the name or path of a recipe is wanted"),
         ("[]", "base is list"),
     ],
 )

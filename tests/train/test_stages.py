@@ -434,6 +434,10 @@ def test_a_batch_of_any_stage_shrinks_to_the_set(caplog):
     recipe = shrink_batches(staged(stages={"moments": {"train": {"batch": 81}}}), 80)
     assert recipe.stages["moments"].train.batch == 80
     assert caplog.messages == ["stages.moments.train.batch = 81 is more than the 80 training images; 80 is used"]
+    caplog.clear()
+    shrink_batches(staged(train={"batch": 99}, stages={"moments": {"train": {"batch": 81}}}), 80)
+    line = "train.batch = 99, stages.moments.train.batch = 81 are more than the 80 training images; 80 is used"
+    assert caplog.messages == [line]
 
 
 def test_a_batch_is_refused_in_any_stage_before_anything_is_written(tmp_path, monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import resource
 import stat
 import subprocess
@@ -19,7 +20,7 @@ import pytest
 
 from support.tensor_equality import one_line
 from torchcaps.errors import TrainingError
-from torchcaps.utils.files import write_atomically
+from torchcaps.utils.files import make_folder, write_atomically
 
 OLD = b"old"
 BIG = [bytes(40_000), b"x" * 40_000]
@@ -42,6 +43,14 @@ def file_size_limit(size: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("name", ["a", "a/b", "a/b/c"])
+def test_a_folder_where_a_file_is_gets_an_error_that_names_the_file_and_the_option(path: Path, name: str) -> None:
+    folder = path.parent / name
+    wanted = re.escape(f"cannot make the folder '{folder}': '{path}' is a file; choose another --results")
+    with pytest.raises(TrainingError, match=wanted):
+        make_folder(folder, "--results")
 
 
 def assert_only_the_old_file(path: Path) -> None:

@@ -50,18 +50,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 class _Notices(logging.StreamHandler[TextIO]):
-    """Print notices as the commands print their errors."""
+    """Print notices as the commands print their errors, each of them once: data may be loaded several times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._said: set[str] = set()
 
     def emit(self, record: logging.LogRecord) -> None:
-        # Standard error is looked up each time, since a program may have replaced it
-        print(f"torchcaps: {record.getMessage()}", file=sys.stderr, flush=True)
+        text = record.getMessage()
+        if text not in self._said:
+            self._said.add(text)
+            # Standard error is looked up each time, since a program may have replaced it
+            print(f"torchcaps: {text}", file=sys.stderr, flush=True)
 
 
 def _show_notices() -> None:
-    """Let notices of the library (`utils.notices`) appear in the form of the commands' own lines, once."""
+    """Let notices of the library (`utils.notices`) appear in the form of the commands' own lines."""
     logger = logging.getLogger("torchcaps")
-    if not any(isinstance(handler, _Notices) for handler in logger.handlers):
-        logger.addHandler(_Notices())
+    # A new one for each command, which has said nothing yet
+    for handler in [one for one in logger.handlers if isinstance(one, _Notices)]:
+        logger.removeHandler(handler)
+    logger.addHandler(_Notices())
 
 
 def _explain(error: Exception) -> int:

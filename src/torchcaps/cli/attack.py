@@ -34,8 +34,8 @@ class Attack:
     against: tuple[Path, ...] = ()
     """Folders of other runs, tested on the same images, to compare with."""
     attacks: tuple[Name, ...] = ()
-    """fgsm, bim, pgd: along the gradient; square: by questions only; transfer: images made on --source; targeted: FGSM
-    towards every other class, whose success counts. All of them if not given."""
+    """fgsm, bim, pgd: along the gradient; square: by questions only; transfer: images made on --source;
+    targeted: FGSM towards every other class, whose success counts. All of them if not given."""
     epsilons: tuple[float, ...] = (0.0, 0.025, 0.05, 0.1, 0.15, 0.2, 0.3)
     """The largest changes of a pixel, whose values lie in 0 to 1."""
     images: int = 500
@@ -58,7 +58,7 @@ class Attack:
     def run(self) -> int:
         from torchcaps.evaluate.figures import require_matplotlib
         from torchcaps.systems.attack_runs import attack_runs, load_attack_runs, to_plain_data
-        from torchcaps.systems.run_folders import find_run
+        from torchcaps.systems.run_folders import find_run, output_folder
         from torchcaps.utils.files import make_folder
 
         # Refuse what can be refused before anything is loaded
@@ -67,7 +67,9 @@ class Attack:
         # Load the runs, and make the folders now: an attack takes minutes, too long to fail at the end
         folder = find_run(self.folder)
         attacked = load_attack_runs((folder, *self.against), self.source)
-        outputs = [make_folder(path) for path in (self.out or folder / "attacks", self.results) if path]
+        outputs = [make_folder(self.out or output_folder(folder) / "attacks")]
+        if self.results:
+            outputs.append(make_folder(self.results, "--results"))
         # Attack, and write the same data to every folder
         curves = attack_runs(attacked, settings)
         recipe = next(iter(attacked.runs.values())).run.recipe.name
@@ -81,6 +83,8 @@ class Attack:
         from torchcaps.evaluate.attacks.curves import select_attacks, sorted_epsilons
         from torchcaps.systems.attack_runs import AttackSettings
 
+        if self.seed < 0:
+            raise RecipeError(f"--seed {self.seed} came; 0 or more is wanted")
         if self.images < 1 or self.queries < 1:
             raise RecipeError(f"--images {self.images} --queries {self.queries} came; at least 1 is wanted of each")
         if "transfer" in self.attacks and self.source is None:

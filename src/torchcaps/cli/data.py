@@ -35,12 +35,12 @@ class Data:
     """
 
     action: tyro.conf.Positional[Literal["list", "fetch", "check", "show", "clean"]]
-    """list: what is known and what is here; fetch NAME: download it; check [NAME]: verify hashes, counts, balance
-    and that no image is in two splits, or say what is in a folder of your own; show NAME: draw images; clean: remove
-    the images that were prepared from your folders."""
+    """list: what is known and what is here; fetch NAME: download it;
+    check [NAME]: verify hashes, counts, balance and that no image is in two splits, or describe your own folder;
+    show NAME: draw images; clean: remove the images that were prepared from your folders."""
     name: tyro.conf.Positional[str | None] = None
-    """The data set that fetch, check or show is about; check takes all that are here without one, or what --data.path
-    names."""
+    """The data set that fetch, check or show is about;
+    check takes all that are here without one, or what --data.path names."""
     data_dir: Path | None = None
     """A folder that is searched before TORCHCAPS_DATA and the cache."""
     out: Path = Path("images.png")

@@ -30,8 +30,8 @@ class Evaluate:
     """
 
     runs: tyro.conf.Positional[tuple[Path, ...]]
-    """Folders of runs of the same recipe, one a seed, or the name of a shipped model (`torchcaps zoo`). A run that is
-    not trained to its end is marked."""
+    """Folders of runs of the same recipe, one a seed, or the name of a shipped model (`torchcaps zoo`).
+    A run that is not trained to its end is marked."""
     control: tuple[Path, ...] = ()
     """Folders of runs of other recipes, to compare with."""
     results: Path | None = None
@@ -47,8 +47,8 @@ class Evaluate:
     views: Annotated[int, tyro.conf.arg(metavar="1-13")] = 13
     """Classifiers of images that are larger than what they see: how many views of each to average, too."""
     unmasked: bool = False
-    """Sparse capsules: measure codes before the mask, as the authors' code does; those behind it are rows of their
-    own."""
+    """Sparse capsules: measure codes before the mask, as the authors' code does;
+    those behind it are rows of their own."""
     json: bool = False
     """Print the result as JSON."""
 
@@ -62,12 +62,16 @@ class Evaluate:
         from torchcaps.systems.report import rows_of, text_table
         from torchcaps.systems.run_folders import find_run
         from torchcaps.utils.distributed import process_group, sharing_rows
+        from torchcaps.utils.files import make_folder
 
         if not self.runs:
             raise RecipeError(
                 "no run to evaluate; name the folder of one, as in: torchcaps evaluate runs/capsnet-glyphs-0"
             )
         with process_group() as group, sharing_rows():
+            # Made now: measuring takes minutes, too long to fail at the end
+            if self.results and group.is_main:
+                make_folder(self.results, "--results")
             result = evaluate_runs(
                 self.runs,
                 self.control,

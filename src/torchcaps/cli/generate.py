@@ -33,25 +33,28 @@ class Generate:
     folder: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
     """Folder of the run, or the name of a shipped model (`torchcaps zoo`)."""
     out: Path | None = None
-    """Folder to draw into; RUN/pictures if not given."""
+    """Folder to draw into; RUN/pictures if not given, of a file of weights beside it."""
     what: Annotated[str, tyro.conf.arg(metavar="KIND")] = "all"
     """all: every kind that the run's model has, but pairs.
     Of any run - curves: how training went.
-    Of products of experts - samples: each capsule alone, a column each; pairs: two together; sweeps: each number of
-    a capsule's pose moved; wins: the mean of the test images that a capsule wins, beside its samples; reconstructions,
-    interpolation, completion, routing: of test images.
-    Of a CapsNet - reconstructions: of test images, also the worst and those with a wrong answer; perturbations: each
-    dimension of a class's capsule moved; routing: coupling by iteration; calibration: how often it is right when it is
-    how sure; multimnist: two digits redrawn in two colors.
-    Of matrix capsules - votes: how far the votes for each class capsule are from its pose, by iteration; routing;
-    calibration.
-    Of sparse capsules - parts: a test image redrawn from each capsule alone, and from all but each; ranked: the support
-    of an image's capsules from the largest down; frequencies: how often each capsule has each rank; equivariances: each
-    number of the first capsule's pose from -1 to 1; winners: images in which each capsule is first."""
+    Of products of experts - samples: each capsule alone, a column each; pairs: two together;
+    sweeps: each number of a capsule's pose moved;
+    wins: the mean of the test images that a capsule wins, beside its samples;
+    reconstructions, interpolation, completion, routing: of test images.
+    Of a CapsNet - reconstructions: of test images, also the worst and those with a wrong answer;
+    perturbations: each dimension of a class's capsule moved; routing: coupling by iteration;
+    calibration: how often it is right when it is how sure; multimnist: two digits redrawn in two colors.
+    Of matrix capsules - votes: how far the votes for each class capsule are from its pose, by iteration;
+    routing; calibration.
+    Of sparse capsules - parts: a test image redrawn from each capsule alone, and from all but each;
+    ranked: the support of an image's capsules from the largest down;
+    frequencies: how often each capsule has each rank;
+    equivariances: each number of the first capsule's pose from -1 to 1;
+    winners: images in which each capsule is first."""
     domain: Literal["empirical", "mixture", "gaussian", "complete", "restricted"] | None = None
-    """Where samples of experts come from: the poses seen in training (empirical, if not given), a mixture of
-    Gaussians fitted to them (mixture), one Gaussian with their mean and covariance (gaussian), N(0, 1) (complete), or
-    its half that training visited (restricted)."""
+    """Where samples of experts come from: the poses seen in training (empirical, if not given),
+    a mixture of Gaussians fitted to them (mixture), one Gaussian with their mean and covariance (gaussian),
+    N(0, 1) (complete), or its half that training visited (restricted)."""
     capsule: tuple[int, ...] = ()
     """Only these capsules, counted from 0; all, or the most used ones, if not given."""
     count: Annotated[int, tyro.conf.arg(aliases=["-n"])] = 8
@@ -65,7 +68,7 @@ class Generate:
         from torchcaps.evaluate.figures import require_matplotlib
         from torchcaps.systems.figure_context import FigureOptions
         from torchcaps.systems.figure_registry import figures_of
-        from torchcaps.systems.run_folders import find_run, load_and_report
+        from torchcaps.systems.run_folders import find_run, load_and_report, output_folder
 
         # Check the flags, load the run, and plan every figure before the first is drawn
         require_matplotlib()
@@ -73,7 +76,7 @@ class Generate:
         folder = find_run(self.folder)
         options = FigureOptions(self.capsule, self.count, self.domain, self.seed)
         figures = figures_of(folder, load_and_report(folder), options, self.what, self.beside)
-        self._draw(figures, self.out or folder / "pictures")
+        self._draw(figures, self.out or output_folder(folder) / "pictures")
         suggest_next("explore", folder)
         return 0
 

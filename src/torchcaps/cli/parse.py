@@ -21,6 +21,7 @@ from torchcaps.cli.explore import Explore
 from torchcaps.cli.export import Export
 from torchcaps.cli.generate import Generate
 from torchcaps.cli.list_command import List
+from torchcaps.cli.parse_errors import one_line_errors
 from torchcaps.cli.predict import Predict
 from torchcaps.cli.report import Report
 from torchcaps.cli.train import TRAIN_FLAGS, Train
@@ -87,10 +88,10 @@ def _optional(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[object] | Non
 
 
 def parse(args: Sequence[str]) -> Command:
-    """Read a command from its words; `--help` prints and exits, a wrong flag exits with code 2.
+    """Read a command from its words; `--help` prints and exits.
 
     Raises:
-        RecipeError: There is no such command, or it has no such flag.
+        RecipeError: There is no such command, it has no such flag, or a value is wrong or missing.
     """
     # Overview and version need no command
     if not args or args[0] in ("-h", "--help", "--version"):
@@ -103,7 +104,7 @@ def parse(args: Sequence[str]) -> Command:
     if name in ("train", "data"):
         words, overrides = split_overrides(words, OWN_FLAGS[name])
     # No --no-FLAG for booleans: every one is false unless given
-    with OPTIONAL:
+    with OPTIONAL, one_line_errors(COMMANDS[name], name, words):
         command, rest = tyro.cli(
             COMMANDS[name],
             prog=f"torchcaps {name}",

@@ -38,11 +38,11 @@ class Predict:
     all: bool = False
     """Print the scores of all classes: of capsules, their lengths, how active each is, or 1 to 0 by rank."""
     threshold: float | None = None
-    """Name every class whose score is above this, from 0 to 1, instead of the best one; 0.5 where images show several
-    things (MultiMNIST)."""
+    """Name every class whose score is above this, from 0 to 1, instead of the best one;
+    0.5 where images show several things (MultiMNIST)."""
     fit: bool = False
-    """Scale pictures of another size to that of the run's, in proportion, and turn color into gray if need be; not
-    needed for a run on a folder of pictures, which treats all pictures as those it was trained on."""
+    """Scale pictures of another size to that of the run's, in proportion, and turn color into gray if need be;
+    not needed for a run on a folder of pictures, which treats all pictures as those it was trained on."""
     invert: bool = False
     """Swap dark and light: for dark drawings on light ground."""
     out: Path | None = None

@@ -40,7 +40,7 @@ class Report:
         from torchcaps.evaluate.results import read_result
         from torchcaps.systems.figure_context import FigureOptions
         from torchcaps.systems.report import report_of
-        from torchcaps.systems.run_folders import find_run, load_and_report
+        from torchcaps.systems.run_folders import find_run, load_and_report, output_folder
         from torchcaps.train.run import shipped_models, weights_path
         from torchcaps.utils.files import make_folder, write_atomically
         from torchcaps.zoo.card import RESULT
@@ -52,8 +52,8 @@ class Report:
         folder = find_run(self.folder)
         # Load, draw and write one page
         run = load_and_report(folder)
-        # The name of a shipped model is no folder yet
-        path = self.out or (folder if folder.exists() else make_folder(folder)) / "report.html"
+        # The name of a shipped model, and that of a file of weights, are no folders yet
+        path = self.out or make_folder(output_folder(folder)) / "report.html"
         # With a shipped model comes its result
         origin = weights_path(folder).parent
         found = self.result or (origin / RESULT if origin in shipped_models().values() else None)

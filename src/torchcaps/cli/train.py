@@ -14,6 +14,7 @@ import tyro
 
 from torchcaps.cli.next_steps import suggest_next
 from torchcaps.config import Table, flatten, merge, parse_overrides, to_dict
+from torchcaps.config.formatting import value_text
 from torchcaps.errors import RecipeError
 
 if TYPE_CHECKING:
@@ -43,15 +44,15 @@ class Train:
     out: Path | None = None
     """Folder of the run; runs/RECIPE-SEED if not given."""
     resume: Annotated[str | None, tyro.conf.arg(metavar="[FOLDER|auto]")] = None
-    """Go on from the last checkpoint of a folder, by the recipe in it; train.save_every and train.log_every may be
-    set anew, and train.epochs where the learning rate does not depend on them. Without a value: of --out. "auto", for
-    job queues, starts the run if there is none."""
+    """Go on from the last checkpoint of a folder, by the recipe in it; without a value, of --out.
+    train.save_every and train.log_every may be set anew, and train.epochs if no learning rate depends on them.
+    "auto", for job queues, starts the run if there is none."""
     tensorboard: bool = False
     """Also write TensorBoard events into the folder."""
     quiet: bool = False
     """No progress bar."""
     dry_run: bool = False
-    """Print the whole recipe, the number of parameters and the steps of each stage, and train nothing."""
+    """Print the whole recipe as TOML, the number of parameters and the steps of each stage, and train nothing."""
     overrides: tyro.conf.Suppress[tuple[str, ...]] = ()
 
     def run(self) -> int:
@@ -142,7 +143,7 @@ def _tested(score: FinalScore | None) -> str:
 
 
 def _describe(recipe: Recipe) -> None:
-    """Print what would be trained: every setting, the size of the model and the steps of each stage."""
+    """Print what would be trained: every setting, and as comments the size of the model and the steps of each stage."""
     from torchcaps.train.model_sizes import model_outline
     from torchcaps.train.recipe import stage_names, stage_of
     from torchcaps.train.train_state import shrink_batches
@@ -152,7 +153,7 @@ def _describe(recipe: Recipe) -> None:
     recipe = shrink_batches(recipe, len(train))
     model = model_outline(recipe, train.spec)
     for key, value in flatten(to_dict(recipe)).items():
-        print(f"{key} = {value}")
-    print(f"\n{sum(parameter.numel() for parameter in model.parameters()):,} parameters, {len(train):,} images")
+        print(f"{key} = {value_text(value, bare=False)}")
+    print(f"\n# {sum(parameter.numel() for parameter in model.parameters()):,} parameters, {len(train):,} images")
     for name in stage_names(recipe.model):
-        print(f"stage {name}: {stage_of(recipe, name).train.steps(len(train)):,} steps")
+        print(f"# stage {name}: {stage_of(recipe, name).train.steps(len(train)):,} steps")

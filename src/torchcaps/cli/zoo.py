@@ -32,8 +32,8 @@ class Zoo:
     """
 
     task: Annotated[tyro.conf.Positional[Task], tyro.conf.arg(metavar="{list,show,check,build}")] = "list"
-    """list: names and results; show: the card; check: score the test images that ship with a model and compare with its
-    card; build: make the folder of a model."""
+    """list: names and results; show: the card;
+    check: score the test images that ship with a model and compare with its card; build: make the folder of a model."""
     name: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="[NAME]")] = None
     """Of a model; for list and check a pattern such as "matrix*"."""
     run_folder: Annotated[Path | None, tyro.conf.arg(name="run", metavar="RUN")] = None

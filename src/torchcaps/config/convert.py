@@ -175,7 +175,7 @@ def _union(args: tuple[object, ...], value: object, at: Place, start: object) ->
     members = [arg for arg in args if arg is not types.NoneType]
     # None comes first: text would otherwise take "none" for a value
     if len(members) < len(args):
-        at = replace(at, also=" or none")
+        at = replace(at, also=" or None" if at.built else " or none")
         written = isinstance(value, str) and value == "none"
         if written and at.built:
             raise at.error(f"{at.path} = 'none' would be read back as no value; use None")

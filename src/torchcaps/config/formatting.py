@@ -110,7 +110,7 @@ class Place:
         where: Name of the recipe.
         path: Dotted key.
         built: True if the values are Python objects, not TOML.
-        also: ` or none` where None is allowed too.
+        also: ` or none` where None is allowed too, ` or None` in Python.
     """
 
     where: str = ""

@@ -18,6 +18,7 @@ from typing import NamedTuple
 from torchcaps.data.manifest import FILES, DataFile, files_of
 from torchcaps.errors import DataError
 from torchcaps.utils.files import cache_dir
+from torchcaps.utils.notices import notice
 
 __all__ = ["FileState", "cache_dir", "fetch_set", "find", "locate", "state", "verify"]
 
@@ -59,7 +60,7 @@ def state(set_name: str, data_dir: Path | None = None, variant: str | None = Non
 
 
 def locate(set_name: str, data_dir: Path | None = None) -> dict[str, Path]:
-    """Find all files of a set; of several variants, the first that is complete.
+    """Find all files of a set; of several variants, the first that is complete. Say so if `data_dir` lacks one.
 
     Returns:
         The path of each file by its published name.
@@ -71,7 +72,11 @@ def locate(set_name: str, data_dir: Path | None = None) -> dict[str, Path]:
     states = [state(set_name, data_dir, variant) for variant in variants]
     for files in states:
         if not _missing(files):
-            return {file.name: path for file, path in files if path is not None}
+            paths = {file.name: path for file, path in files if path is not None}
+            elsewhere = [path for path in paths.values() if data_dir and not path.is_relative_to(data_dir)]
+            if elsewhere:
+                notice(f"'{data_dir}' does not hold {set_name}: {elsewhere[0].name} is read from {elsewhere[0].parent}")
+            return paths
     # Explain the variant of which the smallest share is missing.
     nearest = min(states, key=lambda files: len(_missing(files)) / len(files))
     raise DataError(_how_to_get(_missing(nearest)))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import operator
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Literal, NamedTuple
@@ -19,6 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import Tags, check_array, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
@@ -41,6 +43,8 @@ BOOST = 0.005
 MOMENTUM = 0.9
 DECAY = 0.1
 """Momentum of gradient descent, and the final learning rate relative to the initial one."""
+SATURATED = 1000.0
+"""Weights beyond this make z so long that squash returns 1 in single precision; useful ones stay far below."""
 CHUNK = 4096
 """Rows that are computed together."""
 
@@ -111,6 +115,9 @@ def _train(energy: CapsuleEnergy, features: Tensor, settings: _Settings, seed: i
 
     Raises:
         TrainingError: W is not finite at the end.
+
+    Warns:
+        ConvergenceWarning: W is so large that every capsule is on for every row.
     """
     # Length of training, which the schedule must know: it ends at DECAY of the initial rate
     n = len(features)
@@ -132,6 +139,14 @@ def _train(energy: CapsuleEnergy, features: Tensor, settings: _Settings, seed: i
     # Weights that diverged would predict NaN
     if not bool(energy.W.isfinite().all()):
         raise TrainingError(f"the capsules diverged at learning_rate={rate}; try a smaller one")
+    largest = float(energy.W.detach().abs().max())
+    if largest > SATURATED:
+        warnings.warn(
+            f"at learning_rate={rate:.4g} the weights grew to {largest:.4g}, where every capsule is on for every row; "
+            "what was learned is likely of no use: try a smaller one",
+            ConvergenceWarning,
+            stacklevel=3,
+        )
     return steps
 
 
@@ -234,6 +249,9 @@ class PoECapsules(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
             DataError: a column is too large to be scaled.
             RecipeError: a parameter has the wrong type or is out of range.
             TrainingError: training diverged.
+
+        Warns:
+            ConvergenceWarning: the weights grew so large that the capsules tell nothing.
         """
         # Check parameters and data, scale the columns and cut them into children
         settings = check_settings(_Settings, self)
@@ -322,7 +340,7 @@ class PoECapsules(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         # numpy's whole numbers are welcome, too
         n = operator.index(n_samples) if hasattr(n_samples, "__index__") else 0
         if n < 1:
-            raise ShapeError(f"n_samples = {n_samples}; a whole number of rows, at least 1, is wanted")
+            raise ShapeError(f"n_samples = {n_samples!r}; a whole number of rows, at least 1, is wanted")
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         # A training row for each sample: its capsule is as frequent as it wins
         which = torch.arange(n)

@@ -36,6 +36,11 @@ _GAP = 0.03
 _NOTE = 0.26
 """Height of a line of notes, in sides of an image."""
 
+_CHARACTER = 0.055
+_BETWEEN = 0.05
+_MAX_NOTE = 2.0
+"""Inches: a character of a note, the least room between two notes, and the most to which a note widens an image."""
+
 _SIDE = 32
 """Pixels to which smaller images are enlarged, by whole numbers, so that the white around them looks the same."""
 
@@ -50,7 +55,7 @@ def image_grid(rows: Rows, scale: float = 0.55, notes: Mapping[int, Sequence[str
 
     Args:
         rows: Title and images [n h w] or [n h w 3] in [0, 1], a row each.
-        scale: Inches an image.
+        scale: Inches an image; more where a note needs the room.
         notes: Row number -> texts above its images.
 
     Returns:
@@ -59,6 +64,7 @@ def image_grid(rows: Rows, scale: float = 0.55, notes: Mapping[int, Sequence[str
     plt = pyplot()
     # The left margin has room for the longest title.
     notes = notes or {}
+    scale = max(scale, _note_width(notes))
     columns = max(len(images) for _, images in rows)
     tops, height = _tops(len(rows), notes)
     margin = 0.3 + 0.07 * max(len(line) for title, _ in rows for line in title.split("\n"))
@@ -79,6 +85,12 @@ def image_grid(rows: Rows, scale: float = 0.55, notes: Mapping[int, Sequence[str
     ax.set(xlim=(0, columns), ylim=(height, 0))
     ax.set_axis_off()
     return png(figure)
+
+
+def _note_width(notes: Mapping[int, Sequence[str]]) -> float:
+    """Inches that the widest note takes, within reason."""
+    lines = [line for texts in notes.values() for note in texts for line in note.split("\n")]
+    return min(_MAX_NOTE, _BETWEEN + _CHARACTER * max(map(len, lines), default=0))
 
 
 def _tops(rows: int, notes: Mapping[int, Sequence[str]]) -> tuple[list[float], float]:

@@ -8,11 +8,14 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from torchcaps.data import DataConfig
+from torchcaps.config import Choice
+from torchcaps.data import DATASETS, DataConfig
 from torchcaps.errors import DataError, TrainingError
 from torchcaps.models import CNN, CNNConfig
 from torchcaps.train import Recipe, train
 from torchcaps.train.recipe import OptimizerConfig, ScheduleConfig, TrainConfig
+from torchcaps.train.run import open_run
+from torchcaps.utils.distributed import process_group
 
 __all__ = ["RATE", "reference_features", "reference_probabilities", "train_reference_classifier"]
 
@@ -38,7 +41,7 @@ def train_reference_classifier(
 
     Raises:
         DataError: If images have several labels.
-        TrainingError: If training was interrupted.
+        TrainingError: If training was interrupted, or the folder holds something else.
     """
     labels = data.load().train.labels
     if labels.ndim != 1:
@@ -56,6 +59,7 @@ def train_reference_classifier(
         optimizer=OptimizerConfig("Adam", RATE),
         schedule=ScheduleConfig("OneCycleLR", {"max_lr": RATE}),
     )
+    _check_folder(folder, recipe)
     # A run that is finished is loaded, one that was cut off goes on.
     outcome = train(recipe, folder, resume="auto", quiet=quiet)
     if not outcome.finished:
@@ -63,6 +67,20 @@ def train_reference_classifier(
             f"the reference classifier in '{folder}' is not trained to its end; run the command again to go on"
         )
     return cast(CNN, outcome.model.eval())
+
+
+def _check_folder(folder: Path, recipe: Recipe) -> None:
+    """Refuse a folder with something else before anything is trained; only process 0 has or needs it."""
+    with process_group() as group, group.raising_together():
+        try:
+            if group.is_main:
+                open_run(folder, recipe, resume="auto")
+        except TrainingError as error:
+            images = Choice(DATASETS).name_of(recipe.data) or "these images"
+            raise TrainingError(
+                f"'{folder}' holds no reference classifier for {images}, or one that was trained otherwise; "
+                "name another folder (--reference)"
+            ) from error
 
 
 @torch.no_grad()

@@ -130,7 +130,10 @@ def read_result(path: Path) -> Result:
     try:
         data = parse_json(read_regular(path, _MAX_BYTES))
     except (OSError, ValueError) as error:
-        raise DataError(f"cannot read results '{path}': {error}") from None
+        reason = getattr(error, "strerror", None) or error
+        raise DataError(
+            f"cannot read results '{path}': {reason}; name a file that torchcaps evaluate --results wrote"
+        ) from None
     # A missing or additional field means that another program or version wrote the file.
     if not isinstance(data, dict) or data.keys() != names:
         got = sorted(data) if isinstance(data, dict) else type(data).__name__

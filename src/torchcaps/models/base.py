@@ -254,4 +254,4 @@ def check_images(images: Tensor, spec: ImageSpec) -> None:
         raise ShapeError(f"images are {images.dtype}; floating numbers in [0, 1] are wanted (divide bytes by 255)")
     # Values, which a traced graph does not have
     if not torch.compiler.is_compiling() and not bool(torch.isfinite(images).all()):
-        raise DataError("images hold NaN or infinite values; finite numbers in [0, 1] are wanted")
+        raise DataError("images hold NaN or infinite values; finite numbers, in [0, 1] or standardized, are wanted")

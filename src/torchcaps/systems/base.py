@@ -8,7 +8,7 @@ two lines, `name` and `models`. `docs/develop/new_system.md` walks through an ex
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
@@ -133,8 +133,8 @@ class EvaluationOptions:
     unmasked: bool | None = None
 
     def given(self) -> set[str]:
-        """Return the names of the options, of those that only some systems have, that were given."""
-        return {name for name in ("images", "only", "reference", "unmasked") if getattr(self, name) is not None}
+        """Return the names of the options that are not their defaults."""
+        return {field.name for field in fields(self) if getattr(self, field.name) != field.default}
 
 
 class EvaluatedRun(NamedTuple):
@@ -169,10 +169,9 @@ class System:
         models: Names in the `MODELS` table that belong to this system; each name belongs to exactly one system.
         metrics: What its models are measured by.
         controls: Names of the rows that stand beside every result.
-        evaluation_options: Which of the options "images", "only" and "reference" its evaluation has.
+        evaluation_options: Which of `EvaluationOptions` its evaluation has; "views" suits classifiers.
         paper_budget: How long the paper's networks were trained, where that is known.
         figures: Kind -> figure, in the order in which they are drawn.
-        figure_options: Which of the options "domain" and "beside" its figures have.
         max_figure_images: Of more test images than this, figures use this many, picked by the seed; None for all.
         explorer_view: Class that answers the explorer's questions, None if these models cannot be explored.
         redraws: True if a model can draw what it recognized in an image, see `draw_prediction`.
@@ -186,10 +185,9 @@ class System:
     models: ClassVar[tuple[str, ...]]
     metrics: ClassVar[tuple[Metric, ...]] = CLASSIFIER_METRICS
     controls: ClassVar[tuple[str, ...]] = ("untrained", "nearest mean")
-    evaluation_options: ClassVar[frozenset[str]] = frozenset()
+    evaluation_options: ClassVar[frozenset[str]] = frozenset({"views"})
     paper_budget: ClassVar[PaperBudget | None] = None
     figures: ClassVar[Mapping[str, Figure[Any]]] = {}
-    figure_options: ClassVar[frozenset[str]] = frozenset()
     max_figure_images: ClassVar[int | None] = 10_000
     explorer_view: ClassVar[type[ExplorerView[Any, Any]] | None] = None
     redraws: ClassVar[bool] = False

@@ -113,7 +113,7 @@ def _differs(recipe: Recipe, other: Recipe) -> bool:
 def _check_options(options: EvaluationOptions, first: EvaluatedRun) -> None:
     """Refuse options that the runs' system does not have."""
     for name in sorted(options.given() - first.system.evaluation_options):
-        others = [system.title for system in SYSTEMS.values() if name in system.evaluation_options]
+        others = [system.title or system.name for system in SYSTEMS.values() if name in system.evaluation_options]
         raise RecipeError(
             f"'{first.folder}' is a run of {first.system.title or first.system.name}; --{name} is for "
             f"{' and '.join(others)}: leave it out"

@@ -14,6 +14,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
+from torchcaps.config import Seed, check
 from torchcaps.data import Dataset
 from torchcaps.errors import RecipeError, ShapeError, suggestion
 from torchcaps.evaluate.factors import class_capsules
@@ -38,12 +39,18 @@ class FigureOptions:
         count: How many samples of a capsule, and how many test images.
         domain: Where poses are sampled, for systems that sample; None for the system's default.
         seed: Picks samples and test images.
+
+    Raises:
+        RecipeError: If one has the wrong type, or the seed is negative.
     """
 
     capsules: tuple[int, ...] = ()
     count: int = 8
     domain: str | None = None
-    seed: int = 0
+    seed: Seed = 0
+
+    def __post_init__(self) -> None:
+        check(self)
 
 
 class ComparedRun(NamedTuple):
@@ -136,12 +143,14 @@ class Figure(Generic[F]):
     Attributes:
         caption: What it shows, in one sentence.
         draw: Context -> PNG files by name (without .png). Called in evaluation mode, without gradients.
+        options: Which of the options "capsule", "domain" and "beside" it depends on; it is refused with another.
         by_default: False if it is drawn only when it is asked for by name.
         obstacle: Context -> why it cannot be drawn of these options or data, None if it can.
     """
 
     caption: str
     draw: Callable[[F], dict[str, bytes]]
+    options: tuple[str, ...] = ()
     by_default: bool = True
     obstacle: Callable[[F], str | None] = _always_available
 

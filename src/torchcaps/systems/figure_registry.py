@@ -26,9 +26,6 @@ __all__ = ["CURVES", "PlannedFigure", "figures_of"]
 CURVES = "curves"
 """The one kind of figure that every run has."""
 
-COMPARING = "ranked"
-"""The one kind of figure that shows other runs beside."""
-
 JournalLines = list[dict[str, float]]
 
 
@@ -64,13 +61,13 @@ def figures_of(
     Raises:
         RecipeError: If the run's system has no such figure, or not one of the options.
     """
-    if what == CURVES:
-        return [PlannedFigure(CURVES, "Training, step by step.", partial(_draw_curves, folder, run.recipe.start))]
     # Refuse what cannot be drawn before any data are loaded.
     system = system_of(run.recipe)
     name = folder.resolve().name
     _check_kind(system, what, name, run)
     _check_options(system, what, options, beside)
+    if what == CURVES:
+        return [PlannedFigure(CURVES, "Training, step by step.", partial(_draw_curves, folder, run.recipe.start))]
     # One context for all figures: images are loaded and encoded once.
     load = partial(figure_images, system, run, options.seed)
     compared = _load_compared(beside, name, options.seed)
@@ -87,27 +84,34 @@ def figures_of(
 
 def _check_kind(system: System, what: str, name: str, run: TrainedRun) -> None:
     """Refuse a run without figures, and a kind that its system does not draw."""
-    if not system.figures:
+    if not system.figures and what != CURVES:
         titles = [one.title for one in SYSTEMS.values() if one.figures]
         raise RecipeError(
             f"'{name}' is a run of {type(run.model).__name__}, of which there are no figures but {CURVES}; there are "
             f"some of {', '.join(titles)}"
         )
-    if what not in ("all", *system.figures):
-        kinds = ", ".join(system.figures)
-        raise RecipeError(f"--what {what} is no figure of {system.title or system.name}; choose: {kinds}")
+    kinds = (*system.figures, CURVES, "all")
+    if what not in kinds:
+        raise RecipeError(f"--what {what} is no figure of {system.title or system.name}; choose: {', '.join(kinds)}")
 
 
 def _check_options(system: System, what: str, options: FigureOptions, beside: Sequence[Path]) -> None:
-    """Refuse options that the system's figures do not have."""
-    given = {"domain": options.domain is not None, "beside": bool(beside)}
-    for option, was_given in given.items():
-        if was_given and option not in system.figure_options:
-            titles = " and ".join(one.title for one in SYSTEMS.values() if option in one.figure_options)
-            raise RecipeError(f"--{option} is for {titles}, and this is a run of {system.title}; leave it out")
-    # Only one kind of figure has other runs beside.
-    if beside and what not in ("all", COMPARING):
-        raise RecipeError(f"--beside adds curves to the figure {COMPARING}, and {what} is drawn; leave it out")
+    """Refuse options that the figures do not depend on."""
+    given = {"capsule": bool(options.capsules), "domain": options.domain is not None, "beside": bool(beside)}
+    for option in (name for name, was_given in given.items() if was_given):
+        kinds = _kinds_with(option, system)
+        if not kinds:
+            titles = " and ".join(one.title for one in SYSTEMS.values() if _kinds_with(option, one))
+            raise RecipeError(
+                f"--{option} is for {titles}, and this is a run of {system.title or system.name}; leave it out"
+            )
+        if what not in ("all", *kinds):
+            raise RecipeError(f"--{option} changes {' and '.join(kinds)}, and {what} is drawn; leave it out")
+
+
+def _kinds_with(option: str, system: System) -> list[str]:
+    """Return the kinds of figures of a system that depend on an option."""
+    return [kind for kind, one in system.figures.items() if option in one.options]
 
 
 def _load_compared(folders: Sequence[Path], name: str, seed: int) -> list[ComparedRun]:

@@ -8,7 +8,7 @@ from torchcaps.errors import CheckpointError
 from torchcaps.train.run import TrainedRun, load_run, weights_path
 from torchcaps.utils.notices import notice
 
-__all__ = ["REFERENCE_PREFIX", "find_run", "load_and_report"]
+__all__ = ["REFERENCE_PREFIX", "find_run", "load_and_report", "output_folder"]
 
 REFERENCE_PREFIX = "reference-classifier-"
 """How the folders of reference classifiers begin; they stand beside runs and are no runs to evaluate."""
@@ -52,3 +52,12 @@ def load_and_report(folder: Path) -> TrainedRun:
             f"--resume {folder}"
         )
     return run
+
+
+def output_folder(run: Path) -> Path:
+    """Return the folder for what commands make of a run: its own or, of a file of weights, one beside it of its name.
+
+    >>> output_folder(Path("runs/first")).as_posix()
+    'runs/first'
+    """
+    return run.with_suffix("") if run.is_file() else run

@@ -17,6 +17,7 @@ from torchcaps.train.run import TrainedRun
 __all__ = ["assert_system"]
 
 OPTIONS = FigureOptions(count=2)
+OPTION_NAMES = {"capsule", "domain", "beside"}
 PNG = b"\x89PNG"
 DIRECTIONS = ("lower", "higher", "neither")
 
@@ -85,6 +86,8 @@ def _check_figures(system: System, model: Model, data: Sequence[Dataset]) -> Non
     """Every kind of figure has a caption, and draws from at least one of the data sets."""
     for kind, figure in system.figures.items():
         assert figure.caption.endswith("."), f"figure '{kind}': caption '{figure.caption}' is no sentence"
+        unknown = set(figure.options) - OPTION_NAMES
+        assert not unknown, f"figure '{kind}' has the unknown options {unknown}; known: {OPTION_NAMES}"
         contexts = [system.figure_context(model, OPTIONS, partial(_same, one)) for one in data]
         possible = [context for context in contexts if not figure.obstacle(context)]
         assert possible, f"figure '{kind}' {figure.obstacle(contexts[0])}; give data of which it can be drawn"

@@ -29,6 +29,7 @@ from torchcaps.kernels.compilation import when_compiling
 from torchcaps.models import Model
 from torchcaps.train.batches import BatchRequest, BatchSource, DatasetSource
 from torchcaps.train.checkpoint import DataFingerprints, decode, encode
+from torchcaps.train.initial_weights import load_stage, warm_start
 from torchcaps.train.journal import Journal
 from torchcaps.train.loss_watch import LossWatch
 from torchcaps.train.model_sizes import refusing_lack_of_memory
@@ -45,11 +46,9 @@ from torchcaps.train.train_state import (
     build_training,
     flushed_denormals,
     keep_past_epochs,
-    load_stage,
     restore_training,
     shrink_batches,
     stage_seed,
-    warm_start,
 )
 from torchcaps.train.validation import (
     FinalScore,

@@ -308,7 +308,7 @@ def load_recipe(name: str, overrides: Mapping[str, object] | None = None) -> Rec
     # The paper's numbers are of the recipe's own model and data: of others they would say nothing.
     if "paper" not in (overrides or {}) and any(_compared(merged, key) != _compared(tables, key) for key in FOLLOWED):
         merged.pop("paper", None)
-    return recipe_of(merged, where=path.name)
+    return recipe_of(merged, where=_shown(path))
 
 
 def _compared(tables: Mapping[str, object], key: str) -> object:
@@ -328,7 +328,7 @@ def _read(path: Path, above: tuple[Path, ...] = ()) -> Table:
     own = read_toml(path)
     here = path.resolve()
     if here in above:
-        raise RecipeError(f"recipe {path.name!r}: the bases of this recipe lead back to it; one must have none")
+        raise RecipeError(f"recipe {_shown(path)!r}: the bases of this recipe lead back to it; one must have none")
     if "base" not in own:
         return own
     # The base first, then this file over it.
@@ -347,15 +347,20 @@ def _as_long_as_said(tables: Mapping[str, object]) -> Table:
     return found
 
 
+def _shown(path: Path) -> str:
+    """Return what errors call a recipe: the path of a file of one's own, the name of a file of the package."""
+    return path.name if path.parent == _recipe_folder() else str(path)
+
+
 def _base_path(path: Path, base: object) -> Path:
     if not isinstance(base, str):
         raise RecipeError(
-            f"recipe {path.name!r}: base is {type(base).__name__}; the name or path of a recipe is wanted"
+            f"recipe {_shown(path)!r}: base is {type(base).__name__}; the name or path of a recipe is wanted"
         )
     try:
         return path.parent / base if base.endswith(".toml") else find_recipe(base)
     except RecipeError as error:
-        raise RecipeError(f"recipe {path.name!r}: base: {' '.join(str(error).split())}") from None
+        raise RecipeError(f"recipe {_shown(path)!r}: base: {' '.join(str(error).split())}") from None
 
 
 def recipe_of(data: Mapping[str, object], where: str = "") -> Recipe:

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from torchcaps.config import Table
-from torchcaps.errors import CheckpointError, DataError, RecipeError, TorchcapsError, TrainingError, suggestion
+from torchcaps.errors import CheckpointError, DataError, TorchcapsError, TrainingError
 from torchcaps.models import Model
 from torchcaps.train.checkpoint import Checkpoint, CheckpointMeta, DataFingerprints
 from torchcaps.train.model_sizes import check_memory, check_stored, model_outline
@@ -30,13 +30,11 @@ __all__ = [
     "check_sizes",
     "flushed_denormals",
     "keep_past_epochs",
-    "load_stage",
     "load_weights",
     "restore_training",
     "shrink_batches",
     "stage_seed",
     "start_stage",
-    "warm_start",
 ]
 
 
@@ -151,7 +149,7 @@ class TrainState:
             self.average.model.load_state_dict(_unpack_entry(checkpoint, "average"))
         if self.optimizer:
             if meta.weights_only:
-                raise ValueError("it holds weights alone; to train further, name its run as `start` of another")
+                raise ValueError("it holds weights alone; to train further, start another run from it (--start)")
             self.optimizer.load_state_dict(_unpack_entry(checkpoint, "optimizer"))
             _lay_out_like_parameters(self.optimizer)
         if self.schedule:
@@ -233,7 +231,7 @@ def shrink_batches(recipe: Recipe, images: int, processes: int = 1) -> Recipe:
         DataError: if there are fewer images than processes.
     """
 
-    def shrunk(train: TrainConfig, where: str) -> TrainConfig:
+    def shrunk(train: TrainConfig) -> TrainConfig:
         unit = train.micro_batch or 1
         largest = images // unit * unit
         if largest < processes * unit:
@@ -241,15 +239,22 @@ def shrink_batches(recipe: Recipe, images: int, processes: int = 1) -> Recipe:
             raise DataError(
                 f"{images} training images are fewer than {needed} {processes} processes; use fewer processes"
             )
-        if train.batch <= largest:
-            return train
-        notice(f"{where}train.batch = {train.batch} is more than the {images} training images; {largest} is used")
-        return replace(train, batch=largest)
+        return train if train.batch <= largest else replace(train, batch=largest)
 
     # The recipe's own settings are those of every stage that has none.
     own = any(name not in recipe.stages for name in stage_names(recipe.model))
-    stages = {name: replace(s, train=shrunk(s.train, f"stages.{name}.")) for name, s in recipe.stages.items()}
-    return replace(recipe, train=shrunk(recipe.train, "") if own else recipe.train, stages=stages)
+    before = {"": recipe.train} if own else {}
+    before |= {f"stages.{name}.": stage.train for name, stage in recipe.stages.items()}
+    after = {where: shrunk(train) for where, train in before.items()}
+    # One line for all stages: they train on the same images.
+    changed = [where for where in before if after[where] != before[where]]
+    if changed:
+        given = ", ".join(f"{where}train.batch = {before[where].batch}" for where in changed)
+        used = " and ".join(str(size) for size in sorted({after[where].batch for where in changed}))
+        verb = "is" if len(changed) == 1 else "are"
+        notice(f"{given} {verb} more than the {images} training images; {used} is used")
+    stages = {name: replace(stage, train=after[f"stages.{name}."]) for name, stage in recipe.stages.items()}
+    return replace(recipe, train=after.get("", recipe.train), stages=stages)
 
 
 def build_training(recipe: Recipe, spec: ImageSpec, images: int, device: torch.device | None = None) -> TrainState:
@@ -361,31 +366,6 @@ def _refusing_foreign() -> Iterator[None]:
         # torch lists every key that does not fit; the first ones are enough for a line.
         reason = " ".join(str(error).split())[:300]
         raise CheckpointError(f"the checkpoint belongs to another kind of run: {reason}") from None
-
-
-def warm_start(training: TrainState, model: nn.Module, *, steps: int, seconds: float) -> None:
-    """Begin with the weights of a model trained before, whose steps and seconds count as spent."""
-    _fill(training.model, model, "the run to start from")
-    if training.average:
-        training.average.restart()
-    training.steps_before = steps
-    training.seconds = seconds
-
-
-def load_stage(stages: Mapping[str, Model], given: Mapping[str, nn.Module]) -> None:
-    """Fill stages with the state of modules of the same kind that were trained elsewhere."""
-    for name, module in given.items():
-        if name not in stages:
-            raise RecipeError(f"a module was given for the stage '{name}'{suggestion(name, stages)}")
-        _fill(stages[name], module, f"what was given for the stage '{name}'")
-
-
-def _fill(target: nn.Module, source: nn.Module, what: str) -> None:
-    try:
-        target.load_state_dict(source.state_dict())
-    except RuntimeError as error:
-        reason = " ".join(str(error).split())[:300]
-        raise TrainingError(f"{what} does not fit: {reason}") from None
 
 
 def stage_seed(seed: int, number: int) -> int:

@@ -81,8 +81,12 @@ def write_atomically(path: Path, chunks: Iterable[bytes]) -> None:
     _sync_folder(path.parent)
 
 
-def make_folder(folder: Path) -> Path:
+def make_folder(folder: Path, option: str = "--out") -> Path:
     """Make a folder and those above it, unless they are there.
+
+    Args:
+        folder: Its path.
+        option: The option of a command that named it, for errors.
 
     Returns:
         The folder.
@@ -93,7 +97,10 @@ def make_folder(folder: Path) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise TrainingError(f"cannot make the folder '{folder}': {error.strerror}; choose another --out") from None
+        reason = error.strerror
+        if isinstance(error, FileExistsError | NotADirectoryError):
+            reason = next((f"'{path}' is a file" for path in (folder, *folder.parents) if path.is_file()), reason)
+        raise TrainingError(f"cannot make the folder '{folder}': {reason}; choose another {option}") from None
     return folder
 
 

@@ -10,6 +10,7 @@ autoencoder; U goes to the latter.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 from typing import Literal
 
@@ -185,11 +186,12 @@ class PoE(Model):
             RecipeError: If there is no such domain.
         """
         # Check what is asked for
-        chosen = [int(j) for j in (capsule if isinstance(capsule, Sequence) else [capsule])]
+        named = capsule if isinstance(capsule, Sequence) else [capsule]
         pose_sampling.check_domain(domain)
-        for j in chosen:
-            if not 0 <= j < self.capsules:
-                raise ShapeError(f"capsule {j} is wanted; there are 0 to {self.capsules - 1}")
+        for j in named:
+            if not hasattr(j, "__index__") or not 0 <= operator.index(j) < self.capsules:
+                raise ShapeError(f"capsule {j!r} is wanted; there are 0 to {self.capsules - 1}")
+        chosen = [operator.index(j) for j in named]
         if not isinstance(n, int) or n < 1:
             raise ShapeError(f"n = {n} images are wanted; at least 1 makes sense")
         # Sample poses of the chosen capsules, and decode them as in evaluation

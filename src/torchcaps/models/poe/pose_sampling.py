@@ -124,7 +124,7 @@ def check_domain(domain: str) -> None:
         RecipeError: With the nearest known one.
     """
     if domain not in DOMAINS:
-        raise RecipeError(f"unknown domain '{domain}'{suggestion(domain, DOMAINS)}")
+        raise RecipeError(f"unknown domain {domain!r}{suggestion(str(domain), DOMAINS)}")
 
 
 def _visited(decoder: CapsuleDecoder, j: int) -> Tensor:

@@ -51,14 +51,13 @@ _SCALE = 0.7
 
 def needs_one_label(context: ClassFigureContext[CapsNet] | ClassFigureContext[MatrixCaps]) -> str | None:
     """Why a figure of answers that are right or wrong cannot be drawn: images that show several classes."""
-    labels = context.data.labels
-    return None if labels.ndim == 1 else f"is not drawn of labels {list(labels.shape)}"
+    return None if context.data.labels.ndim == 1 else "needs a run on images that have one label each"
 
 
 def needs_two_labels(context: ClassFigureContext[CapsNet]) -> str | None:
     """Why a figure of two overlapping digits cannot be drawn: images that do not show exactly two."""
     labels = context.data.labels
-    return None if labels.ndim == 2 and labels.shape[1] == 2 else f"is not drawn of labels {list(labels.shape)}"
+    return None if labels.ndim == 2 and labels.shape[1] == 2 else "needs a run on images of two digits, as MultiMNIST"
 
 
 def draw_reconstructions(context: ClassFigureContext[CapsNet]) -> dict[str, bytes]:

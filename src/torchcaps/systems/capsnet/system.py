@@ -48,6 +48,7 @@ class CapsNetSystem(System):
         "perturbations": Figure(
             "In each row one number of a class capsule changes from -.25 to .25: a good row changes one property.",
             capsnet_figures.draw_perturbations,
+            options=("capsule",),
         ),
         "routing": Figure(
             "Where in the image the winning capsule gets its support from: bright squares send much.",

@@ -32,6 +32,7 @@ class MatrixSystem(System):
         "votes": Figure(
             "How far votes lie from the mean of each class capsule. For the right class they should come near 0.",
             matrix_figures.draw_votes,
+            options=("capsule",),
         ),
         "routing": Figure(
             "Where in the image the winning capsule gets its support from: bright squares send much.",

@@ -49,9 +49,11 @@ from torchcaps.models.poe.frames import Frame, find_frame
 from torchcaps.models.poe.stages import DecoderStage
 from torchcaps.routing import Dynamic
 from torchcaps.systems.poe.generation import Domain
+from torchcaps.systems.run_folders import output_folder
 from torchcaps.train import Recipe, train
+from torchcaps.train.initial_weights import load_stage
 from torchcaps.train.recipe import OptimizerConfig, StageConfig, stage_of
-from torchcaps.train.train_state import build_model, load_stage
+from torchcaps.train.train_state import build_model
 from torchcaps.types import Batch
 from torchcaps.utils.progress import progress
 from torchcaps.utils.random import resample_near
@@ -387,7 +389,7 @@ def run_and_controls(recipe: Recipe, folder: Path, data: EvaluationData, names: 
     Args:
         recipe: Of the run.
         folder: Of the run. Controls that are trained, for a quarter of the run's own steps, are stored in
-            FOLDER/controls.
+            FOLDER/controls; a file of weights has one beside it.
         data: The run's model, and the images to measure on.
         names: Which controls; one that would be the run again is left out.
 
@@ -403,7 +405,7 @@ def run_and_controls(recipe: Recipe, folder: Path, data: EvaluationData, names: 
         elif name == "random W":
             encoders[name] = partial(_random_encoder, recipe, data)
         elif (variant := _variant(recipe, name, data.trained_on)).model != recipe.model:
-            control_folder = folder / "controls" / name.split()[0]
+            control_folder = output_folder(folder) / "controls" / name.split()[0]
             encoders[name] = partial(PoEEncoder, _train_control(variant, control_folder, data.model))
     bar = progress(list(encoders.items()), "measuring the run and its controls")
     rows = {name: measure(make(), data) for name, make in bar}

@@ -43,6 +43,10 @@ REFERENCE_EPOCHS = 5.0
 """How long a reference classifier is trained: so many epochs, but of few images at least so many steps of 128."""
 
 
+REAL_IMAGES = "real images"
+"""Row of the table: what the reference classifier says of test images."""
+
+
 class PoESystem(System):
     """Capsules that learn without labels, as the factors of a product of experts over features."""
 
@@ -79,10 +83,12 @@ class PoESystem(System):
         "samples": Figure(
             "Every column is one capsule that draws on its own. A good one draws one kind of thing in many variants.",
             poe_figures.draw_samples,
+            options=("capsule", "domain"),
         ),
         "pairs": Figure(
             "Two capsules that draw one image together.",
             poe_figures.draw_pairs,
+            options=("capsule", "domain"),
             by_default=False,
             obstacle=poe_figures.needs_two_capsules,
         ),
@@ -90,10 +96,12 @@ class PoESystem(System):
             "The capsule that wins most. In each row one number of its pose changes from -2 to 2 standard deviations: "
             "along the principal axes of its poses, or along one coordinate. A good row changes one property.",
             poe_figures.draw_sweeps,
+            options=("capsule",),
         ),
         "wins": Figure(
             "Left, the mean of the test images that a capsule wins; right, what it draws. Both should be alike.",
             poe_figures.draw_wins,
+            options=("capsule", "domain"),
         ),
         "reconstructions": Figure(
             "Test images, in their frames if the model has any, and what it redraws from their capsules.",
@@ -113,7 +121,6 @@ class PoESystem(System):
             poe_figures.draw_routing,
         ),
     }
-    figure_options = frozenset({"domain"})
     max_figure_images = None
     explorer_view = PoEView
 
@@ -159,13 +166,14 @@ class PoESystem(System):
         # What the reference classifier says of real images: those of the last run, since all runs share them.
         verdicts = reference_probabilities(reference, data.images)
         confident = sample_confidence(verdicts.unsqueeze(0))["confident_fraction"]
-        table["real images"] = {"confident_fraction": [confident]}
+        table[REAL_IMAGES] = {"confident_fraction": [confident]}
         budget = {"reference_accuracy": accuracy(verdicts, data.labels), **peak_memory()}
         return Measurements(gather(rows), table, budget)
 
     def select_controls(self, only: Sequence[str] | None) -> tuple[str, ...]:
         """Return the names of the controls to measure; refuse those that need scikit-learn where it is missing."""
-        names = super().select_controls(only)
+        # That row of the table is always measured
+        names = super().select_controls(None if only is None else [name for name in only if name != REAL_IMAGES])
         require_controls(names)
         return names
 

@@ -54,9 +54,6 @@ __all__ = [
 STEPS = 11
 """From -1 to 1, .2 apart, as in figure 5."""
 
-WINNERS = 3
-"""Images at most of each capsule that is first in them."""
-
 _SCALE = 0.6
 """Inches an image."""
 
@@ -265,7 +262,7 @@ def draw_equivariances(context: SparseFigureContext) -> dict[str, bytes]:
 
 def draw_winners(context: SparseFigureContext) -> dict[str, bytes]:
     """One sheet, a column a capsule: images in which it is first, picked by the seed, each above its redrawing."""
-    first = [context.pick((context.ranking.ranks[:, j] == 0).nonzero().flatten())[:WINNERS] for j in context.chosen]
+    first = [context.pick((context.ranking.ranks[:, j] == 0).nonzero().flatten()) for j in context.chosen]
     rows = []
     for n in range(max(1, max(map(len, first)))):
         # A capsule that is first in fewer images leaves its places black.

@@ -66,25 +66,29 @@ class SparseSystem(System):
         "parts": Figure(
             "A test image: what each capsule draws on its own, what the others draw without it, and the difference.",
             sparse_figures.draw_parts,
+            options=("capsule",),
         ),
         "ranked": Figure(
             "Mean support of an image's capsules, from the strongest to the weakest: a steep fall is a clear winner.",
             sparse_figures.draw_ranked,
+            options=("beside",),
         ),
         "frequencies": Figure(
             "How often each capsule takes each rank. In the gray band, all capsules come first about equally often.",
             sparse_figures.draw_frequencies,
+            options=("capsule",),
         ),
         "equivariances": Figure(
             "In each row one number of a capsule's pose changes from -1 to 1: a good row changes one property.",
             sparse_figures.draw_equivariances,
+            options=("capsule",),
         ),
         "winners": Figure(
             "In each column, test images in which a capsule comes first, each above what is redrawn of it.",
             sparse_figures.draw_winners,
+            options=("capsule",),
         ),
     }
-    figure_options = frozenset({"beside"})
     explorer_view = SparseView
     attacked_by_own_loss = False
 

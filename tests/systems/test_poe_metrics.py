@@ -110,7 +110,7 @@ def test_results_do_not_say_where_a_machine_keeps_its_data():
     recipe = replace(experts(), data=MnistConfig(data_dir="somewhere"))
     assert without_folders(recipe) == to_dict(replace(recipe, data=MnistConfig()))
     assert without_folders(experts()) == to_dict(experts())
-    mine = replace(experts(), data=NpzConfig(path="/home/me/pictures.npz"), start="/home/me/runs/first")
+    mine = replace(experts(), data=NpzConfig(path="/data/me/pictures.npz"), start="/data/me/runs/first")
     assert without_folders(mine) == to_dict(replace(mine, data=NpzConfig(path="pictures.npz"), start="first"))
 
 

@@ -42,8 +42,8 @@ class Evaluate:
     only: tuple[str, ...] = ("all",)
     """Products of expert capsules, sparse capsules: controls to measure, by the names in the table, or none."""
     reference: Path | None = None
-    """Products of expert capsules: folder of the reference classifier, a CNN with labels that classifies samples. It is
-    trained there if it is not yet (reference-classifier-DATA-... beside the run)."""
+    """Products of expert capsules: folder of the reference classifier, a CNN with labels that classifies samples,
+    beside the run if not given; it is trained there if there is none."""
     views: Annotated[int, tyro.conf.arg(metavar="1-13")] = 13
     """Classifiers of images that are larger than what they see: how many views of each to average, too."""
     unmasked: bool = False

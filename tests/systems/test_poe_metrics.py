@@ -17,9 +17,12 @@ from torchcaps.evaluate.sample_metrics import cross_capsule_cka, sample_confiden
 from torchcaps.math.squash import squash
 from torchcaps.models import CNN, CNNConfig
 from torchcaps.systems import SYSTEMS, evaluate_runs, evaluation
+from torchcaps.systems.poe import controls as poe_controls
 from torchcaps.systems.poe import metrics as poe_metrics
 from torchcaps.systems.poe import system as poe_system
-from torchcaps.systems.poe.metrics import CONTROLS, SAMPLES, EncodedFeatures, PoEEncoder, build_evaluation_data, measure
+from torchcaps.systems.poe.controls import CONTROLS
+from torchcaps.systems.poe.encoders import BaselineEncoder, EncodedFeatures, PoEEncoder
+from torchcaps.systems.poe.metrics import SAMPLES, build_evaluation_data, measure
 from torchcaps.systems.report import rows_of, text_table
 from torchcaps.train import Recipe, load, load_run, train
 from torchcaps.train.recipe import OptimizerConfig, recipe_of, without_folders
@@ -158,13 +161,13 @@ def test_controls_stand_on_the_autoencoder_of_the_run_and_train_a_quarter_as_lon
 def test_a_control_of_another_autoencoder_is_refused(run_folders, result, measured):
     other = load(run_folders / "s1")
     with pytest.raises(TrainingError, match="another autoencoder"):
-        poe_metrics._train_control(
-            poe_metrics._variant(experts(), "paper", 256), run_folders / "s0" / "controls" / "paper", other
+        poe_controls._train_control(
+            poe_controls._variant(experts(), "paper", 256), run_folders / "s0" / "controls" / "paper", other
         )
     with pytest.raises(TrainingError, match=r"dimension = 4, now it is 2.*; for this control: delete"):
         changed = replace(experts(), model=replace(experts().model, dimension=2))
-        poe_metrics._train_control(
-            poe_metrics._variant(changed, "paper", 256), run_folders / "s0" / "controls" / "paper", measured.model
+        poe_controls._train_control(
+            poe_controls._variant(changed, "paper", 256), run_folders / "s0" / "controls" / "paper", measured.model
         )
 
 
@@ -234,14 +237,14 @@ def test_an_encoder_that_knows_the_classes_has_known_numbers(measured):
 
 def test_random_weights_are_the_initial_ones_times_a_number(measured):
     recipe = experts()
-    model = poe_metrics._random_encoder(recipe, measured).model
+    model = poe_controls._random_encoder(recipe, measured).model
     start = build_model(replace(recipe, model=model.config), measured.model.spec).energy.W
     ratio = model.energy.W / start
     assert torch.allclose(ratio, ratio.mean(), rtol=1e-4) and model.energy.mask is None
     z = model.energy.infer(model.energy.visible(measured.fitted)).z
     assert float(z.square().sum(-1).mean()) == pytest.approx(1, abs=1e-4)
     assert torch.allclose(model.energy.offset, measured.fitted.mean(0), atol=1e-4)
-    again = poe_metrics._random_encoder(recipe, measured).model
+    again = poe_controls._random_encoder(recipe, measured).model
     assert torch.equal(model.energy.W, again.energy.W) and torch.equal(model.decoder.U, again.decoder.U)
     with torch.no_grad():  # least squares do better on what they were fitted to than the mean does
         rebuilt = model.decoder(model.energy.infer(model.energy.visible(measured.fitted)).hidden)
@@ -252,13 +255,13 @@ def test_random_weights_are_the_initial_ones_times_a_number(measured):
 def test_poses_of_baselines_have_no_gate(measured):
     f = measured.features
     local = fit_local_pca(measured.fitted.flatten(1), 4, 4)
-    views = poe_metrics._BaselineEncoder(local, measured.model).encode(f).poses
+    views = BaselineEncoder(local, measured.model).encode(f).poses
     winners, codes = local.winners(f.flatten(1)), local.codes(f.flatten(1))
     rows = torch.arange(len(f))
     assert torch.allclose(views[rows, winners], codes[rows, winners], atol=1e-4)
     assert (views != 0).any(-1).all() and views.shape == codes.shape
     means = fit_kmeans(measured.fitted.flatten(1), 4, 4)
-    assert poe_metrics._BaselineEncoder(means, measured.model).encode(f).poses.shape == (len(f), 4, 1)
+    assert BaselineEncoder(means, measured.model).encode(f).poses.shape == (len(f), 4, 1)
 
 
 def test_images_bounds_what_is_measured_and_the_sample_is_fixed(run_folders, measured):
@@ -278,7 +281,7 @@ def test_baselines_that_group_images_are_fitted_to_more_of_them(measured, monkey
     assert torch.equal(data.grouped[:60], data.fitted)  # the same order of images
     rows = {}
     for name in ("PCA", "local PCA"):
-        encoder = poe_metrics._fit_baseline(name, data, 0)
+        encoder = poe_controls._fit_baseline(name, data, 0)
         rows[name] = encoder.baseline
     torch.testing.assert_close(rows["PCA"].mean, data.fitted.flatten(1).mean(0))
     assert sum(len(own) for own in rows["local PCA"].scores) == 200
@@ -288,7 +291,7 @@ def test_the_printed_algorithm_keeps_its_linear_decoder_beside_a_run_with_a_quad
     recipe = experts()
     curved = replace(recipe, model=replace(recipe.model, decoder=replace(recipe.model.decoder, curvature=2)))
     for name in TRAINED:
-        assert poe_metrics._variant(curved, name, 256).model.decoder.curvature == 0
+        assert poe_controls._variant(curved, name, 256).model.decoder.curvature == 0
 
 
 def test_names_of_controls_are_checked_before_any_work(monkeypatch, run_folders):
@@ -364,7 +367,7 @@ def test_baselines_get_the_frames_and_group_by_what_ranks_the_capsules(run_folde
     assert data.frames is not None and data.fitted_frames.shape == (256, 4)
     drawn = model.decoder.U.shape[1]
     for name in ("PCA", "k-means", "local PCA"):
-        encoder = poe_metrics._fit_baseline(name, data, 0)
+        encoder = poe_controls._fit_baseline(name, data, 0)
         encoded = encoder.encode(data.features)
         samples = encoder.samples(3, 0)
         assert samples.shape == (4, 3, 1, 16, 16) and encoded.rebuilt.shape[1] >= drawn

@@ -8,11 +8,10 @@ each ends with a checkpoint.
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -21,32 +20,29 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from torchcaps import __version__
-from torchcaps.config import flatten, from_dict, to_dict
 from torchcaps.data import Dataset, Splits
-from torchcaps.errors import DataError, RecipeError, TorchcapsError, TrainingError
+from torchcaps.errors import DataError, RecipeError, TrainingError
 from torchcaps.kernels.compilation import when_compiling
 from torchcaps.models import Model
 from torchcaps.train.batches import BatchRequest, BatchSource, DatasetSource
-from torchcaps.train.checkpoint import DataFingerprints, decode, encode
-from torchcaps.train.initial_weights import load_stage, warm_start
+from torchcaps.train.checkpoint import DataFingerprints
+from torchcaps.train.initial_weights import load_stage
 from torchcaps.train.journal import Journal
 from torchcaps.train.loss_watch import LossWatch
 from torchcaps.train.model_sizes import refusing_lack_of_memory
 from torchcaps.train.precision import check_precision
 from torchcaps.train.recipe import BatchShare, Recipe, TrainConfig, stage_names, stage_of, with_absolute_path
-from torchcaps.train.run import Resume, Run, load_run, open_run
+from torchcaps.train.run import Resume, Run, open_run
 from torchcaps.train.running_statistics import (
     has_running_statistics,
     measure_running_statistics,
     training_batches,
 )
+from torchcaps.train.start import agree_on_recipe, check_micro_batches, data_facts, locked_folder, starting_state
 from torchcaps.train.train_state import (
     TrainState,
     build_training,
     flushed_denormals,
-    keep_past_epochs,
-    restore_training,
     shrink_batches,
     stage_seed,
 )
@@ -174,7 +170,7 @@ def train(
     """
     with flushed_denormals(), refusing_lack_of_memory(), process_group() as group:
         # Process 0 decides what is trained; a process that would train something else is refused.
-        recipe = with_absolute_path(_agreed_recipe(recipe, group))
+        recipe = with_absolute_path(agree_on_recipe(recipe, group))
         with group.raising_together():
             # Data, and whatever can be refused before anything is written.
             for name in stage_names(recipe.model):
@@ -193,22 +189,22 @@ def train(
             )
             check_validation(recipe, training.model, validation)
             check_regularization(recipe, training.model)
-            _check_micro_batches(recipe, training)
+            check_micro_batches(recipe, training)
             # Refuse now what does not fit; each stage is filled again in its turn.
             load_stage(training.stages, given)
             # Only process 0 has or needs the folder.
             run = open_run(folder, recipe, resume=resume) if group.is_main else Run(folder, recipe)
         fingerprint = run.fingerprint if group.is_main else None
-        group.check_same(_data_facts(source, training.fingerprints.train))
+        group.check_same(data_facts(source, training.fingerprints.train))
 
         # The weights as the last checkpoint of this run or the run to start from left them.
-        training, recipe, changed = _starting_state(training, recipe, run, group, weights)
+        training, recipe, changed = starting_state(training, recipe, run, group, weights)
         run = replace(run, recipe=recipe)
         group.check_same({"the stage": training.stage, "the step": training.steps})
 
         # The steps, with the folder locked.
         with (
-            _locked(run, group, fingerprint),
+            locked_folder(run, group, fingerprint),
             stop_signal() as stop,
             run.journal(training.steps, tensorboard, write=group.is_main) as journal,
         ):
@@ -222,102 +218,6 @@ def train(
 def _loaded(splits: Splits) -> TrainingData:
     """Return the data of a recipe; of the test images, only those that are looked at in the end are kept."""
     return TrainingData(DatasetSource(splits.train), splits.validation, final_images(splits.test))
-
-
-def _agreed_recipe(recipe: Recipe | Callable[[], Recipe], group: ProcessGroup) -> Recipe:
-    """Return the recipe of process 0; a process with other settings or versions is refused, one without gets it."""
-    own = recipe if isinstance(recipe, Recipe) else None
-    with group.raising_together():
-        if own is None and (group.is_main or group.size == 1):
-            own = recipe()  # type: ignore[operator]
-    sent = group.send(json.dumps(to_dict(own)).encode() if own is not None else b"")
-    agreed = own or from_dict(Recipe, json.loads(sent))
-    group.check_same({"the version of torchcaps": __version__, "that of torch": torch.__version__, **_shared(agreed)})
-    return agreed
-
-
-def _shared(recipe: Recipe) -> dict[str, object]:
-    """Return the settings in which processes must agree: all that decide what a step does, and no paths."""
-    settings = flatten(to_dict(recipe))
-    own = ("about", "start", "data.data_dir", "data.path")
-    return {key: value for key, value in settings.items() if key not in own and not key.startswith("paper.")}
-
-
-def _data_facts(source: BatchSource, fingerprint: str | None) -> dict[str, object]:
-    """Return in which respects the training images must be the same in all processes."""
-    facts: dict[str, object] = {"the number of training images": source.images, "their shape": list(source.spec)}
-    return facts | {"the fingerprint of the data": fingerprint}
-
-
-def _check_micro_batches(recipe: Recipe, training: TrainState) -> None:
-    """Refuse micro-batches where a step would not do the same as with the whole batch."""
-    for name, stage in training.stages.items():
-        whole = stage.needs_whole_batch or not stage.by_gradient
-        if whole and stage_of(recipe, name).train.micro_batch is not None:
-            raise RecipeError(
-                f"train.micro_batch does not go with {type(stage).__name__}, which uses statistics of the whole batch; "
-                "leave it out, and lower train.batch if memory is short"
-            )
-
-
-class _Start(NamedTuple):
-    """What a run goes on with.
-
-    Attributes:
-        training: The state.
-        recipe: What is trained, with the epochs that are over as they were.
-        changed: True if the checkpoint has another recipe.
-    """
-
-    training: TrainState
-    recipe: Recipe
-    changed: bool
-
-
-def _starting_state(
-    training: TrainState, recipe: Recipe, run: Run, group: ProcessGroup, weights: nn.Module | None
-) -> _Start:
-    """Let process 0 restore the last checkpoint or the run to start from, and give its whole state to the others."""
-    state = b""
-    changed = False
-    with group.raising_together():
-        if group.is_main and run.has_checkpoint:
-            checkpoint = run.checkpoint(training.fingerprints)
-            training = restore_training(training, recipe, checkpoint)
-            recipe = keep_past_epochs(training, checkpoint.meta.recipe, recipe)
-            changed = recipe != checkpoint.meta.recipe
-        elif group.is_main and recipe.start is not None:
-            before = load_run(recipe.start)
-            warm_start(training, before.model, steps=before.step, seconds=before.seconds)
-        elif weights is not None:
-            warm_start(training, weights, steps=0, seconds=0.0)
-        if group.is_main and group.size > 1 and (run.has_checkpoint or recipe.start is not None):
-            state = encode(training.checkpoint(recipe))
-    state = group.send(state)
-    # Nothing was sent where every process starts with the same weights, those of the seed.
-    if state and not group.is_main:
-        training = restore_training(training, recipe, decode(state))
-    return _Start(training, recipe, changed)
-
-
-@contextmanager
-def _locked(run: Run, group: ProcessGroup, fingerprint: tuple[int, int] | None) -> Iterator[None]:
-    """Let process 0 keep other trainings out of the folder and write the recipe; if it cannot, nobody goes on.
-
-    Nor does anybody if another training has written a checkpoint since the one of that fingerprint was read.
-    """
-    with ExitStack() as stack:
-        error = None
-        if group.is_main:
-            try:
-                stack.enter_context(run.lock())
-                if run.fingerprint != fingerprint:
-                    raise TrainingError(f"another process has just trained into '{run.folder}'; try again")
-                run.write_recipe()
-            except TorchcapsError as caught:
-                error = caught
-        group.raise_on_any(error)
-        yield
 
 
 def _all_stages(job: _Job, training: TrainState, given: Mapping[str, nn.Module]) -> Outcome:

@@ -21,16 +21,10 @@ from torchcaps.systems.base import EvaluatedRun, EvaluationOptions, Measurements
 from torchcaps.systems.comparison import data_settings, peak_memory, require_comparable
 from torchcaps.systems.figure_context import ComparedRun, Figure, FigureOptions
 from torchcaps.systems.poe import figures as poe_figures
+from torchcaps.systems.poe.controls import CONTROLS, require_controls, run_and_controls
+from torchcaps.systems.poe.encoders import PoEEncoder
 from torchcaps.systems.poe.explorer import PoEView
-from torchcaps.systems.poe.metrics import (
-    CONTROLS,
-    IMAGES,
-    PoEEncoder,
-    build_evaluation_data,
-    measure,
-    require_controls,
-    run_and_controls,
-)
+from torchcaps.systems.poe.metrics import IMAGES, build_evaluation_data, measure
 from torchcaps.systems.prediction import Prediction, name_above
 from torchcaps.systems.run_folders import REFERENCE_PREFIX
 from torchcaps.train.recipe import Recipe

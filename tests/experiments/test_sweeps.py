@@ -23,6 +23,7 @@ SCRIPTS = {"em-free-energy", "poe-likelihood"}
 """Results of scripts that train no recipe."""
 OLD = {
     "capsnet-mnist-small-before",
+    "capsnet-mnist-small-twenty",
     "matrix-smallnorb-brief-before",
     "matrix-smallnorb-sixty",
     "poe-fashion-before",

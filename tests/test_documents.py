@@ -156,6 +156,8 @@ STATED_PERCENT = {
         "99": "accuracy at which training stops",
         "0.25": "Sabour 2017, table 1",
         "5.2": "Sabour 2017, table 1",
+        "79": "Sabour 2017, section 5.2: CapsNet",
+        "66": "Sabour 2017, section 5.2: CNN",
     },
     "docs/systems/sparse.md": {"97.9": "Monnier 2020"},
     "docs/systems/matrix.md": {"2.2": "Hinton 2018, table 1", "1.8": "Hinton 2018, table 1"},

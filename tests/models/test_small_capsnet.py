@@ -116,3 +116,8 @@ def test_padding_lets_smaller_images_through() -> None:
         replace(PADDED, padding=0).build(ImageSpec(1, 12, 12, 3))
     model = PADDED.build(ImageSpec(1, 12, 12, 3))
     assert model.scores(torch.rand(2, 1, 12, 12)).shape == (2, 3)
+
+
+def test_padding_beyond_what_a_primary_capsule_sees_is_refused() -> None:
+    with pytest.raises(RecipeError, match="padding = 17 is not below 17"):
+        replace(PADDED, padding=17)

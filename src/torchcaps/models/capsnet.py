@@ -82,7 +82,7 @@ class CapsNetConfig:
 
     Raises:
         RecipeError: If a setting is out of range, `norm` does not go with the router, or `padding` is not below
-            `kernel`.
+            the pixels that a primary capsule sees.
     """
 
     channels: Size = 256
@@ -105,10 +105,11 @@ class CapsNetConfig:
     def __post_init__(self) -> None:
         check(self)
         check_norm(self.norm, self.routing)
-        if self.padding >= self.kernel:
+        seen = self.kernel + self.stride * (self.primary_kernel - 1)
+        if self.padding >= seen:
             raise RecipeError(
-                f"padding = {self.padding} is not below kernel = {self.kernel}; windows at the border would see none of"
-                " the image"
+                f"padding = {self.padding} is not below {seen}, the pixels that a primary capsule sees; those at the"
+                " border would see none of the image"
             )
 
     def build(self, spec: ImageSpec) -> CapsNet:
